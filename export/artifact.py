@@ -1,0 +1,213 @@
+"""Writes artifacts, whole or not at all: graphs over shared weights, golden vectors, reports, manifest."""
+
+import dataclasses
+import hashlib
+import json
+import platform
+import re
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx
+from onnx.external_data_helper import set_external_data
+from safetensors.numpy import save_file
+
+from export import parity
+from export.graph import OPSET, export_graph
+from export.manifest import (
+    MANIFEST_FILE,
+    NAME_PATTERN,
+    ArtifactError,
+    Cost,
+    GoldenCase,
+    Graph,
+    GraphKind,
+    Manifest,
+    file_hash,
+    golden_tensors,
+)
+from export.signature import AttentionModule, Signature, signatures
+from model.text import TextAttention
+
+GOLDEN_FILE = "golden.safetensors"
+PARITY_FILE = "parity.json"
+TOKENIZER_FILE = "tokenizer.json"
+WEIGHTS_FILE = "weights.bin"
+GRAPH_FILES = {
+    GraphKind.PLAIN: "model.onnx",
+    GraphKind.LENGTHS: "model.lengths.onnx",
+    GraphKind.MASK: "model.mask.onnx",
+    GraphKind.WEIGHTS: "model.weights.onnx",
+}
+# Weights of a model from this size on lie in one file beside its graphs, which then share them.
+EXTERNAL_BYTES = 1 << 20
+# Tensors below this size stay in the graph: the shapes and scalars that the runtime folds.
+EXTERNAL_TENSOR_BYTES = 1 << 10
+# Memory maps begin at page boundaries.
+ALIGNMENT = 4096
+LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
+
+
+class ArtifactExistsError(Exception):
+    """A different artifact of that name and version is there already."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Naming:
+    """What an artifact is called."""
+
+    name: str
+    version: int
+    description: str
+
+    def __post_init__(self) -> None:
+        if not re.match(NAME_PATTERN, self.name):
+            raise ValueError(f"name={self.name!r}: must match {NAME_PATTERN}")
+        if self.version < 1:
+            raise ValueError(f"version={self.version}: must be a positive integer")
+
+
+def write_artifact(
+    module: AttentionModule, naming: Naming, repository: Path, *, replace: bool = False
+) -> tuple[Path, Manifest]:
+    """Exports a module into `<repository>/<name>/<version>/`.
+
+    Everything is written to a temporary folder beside it, compared with eager PyTorch, and renamed.
+    The same module gives the same bytes; writing it a second time changes nothing.
+
+    Args:
+        module: In evaluation mode.
+        naming: Name, version and description.
+        repository: Made where it does not exist.
+        replace: Whether to replace a different artifact of the same name and version.
+
+    Returns:
+        The artifact's folder and its manifest.
+
+    Raises:
+        ArtifactExistsError: A different artifact is there and `replace` is false.
+        ExportError: The graph could not be made.
+        ParityError: The graph differs from eager PyTorch by more than its tolerance.
+    """
+    target = repository / naming.name / str(naming.version)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{naming.version}.", dir=target.parent))
+    try:
+        manifest = _write(module.eval(), naming, temporary)
+        _publish(temporary, target, manifest, replace=replace)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target, manifest
+
+
+def _write(module: AttentionModule, naming: Naming, folder: Path) -> Manifest:
+    signed = signatures(module)
+    _write_graphs({s.kind: export_graph(module, s) for s in signed}, folder)
+    cases = [case for s in signed for case in parity.compare(module, s, str(folder / GRAPH_FILES[s.kind]))]
+    report = parity.as_json(parity.report(cases))
+    (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
+    golden: list[GoldenCase] = [case for s in signed for case in parity.golden_cases(module, s)]
+    save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
+    if isinstance(module, TextAttention):
+        module.tokenizer.save(str(folder / TOKENIZER_FILE))
+    manifest = _manifest(module, naming, signed, folder)
+    (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
+    return manifest
+
+
+def _manifest(module: AttentionModule, naming: Naming, signed: list[Signature], folder: Path) -> Manifest:
+    config = module.config
+    return Manifest(
+        **dataclasses.asdict(naming),
+        config=dataclasses.asdict(config),
+        num_heads=config.num_heads,
+        causal=config.causal,
+        opset=OPSET,
+        precision="fp32",
+        tolerance=parity.FP32_TOLERANCE,
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        cost=Cost(
+            flops_per_query=config.flops_per_query,
+            flops_per_key=config.flops_per_key,
+            flops_per_pair=config.flops_per_pair,
+        ),
+        graphs={s.kind: Graph(file=GRAPH_FILES[s.kind], inputs=s.inputs, outputs=s.outputs) for s in signed},
+        tokenizer=TOKENIZER_FILE if isinstance(module, TextAttention) else None,
+        golden=GOLDEN_FILE,
+        parity_report=PARITY_FILE,
+        files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
+        made_with={"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+    )
+
+
+def _write_graphs(graphs: dict[GraphKind, onnx.ModelProto], folder: Path) -> None:
+    tensors = {
+        hashlib.sha256(tensor.raw_data).hexdigest(): tensor.raw_data
+        for graph in graphs.values()
+        for tensor in graph.graph.initializer
+        if len(tensor.raw_data) >= EXTERNAL_TENSOR_BYTES
+    }
+    if sum(map(len, tensors.values())) >= EXTERNAL_BYTES:
+        offsets = _write_weights(tensors, folder / WEIGHTS_FILE)
+        for graph in graphs.values():
+            _refer_to_weights(graph, offsets)
+    for kind, graph in graphs.items():
+        path = folder / GRAPH_FILES[kind]
+        path.write_bytes(graph.SerializeToString(deterministic=True))
+        onnx.checker.check_model(path)
+
+
+def _write_weights(tensors: dict[str, bytes], path: Path) -> dict[str, int]:
+    """Writes each distinct tensor once and returns its offset by its hash."""
+    offsets = {}
+    with path.open("wb") as file:
+        for digest, data in tensors.items():
+            file.write(b"\0" * (-file.tell() % ALIGNMENT))
+            offsets[digest] = file.tell()
+            file.write(data)
+    return offsets
+
+
+def _refer_to_weights(graph: onnx.ModelProto, offsets: dict[str, int]) -> None:
+    for tensor in graph.graph.initializer:
+        offset = offsets.get(hashlib.sha256(tensor.raw_data).hexdigest())
+        if offset is not None:
+            set_external_data(tensor, WEIGHTS_FILE, offset=offset, length=len(tensor.raw_data))
+            tensor.ClearField("raw_data")
+
+
+def _publish(temporary: Path, target: Path, manifest: Manifest, *, replace: bool) -> None:
+    # Servers run as other users than exporters; temporary folders and some writers deny them.
+    temporary.chmod(0o755)
+    for path in temporary.iterdir():
+        path.chmod(0o644)
+    if target.exists():
+        if _same_model(target, manifest):
+            return
+        if not replace:
+            raise ArtifactExistsError(
+                f"{target} holds another artifact; choose another version, or replace it"
+            )
+        retired = temporary.with_name(temporary.name + ".retired")
+        target.rename(retired)
+        temporary.rename(target)
+        shutil.rmtree(retired)
+    else:
+        temporary.rename(target)
+
+
+def _same_model(folder: Path, manifest: Manifest) -> bool:
+    """Whether the folder holds these very graphs, golden vectors and words; measured errors may differ."""
+    try:
+        found = Manifest.load(folder)
+        found.verify_files(folder)
+    except ArtifactError:
+        return False
+    return _identity(found) == _identity(manifest)
+
+
+def _identity(manifest: Manifest) -> Manifest:
+    files = {name: digest for name, digest in manifest.files.items() if name != manifest.parity_report}
+    return manifest.model_copy(update={"files": files})

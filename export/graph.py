@@ -1,0 +1,102 @@
+"""One ONNX graph out of one module, with named symbolic axes and standard operators."""
+
+import logging
+import warnings
+
+import onnx
+import onnx_ir
+import torch
+
+from export.signature import MASK_HEADS_AXIS, AttentionModule, Signature, SignedModule
+
+OPSET = 23
+# Sizes at export. They differ from each other, so that a confusion of two axes cannot go unnoticed,
+# and from 1, which the tracer would take for a constant. Masks are traced with one head for all.
+EXAMPLE_SIZES = {"batch": 2, "query_length": 3, "key_length": 5, MASK_HEADS_AXIS: 1}
+
+
+class ExportError(Exception):
+    """A module could not be exported as it has to be."""
+
+
+def export_graph(module: AttentionModule, signature: Signature) -> onnx.ModelProto:
+    """Exports the graph of one signature.
+
+    Raises:
+        ExportError: The graph lost a symbolic axis or uses an operator outside the ONNX standard.
+    """
+    program = _export(SignedModule(module, signature), signature)
+    for value, spec in zip(program.model.graph.inputs, signature.inputs, strict=True):
+        # One head stands for all through the operators' own broadcasting, and so may H heads: the axis
+        # traced as 1 is left open. The parity report covers both.
+        if MASK_HEADS_AXIS in spec.axes:
+            value.shape = onnx_ir.Shape(spec.axes)
+    proto = onnx_ir.to_proto(program.model)
+    _strip(proto)
+    _check(proto, signature)
+    return proto
+
+
+def _export(module: torch.nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
+    dtypes = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
+    examples, dynamic = [], []
+    for spec in signature.inputs:
+        shape = [EXAMPLE_SIZES[axis] if isinstance(axis, str) else axis for axis in spec.axes]
+        examples.append(torch.ones(shape, dtype=dtypes[spec.data_type]))
+        named = enumerate(spec.axes)
+        dynamic.append({i: a for i, a in named if isinstance(a, str) and a != MASK_HEADS_AXIS})
+    with warnings.catch_warnings(), _quiet("torch.onnx"), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module,
+            tuple(examples),
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=(tuple(dynamic),),
+            input_names=[spec.name for spec in signature.inputs],
+            output_names=[spec.name for spec in signature.outputs],
+            verbose=False,
+        )
+    if program is None:
+        raise ExportError("torch.onnx.export returned no program")
+    return program
+
+
+class _quiet:  # noqa: N801 - reads as the verb it is
+    """Holds back a logger's messages below errors while the block runs."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def __enter__(self) -> None:
+        self._level = self._logger.level
+        self._logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
+
+
+def _strip(proto: onnx.ModelProto) -> None:
+    """Removes what the tracer notes for debugging: stack traces with paths, and intermediate shapes."""
+    del proto.graph.value_info[:]
+    del proto.graph.metadata_props[:]
+    del proto.metadata_props[:]
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+        node.ClearField("doc_string")
+    for value in (*proto.graph.input, *proto.graph.output):
+        del value.metadata_props[:]
+    for initializer in proto.graph.initializer:
+        del initializer.metadata_props[:]
+
+
+def _check(proto: onnx.ModelProto, signature: Signature) -> None:
+    values = [*proto.graph.input, *proto.graph.output]
+    for value, spec in zip(values, (*signature.inputs, *signature.outputs), strict=True):
+        dims = value.type.tensor_type.shape.dim
+        axes = tuple(dim.dim_param or dim.dim_value for dim in dims)
+        if (value.name, axes) != (spec.name, spec.axes):
+            raise ExportError(f"{value.name} {axes} in the graph; expected {spec.name} {spec.axes}")
+    foreign = sorted({f"{node.domain}.{node.op_type}" for node in proto.graph.node if node.domain})
+    if foreign or proto.functions:
+        raise ExportError(f"the graph uses operators outside the ONNX standard: {', '.join(foreign)}")

@@ -1,0 +1,202 @@
+"""Reads an artifact: its manifest, its files' hashes and its golden vectors. Imports no PyTorch.
+
+An artifact is a folder `<repository>/<model name>/<version>/`. Its graphs compute the same
+function and differ in what they take and give, so that a request pays for nothing it does not ask.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+MANIFEST_FILE = "manifest.json"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+BATCH_AXIS = "batch"
+KEY_LENGTHS = "key_lengths"
+ATTENTION_MASK = "attention_mask"
+
+Arrays = dict[str, NDArray[Any]]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+class ArtifactError(Exception):
+    """An artifact is damaged or unreadable; the message names the file."""
+
+
+class GraphKind(StrEnum):
+    """What one graph of a model takes and gives beside the model's own inputs."""
+
+    PLAIN = "plain"
+    """Nothing more: sequences of one batch have one length."""
+    LENGTHS = "lengths"
+    """Takes `key_lengths` int64 (B,)."""
+    MASK = "mask"
+    """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend."""
+    WEIGHTS = "weights"
+    """Takes `attention_mask` and also gives `attention_weights` (B, H, Tq, Tk)."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TensorSpec(_Record):
+    """A graph's input or output: its name, NumPy type name and axes, symbolic (str) or fixed (int)."""
+
+    name: str
+    data_type: Literal["float32", "int64", "bool"]
+    axes: tuple[str | PositiveInt, ...]
+
+
+class Graph(_Record):
+    """One ONNX file of a model."""
+
+    file: FileName
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Tolerance(_Record):
+    """A value passes where |value - eager| <= atol + rtol * |eager|."""
+
+    rtol: NonNegativeFloat
+    atol: NonNegativeFloat
+
+    def error(self, value: NDArray[Any], eager: NDArray[Any]) -> float:
+        """Largest |value - eager|, equal infinities and two NaNs counted as equal.
+
+        Infinite where the shapes differ or where only one side is NaN.
+        """
+        if value.shape != eager.shape:
+            return float("inf")
+        if value.size == 0:
+            return 0.0
+        same = (value == eager) | (np.isnan(value) & np.isnan(eager))
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference = np.where(same, 0.0, np.abs(value - eager))
+        return float(np.max(np.nan_to_num(difference, nan=np.inf)))
+
+    def holds(self, value: NDArray[Any], eager: NDArray[Any]) -> bool:
+        """Whether every element passes; two NaNs do."""
+        return value.shape == eager.shape and bool(
+            np.allclose(value, eager, rtol=self.rtol, atol=self.atol, equal_nan=True)
+        )
+
+
+class Cost(_Record):
+    """Floating-point operations; a multiply-add is two."""
+
+    flops_per_query: NonNegativeInt
+    flops_per_key: NonNegativeInt
+    flops_per_pair: NonNegativeInt
+
+
+class Manifest(_Record):
+    """All that is known of an artifact."""
+
+    format_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    version: PositiveInt
+    description: str
+    config: dict[str, Any]
+    num_heads: PositiveInt
+    causal: bool
+    opset: PositiveInt
+    precision: Literal["fp32"]
+    tolerance: Tolerance
+    parameters: NonNegativeInt
+    cost: Cost
+    graphs: dict[GraphKind, Graph]
+    tokenizer: FileName | None = None
+    golden: FileName
+    parity_report: FileName
+    files: dict[FileName, str]
+    """SHA-256 of every file of the artifact but the manifest itself."""
+    made_with: dict[str, str]
+    """Versions of the libraries that made the artifact."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads the manifest of an artifact.
+
+        Raises:
+            ArtifactError: It is absent or does not parse.
+        """
+        path = folder / MANIFEST_FILE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"{path}: {error}") from error
+
+    def verify_files(self, folder: Path) -> None:
+        """Compares every file with its hash.
+
+        Raises:
+            ArtifactError: A file is missing, not listed or differs.
+        """
+        graphs = [graph.file for graph in self.graphs.values()]
+        for name in {*graphs, self.golden, self.parity_report, *([self.tokenizer] if self.tokenizer else [])}:
+            if name not in self.files:
+                raise ArtifactError(f"{folder / MANIFEST_FILE}: lists no hash for {name}")
+        for name, expected in self.files.items():
+            found = file_hash(folder / name)
+            if found != expected:
+                raise ArtifactError(f"{folder / name}: SHA-256 is {found}, the manifest says {expected}")
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal.
+
+    Raises:
+        ArtifactError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ArtifactError(f"{path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """Inputs of one graph and what eager PyTorch answered."""
+
+    graph: GraphKind
+    inputs: Arrays
+    outputs: Arrays
+
+
+def load_golden(path: Path) -> list[GoldenCase]:
+    """Reads golden vectors; `golden_tensors` is its inverse.
+
+    Raises:
+        ArtifactError: The file is absent or damaged.
+    """
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{path}: {error}") from error
+    cases: dict[str, GoldenCase] = {}
+    for key, array in sorted(tensors.items()):
+        graph, index, side, name = key.split("/")
+        case = cases.setdefault(f"{graph}/{index}", GoldenCase(GraphKind(graph), {}, {}))
+        (case.inputs if side == "inputs" else case.outputs)[name] = array
+    return list(cases.values())
+
+
+def golden_tensors(cases: list[GoldenCase]) -> Mapping[str, NDArray[Any]]:
+    """Golden cases as named tensors of one file: `<graph>/<index>/<inputs or outputs>/<name>`."""
+    return {
+        f"{case.graph}/{index}/{side}/{name}": np.ascontiguousarray(array)
+        for index, case in enumerate(cases)
+        for side, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
+        for name, array in arrays.items()
+    }

@@ -1,0 +1,127 @@
+"""Holds exported graphs against eager PyTorch over a grid of shapes, and records golden vectors."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import onnxruntime
+import torch
+
+from export.manifest import Arrays, GoldenCase, GraphKind, Tolerance
+from export.signature import (
+    KEY_AXIS,
+    MASK_HEADS_AXIS,
+    QUERY_AXIS,
+    AttentionModule,
+    Signature,
+    random_inputs,
+    run_eager,
+)
+
+# torch.testing.assert_close's tolerances for float32.
+FP32_TOLERANCE = Tolerance(rtol=1.3e-6, atol=1e-5)
+SEED = 20_170_612
+# (batch, query length, key length); self-attention reads the first two. Export saw lengths 3 and 5 only.
+PARITY_GRID = (
+    (1, 1, 1),
+    (1, 2, 7),
+    (3, 1, 5),
+    (1, 7, 2),
+    (3, 7, 7),
+    (2, 64, 65),
+    (1, 128, 513),
+    (3, 128, 1),
+    (1, 513, 128),
+)
+GOLDEN_GRID = ((1, 1, 1), (2, 7, 12), (1, 65, 64))
+
+
+class ParityError(Exception):
+    """An exported graph differs from eager PyTorch by more than its tolerance."""
+
+
+@dataclass(frozen=True)
+class ParityCase:
+    """One comparison. `max_abs_error` is the largest |ONNX - eager| of any output."""
+
+    graph: GraphKind
+    sizes: Mapping[str, int]
+    max_abs_error: float
+    within_tolerance: bool
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """What was compared with what, and how close it was."""
+
+    reference: str
+    candidate: str
+    tolerance: Mapping[str, float]
+    max_abs_error: float
+    cases: tuple[ParityCase, ...]
+
+
+def grid_cases(
+    module: AttentionModule, signature: Signature, grid: tuple[tuple[int, int, int], ...]
+) -> Iterator[tuple[dict[str, int], GoldenCase]]:
+    """Random inputs and eager outputs of one graph for every point of a grid."""
+    rng = np.random.default_rng(SEED)
+    for index, (batch, query_length, key_length) in enumerate(grid):
+        sizes = {"batch": batch, QUERY_AXIS: query_length, KEY_AXIS: key_length}
+        # Masks for all heads at once and masks for each head in turn.
+        sizes[MASK_HEADS_AXIS] = module.config.num_heads if index % 2 else 1
+        inputs = random_inputs(module, signature, sizes, rng)
+        axes = {axis for spec in signature.inputs for axis in spec.axes}
+        shown = {axis: size for axis, size in sizes.items() if axis in axes}
+        yield shown, GoldenCase(signature.kind, inputs, run_eager(module, signature, inputs))
+
+
+def golden_cases(module: AttentionModule, signature: Signature) -> list[GoldenCase]:
+    """The cases that travel in the artifact, for servers to replay."""
+    return [case for _, case in grid_cases(module, signature, GOLDEN_GRID)]
+
+
+def compare(module: AttentionModule, signature: Signature, model: str) -> list[ParityCase]:
+    """Runs a graph in ONNX Runtime on CPU and in eager PyTorch over the parity grid.
+
+    Args:
+        module: The module that was exported.
+        signature: The graph's inputs and outputs.
+        model: Path of the ONNX file.
+    """
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [spec.name for spec in signature.outputs]
+    cases = []
+    for sizes, case in grid_cases(module, signature, PARITY_GRID):
+        outputs: Arrays = dict(zip(names, session.run(names, case.inputs), strict=True))
+        pairs = [(outputs[name], case.outputs[name]) for name in names]
+        error = max(FP32_TOLERANCE.error(*pair) for pair in pairs)
+        passed = all(FP32_TOLERANCE.holds(*pair) for pair in pairs)
+        cases.append(ParityCase(signature.kind, sizes, error, passed))
+    return cases
+
+
+def report(cases: list[ParityCase]) -> ParityReport:
+    """Sums up the cases.
+
+    Raises:
+        ParityError: A case missed the tolerance.
+    """
+    for case in cases:
+        if not case.within_tolerance:
+            raise ParityError(
+                f"graph {case.graph} at {dict(case.sizes)} differs from eager PyTorch by "
+                f"{case.max_abs_error:.3g}; tolerated are {FP32_TOLERANCE}"
+            )
+    return ParityReport(
+        reference=f"eager PyTorch {torch.__version__}, CPU",
+        candidate=f"ONNX Runtime {onnxruntime.__version__}, CPUExecutionProvider",
+        tolerance=FP32_TOLERANCE.model_dump(),
+        max_abs_error=max(case.max_abs_error for case in cases),
+        cases=tuple(cases),
+    )
+
+
+def as_json(parity: ParityReport) -> dict[str, object]:
+    """The report as JSON values."""
+    return asdict(parity)

@@ -1,0 +1,50 @@
+"""Text in front of attention: a word vocabulary, an embedding table, then attention over the words."""
+
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Replace
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import Tensor, nn
+
+from model.attention import MultiHeadAttention
+from model.config import AttentionConfig
+
+
+def sentence_tokenizer(sentence: str) -> Tokenizer:
+    """A tokenizer whose vocabulary is the sorted words of one sentence, commas removed.
+
+    It has no token for unknown words: text with any other word cannot be encoded.
+    """
+    words = sorted(set(sentence.replace(",", "").split()))
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}))
+    tokenizer.normalizer = Replace(",", "")
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return tokenizer
+
+
+class TextAttention(nn.Module):
+    """Self-attention over the embeddings of token ids."""
+
+    def __init__(self, tokenizer: Tokenizer, config: AttentionConfig) -> None:
+        super().__init__()
+        if config.cross:
+            raise ValueError("cross=True: text attends to itself, so config.cross must be false")
+        self.tokenizer = tokenizer
+        self.config = config
+        self.embedding = nn.Embedding(tokenizer.get_vocab_size(), config.d_query)
+        self.attention = MultiHeadAttention(config)
+
+    def forward(self, token_ids: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """Embeds and attends.
+
+        Args:
+            token_ids: (B, T) int64, each below the vocabulary's size.
+            **options: The masks and `return_weights` of `MultiHeadAttention.forward`.
+
+        Returns:
+            As `MultiHeadAttention.forward`: (B, T, d_out), and (B, H, T, T) or None.
+        """
+        output: tuple[Tensor, Tensor | None] = self.attention(self.embedding(token_ids), **options)
+        return output
