@@ -116,6 +116,9 @@ class Manifest(_Record):
     cost: Cost
     graphs: dict[GraphKind, Graph]
     tokenizer: FileName | None = None
+    """For models that take text: the tokenizer, as the `tokenizers` library writes it."""
+    vocabulary_size: PositiveInt | None = None
+    """For models that take token ids: the first id that is too large."""
     golden: FileName
     parity_report: FileName
     files: dict[FileName, str]

@@ -1,0 +1,43 @@
+# Every command of the project; people and CI call the same.
+PYTHON3 ?= python3
+# cpu or gpu: which ONNX Runtime to install.
+RUNTIME ?= cpu
+PYTHON := .venv/bin/python
+BUF := npx --yes @bufbuild/buf@1.75.0
+REPOSITORY ?= artifacts
+
+.PHONY: demo test serve lint format protos env clean
+
+demo: env ## install, export, serve, ask, show
+	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
+
+test: env ## the whole test suite
+	$(PYTHON) -m pytest
+
+serve: env ## serve the models of artifacts/, exporting the demo models first
+	$(PYTHON) -m scripts.export_demo_models --repository $(REPOSITORY)
+	$(PYTHON) -m server --model-repository $(REPOSITORY)
+
+lint: env ## formatting, style, types, generated code, wire contracts
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m ruff format --check
+	$(PYTHON) -m mypy
+	$(PYTHON) -m protos.generate --check
+	cd protos && $(BUF) lint
+
+format: env ## put the code into the one format
+	$(PYTHON) -m ruff check --fix
+	$(PYTHON) -m ruff format
+
+protos: env ## generate the wire contracts' code
+	$(PYTHON) -m protos.generate
+
+env: .venv/.installed-$(RUNTIME)
+
+.venv/.installed-$(RUNTIME): pyproject.toml clients/python/pyproject.toml
+	$(PYTHON3) -m venv .venv
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e clients/python '.[$(RUNTIME),export,dev]'
+	touch $@
+
+clean: ## remove everything that is not in the repository
+	rm -rf .venv artifacts build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,37 @@
+"""Command line: `python -m server --model-repository REPOSITORY`."""
+
+import logging
+import sys
+
+from pydantic import ValidationError
+from pydantic_settings import CliApp, SettingsError
+
+from server import application, logs
+from server.engine.repository import RepositoryError
+from server.rpc.server import BindError
+from server.settings import Settings
+
+
+def main() -> int:
+    """Runs the server; returns the process's exit status."""
+    try:
+        settings = CliApp.run(Settings)
+    except ValidationError as error:
+        for problem in error.errors():
+            option = ".".join(map(str, problem["loc"])).replace("_", "-")
+            sys.stderr.write(f"error: --{option}: {problem['msg']}; found {problem['input']!r}\n")
+        return 2
+    except (SettingsError, OSError, ValueError) as error:  # the settings file cannot be read
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    logs.configure(settings.log_level)
+    try:
+        application.run(settings)
+    except (BindError, OSError, RepositoryError) as error:
+        logging.getLogger(__name__).error("cannot serve", extra={"reason": str(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""One artifact, loaded and self-tested: the thing that runs."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.manifest import ArtifactError, GraphKind, Manifest, TensorSpec, load_golden
+from server.engine.session import Device, Session
+from server.engine.text import TextEncoder
+from server.engine.values import Array
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model that answers.
+
+    Attributes:
+        text_encoder: None for a model that takes no text.
+        measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
+        provider: ONNX Runtime's name of the execution provider.
+    """
+
+    manifest: Manifest
+    sessions: dict[GraphKind, Session]
+    text_encoder: TextEncoder | None
+    measured_error: float
+    provider: str
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.manifest.name
+
+    @property
+    def version(self) -> str:
+        """Version of the model."""
+        return str(self.manifest.version)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The model's own inputs, without masks and lengths."""
+        return self.manifest.graphs[GraphKind.PLAIN].inputs
+
+    def run(self, kind: GraphKind, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Runs one graph: arrays by name in, arrays by name out."""
+        return self.sessions[kind].run(inputs)
+
+    def flops(self, batch: int, query_length: int, key_length: int) -> int:
+        """Floating-point operations of one run of that padded size."""
+        cost = self.manifest.cost
+        rows = query_length * cost.flops_per_query + key_length * cost.flops_per_key
+        return batch * (rows + query_length * key_length * cost.flops_per_pair)
+
+    def padded_bytes(self, batch: int, query_length: int, key_length: int) -> int:
+        """Memory of one run of that padded size: its inputs and attention scores."""
+        elements = self.manifest.num_heads * query_length * key_length
+        for spec in self.inputs:
+            length = query_length if spec.axes[1] == self.inputs[0].axes[1] else key_length
+            elements += length * math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
+        return 4 * batch * elements
+
+
+def load_model(folder: Path, device: Device) -> LoadedModel:
+    """Loads an artifact: verifies its files, opens its graphs, replays its golden vectors.
+
+    Raises:
+        ArtifactError: The artifact is damaged, or misses its tolerance on this machine.
+    """
+    manifest = Manifest.load(folder)
+    if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
+        found = f"{manifest.name}/{manifest.version}"
+        raise ArtifactError(f"{folder}: the manifest is that of {found}; the folder must carry its name")
+    manifest.verify_files(folder)
+    try:
+        sessions = {kind: Session(folder / graph.file, device) for kind, graph in manifest.graphs.items()}
+        encoder = TextEncoder(folder / manifest.tokenizer) if manifest.tokenizer else None
+    except Exception as error:  # both libraries raise many types; each says which file it could not read
+        raise ArtifactError(f"{folder}: {error}") from error
+    measured_error = _self_test(manifest, sessions, folder / manifest.golden)
+    provider = sessions[GraphKind.PLAIN].provider
+    return LoadedModel(manifest, sessions, encoder, measured_error, provider)
+
+
+def _self_test(manifest: Manifest, sessions: dict[GraphKind, Session], golden: Path) -> float:
+    """Replays the golden vectors and returns the largest difference from eager PyTorch."""
+    errors = []
+    for case in load_golden(golden):
+        try:
+            outputs = sessions[case.graph].run(case.inputs)
+        except Exception as error:
+            raise ArtifactError(f"{golden}: graph {case.graph} does not run: {error}") from error
+        for name, eager in case.outputs.items():
+            errors.append(manifest.tolerance.error(outputs[name], eager))
+            if not manifest.tolerance.holds(outputs[name], eager):
+                raise ArtifactError(
+                    f"{golden}: {name} of graph {case.graph} differs from eager PyTorch by {errors[-1]:.3g} "
+                    f"on this machine; tolerated are {manifest.tolerance}"
+                )
+    if not errors:
+        raise ArtifactError(f"{golden}: holds no golden vectors")
+    return max(errors)

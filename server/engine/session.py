@@ -1,0 +1,59 @@
+"""ONNX Runtime: opens graphs and runs them. The only file that imports it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import onnxruntime
+
+from server.engine.values import Array
+
+
+class Provider(StrEnum):
+    """Where graphs run."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True)
+class Device:
+    """Execution provider and number of threads of one operator; 0 threads leave it to the runtime."""
+
+    provider: Provider = Provider.CPU
+    threads: int = 0
+
+
+class ProviderError(Exception):
+    """The execution provider that was asked for is not there."""
+
+
+class Session:
+    """One graph, loaded. `run` may be called by one thread at a time."""
+
+    def __init__(self, path: Path, device: Device) -> None:
+        """Loads the graph.
+
+        Raises:
+            ProviderError: The runtime has not got the provider. It would fall back to CPU in silence.
+        """
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = device.threads
+        # Pools that spin after a run take the cores from the sessions of other models and graphs.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(path, options, providers=_providers(device.provider))
+        self.provider: str = self._session.get_providers()[0]
+        if device.provider is Provider.CUDA and self.provider != "CUDAExecutionProvider":
+            raise ProviderError("CUDAExecutionProvider is not available; is onnxruntime-gpu installed?")
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Runs the graph: arrays by name in, arrays by name out."""
+        return dict(zip(self._outputs, self._session.run(self._outputs, inputs), strict=True))
+
+
+def _providers(provider: Provider) -> list[str | tuple[str, dict[str, str]]]:
+    if provider is Provider.CUDA:
+        # TF32 keeps 10 bits of the mantissa: too few for the fp32 tolerance.
+        return [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"]
+    return ["CPUExecutionProvider"]

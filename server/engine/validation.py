@@ -1,0 +1,169 @@
+"""Turns a decoded request into work that may enter the queue, or says what is wrong with it."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.manifest import BATCH_AXIS, GraphKind, TensorSpec
+from server.engine.errors import InvalidRequestError, LimitExceededError
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from server.engine.text import FIELD as TEXT
+from server.engine.values import Array, Item, Mask, MaskKind, Ragged, Request, Work
+
+Sizes = dict[str, int]
+MASK = "mask"
+
+
+def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
+    """Checks a request against its model and the server's limits.
+
+    Raises:
+        InvalidRequestError: The request is wrong; names the field at fault.
+        LimitExceededError: The request or its result would be too large.
+    """
+    inputs = _inputs(request, model, limits)
+    for spec in model.inputs:
+        _check_rows(spec, inputs[spec.name], model)
+    sizes = _bind_sizes(model.inputs, inputs)
+    _check_lengths(model.inputs, inputs, limits)
+    outputs = _output_shapes(model, sizes, return_weights=request.return_weights)
+    result_bytes = sum(4 * int(np.prod(shape)) for shape in outputs)
+    if result_bytes > limits.max_result_bytes:
+        field = "return_weights" if request.return_weights else model.inputs[0].name
+        raise LimitExceededError(
+            field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
+        )
+    rows = [inputs[spec.name].split() for spec in model.inputs]
+    names = [spec.name for spec in model.inputs]
+    masks = _split_mask(request.mask, model, sizes)
+    items = [
+        Item(dict(zip(names, arrays, strict=True)), size, mask)
+        for size, mask, *arrays in zip(sizes, masks, *rows, strict=True)
+    ]
+    held = result_bytes + sum(ragged.rows.nbytes for ragged in inputs.values())
+    return Work(
+        model=model,
+        items=tuple(items),
+        return_weights=request.return_weights,
+        masked=request.mask is not None,
+        deadline=request.deadline,
+        in_flight_bytes=held + (request.mask.flags.nbytes if request.mask else 0),
+    )
+
+
+def _inputs(request: Request, model: LoadedModel, limits: Limits) -> Mapping[str, Ragged]:
+    """The model's inputs by name, encoded from text where the request brings text."""
+    if request.texts:
+        if request.inputs:
+            raise InvalidRequestError(TEXT, f"comes in place of {', '.join(request.inputs)}, not beside")
+        if model.text_encoder is None:
+            raise InvalidRequestError(TEXT, f"model {model.name!r} takes {_names(model)}, not text")
+        if len(request.texts) > limits.max_sequences:
+            raise _too_many_sequences(TEXT, len(request.texts), limits)
+        return {model.inputs[0].name: model.text_encoder.encode(request.texts)}
+    for name in request.inputs:
+        if name not in [spec.name for spec in model.inputs]:
+            raise InvalidRequestError(name, f"model {model.name!r} takes {_names(model)}")
+    for spec in model.inputs:
+        if spec.name not in request.inputs:
+            raise InvalidRequestError(spec.name, f"is missing; model {model.name!r} takes {_names(model)}")
+    return request.inputs
+
+
+def _names(model: LoadedModel) -> str:
+    return ", ".join(spec.name for spec in model.inputs)
+
+
+def _check_rows(spec: TensorSpec, ragged: Ragged, model: LoadedModel) -> None:
+    """Element type, width of a row and range of token ids."""
+    if ragged.rows.dtype.name != spec.data_type:
+        raise InvalidRequestError(spec.name, f"is {ragged.rows.dtype.name}; the model takes {spec.data_type}")
+    width, expected = ragged.rows.shape[1:], spec.axes[2:]
+    if width != expected:
+        raise InvalidRequestError(
+            spec.name, f"rows are {_shape(width)} wide; the model takes {_shape(expected)}"
+        )
+    limit = model.manifest.vocabulary_size
+    if limit is not None and ragged.rows.size and not 0 <= ragged.rows.min() <= ragged.rows.max() < limit:
+        raise InvalidRequestError(spec.name, f"ids must lie in 0..{limit - 1}")
+
+
+def _shape(shape: Sequence[object]) -> str:
+    return "x".join(map(str, shape)) or "1"
+
+
+def _check_lengths(specs: Sequence[TensorSpec], inputs: Mapping[str, Ragged], limits: Limits) -> None:
+    for spec in specs:
+        lengths = inputs[spec.name].lengths
+        if len(lengths) > limits.max_sequences:
+            raise _too_many_sequences(spec.name, len(lengths), limits)
+        longest = int(lengths.max())
+        if longest > limits.max_sequence_length:
+            raise LimitExceededError(
+                spec.name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
+            )
+
+
+def _too_many_sequences(field: str, count: int, limits: Limits) -> LimitExceededError:
+    return LimitExceededError(field, f"{count} sequences in one request; the limit is {limits.max_sequences}")
+
+
+def _bind_sizes(specs: Sequence[TensorSpec], inputs: Mapping[str, Ragged]) -> list[Sizes]:
+    """The length of each symbolic axis for each sequence; inputs that share an axis must agree."""
+    bound: dict[str, tuple[str, list[int]]] = {}
+    first = specs[0].name
+    count = len(inputs[first].lengths)
+    for spec in specs:
+        lengths = inputs[spec.name].lengths.tolist()
+        if not lengths:
+            raise InvalidRequestError(spec.name, "holds no sequence")
+        if len(lengths) != count:
+            raise InvalidRequestError(spec.name, f"holds {len(lengths)} sequences; {first} holds {count}")
+        if min(lengths) < 1:
+            raise InvalidRequestError(spec.name, f"sequence {lengths.index(min(lengths))} has no rows")
+        other, expected = bound.setdefault(str(spec.axes[1]), (spec.name, lengths))
+        if lengths != expected:
+            index = next(i for i in range(count) if lengths[i] != expected[i])
+            raise InvalidRequestError(
+                spec.name, f"sequence {index} has {lengths[index]} rows; {other} has {expected[index]}"
+            )
+    axes = list(bound)
+    columns = [lengths for _, lengths in bound.values()]
+    return [dict(zip(axes, sizes, strict=True)) for sizes in zip(*columns, strict=True)]
+
+
+def _output_shapes(model: LoadedModel, sizes: list[Sizes], *, return_weights: bool) -> list[list[int]]:
+    """Shape of each sequence's outputs."""
+    kind = GraphKind.WEIGHTS if return_weights else GraphKind.PLAIN
+    specs = model.manifest.graphs[kind].outputs
+    return [
+        [size[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
+        for spec in specs
+        for size in sizes
+    ]
+
+
+def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> list[NDArray[np.bool_] | None]:
+    """One mask for each sequence, broadcastable to (H, Tq, Tk)."""
+    if mask is None:
+        return [None] * len(sizes)
+    shapes = [_mask_shape(mask.kind, model, size) for size in sizes]
+    counts = [int(np.prod(shape)) for shape in shapes]
+    if not 0 <= mask.flags.size - sum(counts) <= mask.spare:
+        raise InvalidRequestError(
+            MASK, f"holds {mask.flags.size} flags; {mask.kind} masks of these sequences hold {sum(counts)}"
+        )
+    parts: list[Array] = np.split(mask.flags, np.cumsum(counts))[: len(counts)]
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _mask_shape(kind: MaskKind, model: LoadedModel, size: Sizes) -> tuple[int, int, int]:
+    *_, query_axis, key_axis = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes
+    query_length, key_length = size[str(query_axis)], size[str(key_axis)]
+    if kind is MaskKind.KEYS:
+        return (1, 1, key_length)
+    if kind is MaskKind.PAIRS:
+        return (1, query_length, key_length)
+    return (model.manifest.num_heads, query_length, key_length)

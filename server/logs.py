@@ -1,0 +1,36 @@
+"""One clear line for each event: time, level, event, then key=value."""
+
+import logging
+import sys
+import time
+from typing import Any
+
+# What a record has of its own; everything else came as `extra`.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class EventFormatter(logging.Formatter):
+    """2026-01-31T12:00:00.123Z INFO model ready model=self-attention version=1."""
+
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line; a traceback follows it where there is one."""
+        fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        words = [self.formatTime(record), record.levelname, record.getMessage()]
+        line = " ".join(words + [f"{key}={_quoted(value)}" for key, value in fields.items()])
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _quoted(value: Any) -> str:
+    text = str(value)
+    return repr(text) if " " in text or "\n" in text or not text else text
+
+
+def configure(level: str) -> None:
+    """Sends every event from the given level on to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(EventFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,113 @@
+"""Prometheus metrics: what the engine and the calls report, and the endpoint that shows it."""
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
+
+from server.engine.model import LoadedModel
+from server.engine.repository import Repository
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """All metrics of one server. Observes the engine's runs and the calls."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()
+        self.registry = CollectorRegistry()
+        self._calls = Counter(
+            "attention_requests",
+            "Calls by method and status code.",
+            ["method", "code"],
+            registry=self.registry,
+        )
+        self._call_seconds = self._histogram(
+            "attention_request_seconds", "Duration of a call.", "method", SECONDS
+        )
+        self._run_sequences = self._histogram(
+            "attention_batch_sequences", "Sequences that ran together.", "model", SEQUENCES
+        )
+        self._run_seconds = self._histogram("attention_batch_seconds", "Duration of a run.", "model", SECONDS)
+        self._waited = self._histogram(
+            "attention_queue_seconds", "Wait of a sequence for its run.", "model", SECONDS
+        )
+        self._tokens = self._counter("attention_tokens", "Query and key rows that were asked for.")
+        self._padding = self._counter("attention_padding_tokens", "Rows that were computed beside those.")
+        self._parity = self._gauge(
+            "attention_parity_max_abs_error",
+            "Largest difference from eager PyTorch, measured on this machine before the model was ready.",
+            ["model", "version", "provider"],
+        )
+        self._ready = self._gauge(
+            "attention_model_ready", "1 for a model that answers.", ["model", "version"]
+        )
+
+    def _histogram(self, name: str, text: str, label: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, [label], buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model"], registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: list[str]) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def loaded(self, repository: Repository) -> None:
+        """Publishes the state and the measured parity error of every model."""
+        for model in repository:
+            ready = isinstance(model, LoadedModel)
+            self._ready.labels(model.name, model.version).set(ready)
+            if isinstance(model, LoadedModel):
+                self._parity.labels(model.name, model.version, model.provider).set(model.measured_error)
+
+    def called(self, method: str, code: str, seconds: float) -> None:
+        """One call ended."""
+        self._calls.labels(method, code).inc()
+        self._call_seconds.labels(method).observe(seconds)
+
+    def ran(
+        self,
+        model: str,
+        *,
+        sequences: int,
+        tokens: int,
+        padding: int,
+        waited: list[float],
+        seconds: float,
+    ) -> None:
+        """One run ended."""
+        self._run_sequences.labels(model).observe(sequences)
+        self._run_seconds.labels(model).observe(seconds)
+        self._tokens.labels(model).inc(tokens)
+        self._padding.labels(model).inc(padding)
+        for wait in waited:
+            self._waited.labels(model).observe(wait)
+
+    def serve(self, host: str, port: int) -> "MetricsServer":
+        """Shows the metrics on http://host:port/metrics."""
+        return MetricsServer(self.registry, host, port)
+
+
+class MetricsServer:
+    """The HTTP endpoint; listens until it is closed."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        """Listens.
+
+        Raises:
+            OSError: The address is taken or is none of this machine's.
+        """
+        self._server, self._thread = start_http_server(port, host, registry)
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

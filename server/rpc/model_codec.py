@@ -1,0 +1,57 @@
+"""Models as attention.v1 describes them."""
+
+from export.manifest import GraphKind, TensorSpec
+from protos.attention.v1 import attention_pb2 as pb
+from server.engine.model import LoadedModel
+from server.engine.repository import FailedModel, Model
+
+DATA_TYPES = {
+    "float32": pb.DATA_TYPE_FP32,
+    "int64": pb.DATA_TYPE_INT64,
+    "bool": pb.DATA_TYPE_BOOL,
+}
+
+
+def describe(model: Model) -> pb.Model:
+    """A model in whatever state."""
+    if isinstance(model, FailedModel):
+        return pb.Model(
+            name=model.name, version=model.version, state=pb.Model.STATE_FAILED, state_reason=model.reason
+        )
+    manifest = model.manifest
+    return pb.Model(
+        name=model.name,
+        version=model.version,
+        state=pb.Model.STATE_READY,
+        description=manifest.description,
+        inputs=_inputs(model),
+        outputs=_outputs(model),
+        num_heads=manifest.num_heads,
+        causal=manifest.causal,
+        accepts_text=model.text_encoder is not None,
+        parity=pb.Parity(
+            relative_tolerance=manifest.tolerance.rtol,
+            absolute_tolerance=manifest.tolerance.atol,
+            measured_max_abs_error=model.measured_error,
+        ),
+        parameters=manifest.parameters,
+        cost=pb.Cost(**manifest.cost.model_dump()),
+        provider=model.provider,
+    )
+
+
+def _inputs(model: LoadedModel) -> list[pb.Tensor]:
+    graphs = model.manifest.graphs
+    required = [_tensor(spec, optional=False) for spec in graphs[GraphKind.PLAIN].inputs]
+    return [*required, _tensor(graphs[GraphKind.MASK].inputs[-1], optional=True)]
+
+
+def _outputs(model: LoadedModel) -> list[pb.Tensor]:
+    always = [spec.name for spec in model.manifest.graphs[GraphKind.PLAIN].outputs]
+    every = model.manifest.graphs[GraphKind.WEIGHTS].outputs
+    return [_tensor(spec, optional=spec.name not in always) for spec in every]
+
+
+def _tensor(spec: TensorSpec, *, optional: bool) -> pb.Tensor:
+    axes = [pb.Axis(name=axis) if isinstance(axis, str) else pb.Axis(size=axis) for axis in spec.axes]
+    return pb.Tensor(name=spec.name, data_type=DATA_TYPES[spec.data_type], axes=axes, optional=optional)

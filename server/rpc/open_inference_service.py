@@ -1,0 +1,90 @@
+"""The Open Inference Protocol's service."""
+
+from collections.abc import Callable
+
+import grpc
+
+from export.manifest import GraphKind
+from protos.inference import open_inference_pb2 as pb
+from protos.inference import open_inference_pb2_grpc
+from server import VERSION
+from server.engine.engine import Engine
+from server.engine.model import LoadedModel
+from server.engine.text import FIELD as TEXT
+from server.rpc import calls
+from server.rpc import open_inference_codec as codec
+from server.rpc.open_inference_tensors import BYTES, DATATYPES
+
+SERVER_NAME = "attention-serving"
+EXTENSIONS = ("binary_tensor_data",)
+PLATFORM = "onnxruntime_onnx"
+TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
+Context = grpc.ServicerContext
+
+
+class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """Decodes, submits, waits, encodes; and describes."""
+
+    def __init__(self, engine: Engine, is_ready: Callable[[], bool]) -> None:
+        self._engine = engine
+        self._is_ready = is_ready
+
+    def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        """Answering at all is being alive."""
+        return pb.ServerLiveResponse(live=True)
+
+    def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        """Ready from the end of the self-test to the beginning of the drain."""
+        return pb.ServerReadyResponse(ready=self._is_ready())
+
+    def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        """Ready when loaded; an unknown model is an error."""
+        model = self._engine.repository.find(request.name, request.version)
+        return pb.ModelReadyResponse(ready=isinstance(model, LoadedModel) and self._is_ready())
+
+    def ServerMetadata(
+        self, request: pb.ServerMetadataRequest, context: Context
+    ) -> pb.ServerMetadataResponse:
+        """Who answers."""
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=EXTENSIONS)
+
+    def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        """Inputs that a request must bring, and outputs that it gets without naming any."""
+        model = self._engine.repository.ready(request.name, request.version)
+        versions = [m.version for m in self._engine.repository if m.name == model.name]
+        return pb.ModelMetadataResponse(
+            name=model.name,
+            versions=versions,
+            platform=PLATFORM,
+            inputs=_inputs(model),
+            outputs=_outputs(model),
+        )
+
+    def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        """One request, one answer."""
+        model = self._engine.repository.ready(request.model_name, request.model_version)
+        decoded = codec.decode(request, model, calls.deadline(context))
+        future = self._engine.submit(decoded.request)
+        calls.cancel_when_left(future, context)
+        return codec.encode(calls.wait(future, decoded.request.deadline), decoded, request.id)
+
+
+def _inputs(model: LoadedModel) -> list[TensorMetadata]:
+    if model.text_encoder is not None:
+        return [TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])]
+    return [_metadata(spec.name, spec.data_type, spec.axes) for spec in model.inputs]
+
+
+def _outputs(model: LoadedModel) -> list[TensorMetadata]:
+    specs = {spec.name: spec for spec in model.manifest.graphs[GraphKind.PLAIN].outputs}
+    return [
+        _metadata(name, specs[name].data_type, specs[name].axes)
+        if name in specs
+        else TensorMetadata(name=name, datatype="INT64", shape=[-1])
+        for name in codec.default_outputs(model)
+    ]
+
+
+def _metadata(name: str, data_type: str, axes: tuple[str | int, ...]) -> TensorMetadata:
+    shape = [axis if isinstance(axis, int) else -1 for axis in axes]
+    return TensorMetadata(name=name, datatype=DATATYPES[data_type], shape=shape)

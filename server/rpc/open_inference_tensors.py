@@ -1,0 +1,139 @@
+"""Tensors of the Open Inference Protocol as arrays and back."""
+
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.inference import open_inference_pb2 as pb
+from server.engine.errors import InvalidRequestError
+from server.engine.values import Array
+from server.rpc.tensors import from_bytes
+
+BYTES = "BYTES"
+DTYPES = {
+    "BOOL": np.dtype("?"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+DATATYPES = {dtype.name: name for name, dtype in DTYPES.items()}
+# The typed field that carries elements of each type; FP16 travels raw only.
+CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+InputTensor = pb.ModelInferRequest.InferInputTensor
+
+
+def decode_tensors(message: pb.ModelInferRequest) -> dict[str, Array]:
+    """The inputs of a request by name; BYTES become arrays of `bytes` objects.
+
+    Raises:
+        InvalidRequestError: An input contradicts itself, comes twice or in a form that is not known.
+    """
+    raw = iter(message.raw_input_contents)
+    tensors: dict[str, Array] = {}
+    for tensor in message.inputs:
+        if tensor.name in tensors:
+            raise InvalidRequestError(tensor.name, "comes twice")
+        if any(parameter.startswith("shared_memory") for parameter in tensor.parameters):
+            raise InvalidRequestError(tensor.name, "lies in shared memory, which this server does not read")
+        if any(size < 0 for size in tensor.shape):
+            raise InvalidRequestError(tensor.name, f"shape {list(tensor.shape)} has a negative size")
+        if tensor.datatype not in DTYPES and tensor.datatype != BYTES:
+            known = ", ".join([*DTYPES, BYTES])
+            raise InvalidRequestError(
+                tensor.name, f"datatype {tensor.datatype!r} is unknown; known are {known}"
+            )
+        if message.raw_input_contents:
+            tensors[tensor.name] = _decode_raw(tensor, raw)
+        else:
+            tensors[tensor.name] = _decode_typed(tensor)
+    if next(raw, None) is not None:
+        count = len(message.raw_input_contents)
+        raise InvalidRequestError("raw_input_contents", f"holds {count} entries for {len(tensors)} inputs")
+    return tensors
+
+
+def _decode_raw(tensor: InputTensor, raw: Iterator[bytes]) -> Array:
+    if tensor.HasField("contents"):
+        raise InvalidRequestError(tensor.name, "has contents beside raw_input_contents")
+    data = next(raw, None)
+    if data is None:
+        raise InvalidRequestError("raw_input_contents", f"holds no entry for input {tensor.name!r}")
+    if tensor.datatype == BYTES:
+        return _shaped(tensor, list(_split_bytes(tensor.name, data)), np.dtype(object))
+    return from_bytes(tensor.name, data, DTYPES[tensor.datatype], tensor.shape)
+
+
+def _decode_typed(tensor: InputTensor) -> Array:
+    field = CONTENTS.get(tensor.datatype)
+    if field is None:
+        raise InvalidRequestError(tensor.name, f"{tensor.datatype} travels in raw_input_contents only")
+    filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]
+    if filled not in ([], [field]):
+        raise InvalidRequestError(
+            tensor.name, f"is {tensor.datatype} and fills {', '.join(filled)}, not {field}"
+        )
+    elements = list(getattr(tensor.contents, field))
+    dtype = DTYPES.get(tensor.datatype, np.dtype(object))
+    try:
+        return _shaped(tensor, elements, dtype)
+    except OverflowError as error:
+        raise InvalidRequestError(tensor.name, f"{error}") from error
+
+
+def _shaped(tensor: InputTensor, elements: list[Any], dtype: np.dtype[Any]) -> Array:
+    if len(elements) != math.prod(tensor.shape):
+        raise InvalidRequestError(
+            tensor.name, f"holds {len(elements)} elements; its shape is {list(tensor.shape)}"
+        )
+    return np.array(elements, dtype).reshape(tensor.shape)
+
+
+def _split_bytes(name: str, data: bytes) -> Iterator[bytes]:
+    """Elements of a BYTES tensor: each its length in 4 bytes, little-endian, and its data."""
+    at = 0
+    while at < len(data):
+        start = at + 4
+        end = start + struct.unpack_from("<I", data, at)[0] if start <= len(data) else start
+        if end > len(data):
+            raise InvalidRequestError(name, f"an element at byte {at} reaches beyond the end of the data")
+        yield data[start:end]
+        at = end
+
+
+def decode_texts(name: str, tensor: NDArray[Any]) -> tuple[str, ...]:
+    """The texts of a BYTES tensor, in row-major order.
+
+    Raises:
+        InvalidRequestError: It is no BYTES tensor, is empty or holds bytes that are not UTF-8.
+    """
+    if tensor.dtype != object or tensor.size == 0:
+        raise InvalidRequestError(name, "must be a BYTES tensor with one element or more")
+    try:
+        return tuple(element.decode() for element in tensor.ravel())
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(name, f"is not UTF-8: {error}") from error

@@ -1,0 +1,72 @@
+"""A real server process, for tests that ask it things."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A server that is ready, and the log that it writes."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    port: int
+    metrics_port: int
+
+    @property
+    def target(self) -> str:
+        """host:port of the gRPC server."""
+        return f"127.0.0.1:{self.port}"
+
+    def stop(self) -> int:
+        """Asks the server to end as an orchestrator does, and returns its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def serving(repository: Path, log: Path, *options: str) -> Iterator[ServerProcess]:
+    """Runs `python -m server` on ports of the system's choice, until the block ends."""
+    process = start(repository, log, *options)
+    try:
+        ports = _wait_for_ports(process, log)
+        yield ServerProcess(process, log, *ports)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(timeout=60)
+
+
+def start(repository: Path, log: Path, *options: str) -> "subprocess.Popen[bytes]":
+    """Starts `python -m server` and returns at once; the log goes to a file."""
+    command = [sys.executable, "-m", "server", "--model-repository", str(repository)]
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [*command, "--port=0", "--metrics-port=0", *options],
+            cwd=ROOT,
+            stderr=file,
+            env={key: value for key, value in os.environ.items() if not key.startswith("ATTENTION_")},
+        )
+
+
+def _wait_for_ports(process: "subprocess.Popen[bytes]", log: Path) -> tuple[int, int]:
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        text = log.read_text()
+        if found := re.search(r" serving .*\bport=(\d+) metrics_port=(\d+)", text):
+            return int(found[1]), int(found[2])
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with status {process.returncode}:\n{text}")
+        time.sleep(0.05)
+    raise TimeoutError(f"the server was not ready within {START_SECONDS} s:\n{log.read_text()}")

@@ -1,0 +1,82 @@
+"""The published worked examples of tests/data/attention_tables.json."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model.attention import MultiHeadAttention
+from model.config import AttentionConfig
+
+TABLES = json.loads((Path(__file__).parents[1] / "data/attention_tables.json").read_text())
+TEXT = TABLES["text"]
+
+
+@dataclass(frozen=True)
+class GoldenTable:
+    """One example: a configuration, its weights, its inputs and the table that was printed."""
+
+    case: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Name of the example, and a valid model name."""
+        return str(self.case["id"])
+
+    @property
+    def inputs(self) -> list[NDArray[np.float32]]:
+        """Query, and key where it attends to another sequence: (T, d) or (B, T, d)."""
+        return [np.array(self.case["inputs"][n], np.float32) for n in ("query", "key") if n in self.case["inputs"]]
+
+    @property
+    def expected(self) -> dict[str, NDArray[np.float64]]:
+        """The tables: context_vectors, attention_weights, or one row of either."""
+        return {name: np.array(table) for name, table in self.case["expected"].items()}
+
+    @property
+    def tolerance(self) -> float:
+        """Half a unit of the last printed decimal, and a little for that unit's own rounding."""
+        return float(0.51 * 10.0 ** -self.case["decimals"])
+
+    def module(self) -> MultiHeadAttention:
+        """The configuration in eager PyTorch, with the published weights."""
+        module = MultiHeadAttention(self._config())
+        weights = {name: torch.tensor(values) for name, values in self.case["weights"].items()}
+        with torch.no_grad():
+            for name, projection in (
+                ("w_q", module.query_projection),
+                ("w_k", module.key_projection),
+                ("w_v", module.value_projection),
+            ):
+                # [heads][d_in][d] to a linear layer's (heads * d, d_in).
+                projection.weight.copy_(weights[name].transpose(1, 2).flatten(0, 1))
+            if module.output_projection is not None:
+                module.output_projection.weight.copy_(weights["w_o"].T)
+                module.output_projection.bias.copy_(weights["b_o"])
+        return module.eval()
+
+    def _config(self) -> AttentionConfig:
+        config = self.case["config"]
+        cross = "key" in self.case["inputs"]
+        scale = config["scale"]
+        return AttentionConfig(
+            d_query=config["d_query"],
+            d_key=config["d_key"],
+            num_heads=config["num_heads"],
+            d_k=config["d_k"],
+            d_v=config["d_v"],
+            causal=config["causal"],
+            qkv_bias=config["qkv_bias"],
+            out_proj=config["out_proj"],
+            d_out=len(self.case["weights"]["b_o"]) if config["out_proj"] else config["num_heads"] * config["d_v"],
+            cross=cross,
+            scale=float(scale) if isinstance(scale, float) else 1 / math.sqrt(config["d_k"]),
+        )
+
+
+GOLDEN_TABLES = [GoldenTable(case) for case in TABLES["cases"]]
