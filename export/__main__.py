@@ -11,8 +11,8 @@ from rich.table import Table
 
 from export.artifact import ArtifactExistsError, Naming, write_artifact
 from export.graph import ExportError
-from export.manifest import Manifest
-from export.parity import ParityError
+from export.manifest import Manifest, Tolerance
+from export.parity import FP32_TOLERANCE, ParityError
 from model.presets import PRESETS, build_preset
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -36,6 +36,10 @@ def export(
     version: Annotated[int, typer.Option(min=1, help="Version of the model.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
     precision: Annotated[Precision, typer.Option(help="Element type of the graphs.")] = Precision.FP32,  # noqa: ARG001
+    rtol: Annotated[
+        float, typer.Option(min=0, help="Tolerated difference from eager PyTorch, relative.")
+    ] = FP32_TOLERANCE.rtol,
+    atol: Annotated[float, typer.Option(min=0, help="The same, absolute.")] = FP32_TOLERANCE.atol,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace a different artifact of this name and version.")
     ] = False,
@@ -50,7 +54,9 @@ def export(
         _fail("--out is missing: the model repository to write into")
     try:
         naming = Naming(name or preset, version, PRESETS[preset].description)
-        folder, manifest = write_artifact(build_preset(preset, seed=seed), naming, out, replace=replace)
+        tolerance = Tolerance(rtol=rtol, atol=atol)
+        module = build_preset(preset, seed=seed)
+        folder, manifest = write_artifact(module, naming, out, tolerance=tolerance, replace=replace)
     except (ArtifactExistsError, ExportError, ParityError, OSError, ValueError) as error:
         _fail(str(error))
     _print_artifact(folder, manifest)

@@ -25,6 +25,7 @@ from export.manifest import (
     Graph,
     GraphKind,
     Manifest,
+    Tolerance,
     file_hash,
     golden_tensors,
 )
@@ -70,7 +71,12 @@ class Naming:
 
 
 def write_artifact(
-    module: AttentionModule, naming: Naming, repository: Path, *, replace: bool = False
+    module: AttentionModule,
+    naming: Naming,
+    repository: Path,
+    *,
+    tolerance: Tolerance = parity.FP32_TOLERANCE,
+    replace: bool = False,
 ) -> tuple[Path, Manifest]:
     """Exports a module into `<repository>/<name>/<version>/`.
 
@@ -81,6 +87,7 @@ def write_artifact(
         module: In evaluation mode.
         naming: Name, version and description.
         repository: Made where it does not exist.
+        tolerance: How far from eager PyTorch results may be, here and on every server.
         replace: Whether to replace a different artifact of the same name and version.
 
     Returns:
@@ -95,29 +102,35 @@ def write_artifact(
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{naming.version}.", dir=target.parent))
     try:
-        manifest = _write(module.eval(), naming, temporary)
+        manifest = _write(module.eval(), naming, tolerance, temporary)
         _publish(temporary, target, manifest, replace=replace)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target, manifest
 
 
-def _write(module: AttentionModule, naming: Naming, folder: Path) -> Manifest:
+def _write(module: AttentionModule, naming: Naming, tolerance: Tolerance, folder: Path) -> Manifest:
     signed = signatures(module)
     _write_graphs({s.kind: export_graph(module, s) for s in signed}, folder)
-    cases = [case for s in signed for case in parity.compare(module, s, str(folder / GRAPH_FILES[s.kind]))]
-    report = parity.as_json(parity.report(cases))
+    cases = [
+        case
+        for s in signed
+        for case in parity.compare(module, s, str(folder / GRAPH_FILES[s.kind]), tolerance)
+    ]
+    report = parity.as_json(parity.report(cases, tolerance))
     (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
     golden: list[GoldenCase] = [case for s in signed for case in parity.golden_cases(module, s)]
     save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
     if isinstance(module, TextAttention):
         module.tokenizer.save(str(folder / TOKENIZER_FILE))
-    manifest = _manifest(module, naming, signed, folder)
+    manifest = _manifest(module, naming, tolerance, signed, folder)
     (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
     return manifest
 
 
-def _manifest(module: AttentionModule, naming: Naming, signed: list[Signature], folder: Path) -> Manifest:
+def _manifest(
+    module: AttentionModule, naming: Naming, tolerance: Tolerance, signed: list[Signature], folder: Path
+) -> Manifest:
     config = module.config
     return Manifest(
         **dataclasses.asdict(naming),
@@ -126,7 +139,7 @@ def _manifest(module: AttentionModule, naming: Naming, signed: list[Signature], 
         causal=config.causal,
         opset=OPSET,
         precision="fp32",
-        tolerance=parity.FP32_TOLERANCE,
+        tolerance=tolerance,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         cost=Cost(
             flops_per_query=config.flops_per_query,

@@ -136,7 +136,9 @@ class Manifest(_Record):
         path = folder / MANIFEST_FILE
         try:
             return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise ArtifactError(f"{path}: {error.strerror}") from error
+        except ValueError as error:
             raise ArtifactError(f"{path}: {error}") from error
 
     def verify_files(self, folder: Path) -> None:

@@ -25,13 +25,19 @@ class GoldenTable:
 
     @property
     def id(self) -> str:
-        """Name of the example, and a valid model name."""
+        """Name of the example."""
         return str(self.case["id"])
+
+    @property
+    def model(self) -> str:
+        """Name of the model that the tests export it as."""
+        return f"table-{self.id}"
 
     @property
     def inputs(self) -> list[NDArray[np.float32]]:
         """Query, and key where it attends to another sequence: (T, d) or (B, T, d)."""
-        return [np.array(self.case["inputs"][n], np.float32) for n in ("query", "key") if n in self.case["inputs"]]
+        given = self.case["inputs"]
+        return [np.array(given[name], np.float32) for name in ("query", "key") if name in given]
 
     @property
     def expected(self) -> dict[str, NDArray[np.float64]]:
@@ -62,8 +68,8 @@ class GoldenTable:
 
     def _config(self) -> AttentionConfig:
         config = self.case["config"]
-        cross = "key" in self.case["inputs"]
         scale = config["scale"]
+        bias = self.case["weights"].get("b_o")
         return AttentionConfig(
             d_query=config["d_query"],
             d_key=config["d_key"],
@@ -73,8 +79,8 @@ class GoldenTable:
             causal=config["causal"],
             qkv_bias=config["qkv_bias"],
             out_proj=config["out_proj"],
-            d_out=len(self.case["weights"]["b_o"]) if config["out_proj"] else config["num_heads"] * config["d_v"],
-            cross=cross,
+            d_out=len(bias) if bias else config["num_heads"] * config["d_v"],
+            cross="key" in self.case["inputs"],
             scale=float(scale) if isinstance(scale, float) else 1 / math.sqrt(config["d_k"]),
         )
 

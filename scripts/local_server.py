@@ -1,4 +1,4 @@
-"""A real server process, for tests that ask it things."""
+"""A server process of one's own on loopback, for demonstrations and tests."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 60
 
 
@@ -52,7 +52,7 @@ def start(repository: Path, log: Path, *options: str) -> "subprocess.Popen[bytes
     """Starts `python -m server` and returns at once; the log goes to a file."""
     command = [sys.executable, "-m", "server", "--model-repository", str(repository)]
     with log.open("wb") as file:
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603 - this very interpreter and this very repository
             [*command, "--port=0", "--metrics-port=0", *options],
             cwd=ROOT,
             stderr=file,

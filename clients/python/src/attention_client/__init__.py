@@ -1,0 +1,53 @@
+"""The client of an attention inference service; what is imported from here is its public interface.
+
+```python
+from attention_client import AttentionClient
+
+with AttentionClient("127.0.0.1:8001") as client:
+    result = client.attend("self-attention", query, return_weights=True)
+    result.context_vectors, result.attention_weights
+```
+"""
+
+from attention_client.aio import AsyncAttentionClient
+from attention_client.client import AttentionClient
+from attention_client.errors import (
+    AttentionClientError,
+    CallCancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from attention_client.models import CostInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client.values import AttendInputs, AttentionResult
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncAttentionClient",
+    "AttendInputs",
+    "AttentionClient",
+    "AttentionClientError",
+    "AttentionResult",
+    "CallCancelledError",
+    "CostInfo",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "InternalError",
+    "InvalidArgumentError",
+    "ModelInfo",
+    "NotFoundError",
+    "ParityInfo",
+    "PermissionDeniedError",
+    "ResourceExhaustedError",
+    "TensorInfo",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "__version__",
+]

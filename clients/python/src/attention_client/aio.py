@@ -1,0 +1,235 @@
+"""The asynchronous client on grpc.aio: changes with the list of calls, as the synchronous one does."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
+
+import grpc
+from grpc import aio
+from numpy.typing import ArrayLike
+
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_client.connection import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    DEFAULT_TARGET,
+    DEFAULT_TIMEOUT,
+    channel_options,
+    seconds,
+)
+from attention_client.decoding import decode_result
+from attention_client.encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
+from attention_client.errors import AttentionClientError
+from attention_client.models import ModelInfo
+from attention_client.readiness import Readiness, wait_until_ready_async
+from attention_client.stream_async import StreamCall, as_async, attend_stream, translated_async
+from attention_client.streaming import plan_stream
+from attention_client.values import (
+    Array,
+    Arrays,
+    Ask,
+    AttendInputs,
+    AttentionResult,
+    CallOptions,
+    FloatArray,
+    PaddedOptions,
+    Result,
+    StreamItem,
+    StreamOptions,
+    Texts,
+)
+
+_RequestT = TypeVar("_RequestT")
+_ResponseT = TypeVar("_ResponseT")
+
+
+class AsyncAttentionClient:
+    """AttentionClient for asyncio: the same calls, to be awaited, with the same arguments and errors.
+
+    Made inside a running event loop, and used on that loop only.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        asyncio.get_running_loop()  # raises where there is none; grpc.aio would bind to one that never runs
+        self._target, self._timeout = target, seconds(timeout)
+        options = channel_options(max_message_bytes)
+        if credentials is None:
+            self._channel = aio.insecure_channel(target, options)
+        else:
+            self._channel = aio.secure_channel(target, credentials, options)
+        self._stub = AttentionServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection; calls under way raise CallCancelledError."""
+        await self._channel.close()
+
+    @overload
+    async def attend(
+        self,
+        model: str,
+        query: Array,
+        key: Array | None = None,
+        value: Array | None = None,
+        **options: Unpack[PaddedOptions],
+    ) -> AttentionResult[FloatArray]: ...
+    @overload
+    async def attend(
+        self,
+        model: str,
+        query: Sequence[ArrayLike],
+        key: Sequence[ArrayLike] | None = None,
+        value: Sequence[ArrayLike] | None = None,
+        **options: Unpack[PaddedOptions],
+    ) -> AttentionResult[list[FloatArray]]: ...
+    async def attend(
+        self,
+        model: str,
+        query: Arrays,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        *,
+        mask: Arrays | None = None,
+        lengths: ArrayLike | None = None,
+        return_weights: bool = False,
+        timeout: float | None = None,
+        version: str = "",
+    ) -> AttentionResult[Any]:
+        """As `AttentionClient.attend`."""
+        ask = Ask(model=model, version=version, return_weights=return_weights)
+        call = encode_vectors(ask, AttendInputs(query, key, value, mask, lengths))
+        return await self._attend(call, timeout)
+
+    @overload
+    async def attend_text(
+        self, model: str, text: str, **options: Unpack[CallOptions]
+    ) -> AttentionResult[FloatArray]: ...
+    @overload
+    async def attend_text(
+        self, model: str, text: Texts, **options: Unpack[CallOptions]
+    ) -> AttentionResult[list[FloatArray]]: ...
+    async def attend_text(
+        self,
+        model: str,
+        text: str | Texts,
+        *,
+        mask: Arrays | None = None,
+        return_weights: bool = False,
+        timeout: float | None = None,
+        version: str = "",
+    ) -> AttentionResult[Any]:
+        """As `AttentionClient.attend_text`."""
+        ask = Ask(model=model, version=version, return_weights=return_weights)
+        return await self._attend(encode_texts(ask, text, mask=mask), timeout)
+
+    @overload
+    async def attend_tokens(
+        self, model: str, token_ids: Array, **options: Unpack[PaddedOptions]
+    ) -> AttentionResult[FloatArray]: ...
+    @overload
+    async def attend_tokens(
+        self, model: str, token_ids: Sequence[ArrayLike], **options: Unpack[PaddedOptions]
+    ) -> AttentionResult[list[FloatArray]]: ...
+    async def attend_tokens(
+        self,
+        model: str,
+        token_ids: Arrays,
+        *,
+        mask: Arrays | None = None,
+        lengths: ArrayLike | None = None,
+        return_weights: bool = False,
+        timeout: float | None = None,
+        version: str = "",
+    ) -> AttentionResult[Any]:
+        """As `AttentionClient.attend_tokens`."""
+        ask = Ask(model=model, version=version, return_weights=return_weights)
+        return await self._attend(encode_tokens(ask, token_ids, mask=mask, lengths=lengths), timeout)
+
+    @overload
+    def attend_stream(
+        self,
+        model: str,
+        requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
+        *,
+        return_exceptions: Literal[False] = False,
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[Result, None]: ...
+    @overload
+    def attend_stream(
+        self,
+        model: str,
+        requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
+        *,
+        return_exceptions: bool,
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[Result | AttentionClientError, None]: ...
+    def attend_stream(
+        self,
+        model: str,
+        requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
+        *,
+        return_exceptions: bool = False,
+        return_weights: bool = False,
+        max_in_flight: int = 64,
+        timeout: float | None = None,
+        version: str = "",
+    ) -> AsyncGenerator[Any, None]:
+        """As `AttentionClient.attend_stream`, over an iterable or an asynchronous one.
+
+        A plain iterable is read on the event loop, and must not block. Closing the generator (`aclose`, or
+        contextlib.aclosing around it) cancels the call; merely leaving the loop does so some time later.
+        """
+        plan = plan_stream(
+            Ask(model=model, version=version, return_weights=return_weights),
+            return_exceptions=return_exceptions,
+            max_in_flight=max_in_flight,
+            timeout=timeout,
+            default=self._timeout,
+        )
+        return attend_stream(self._open_stream, as_async(requests), plan)
+
+    async def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
+        """As `AttentionClient.models`."""
+        response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+        return [ModelInfo.from_proto(model) for model in response.models]
+
+    async def model(self, name: str, version: str = "", *, timeout: float | None = None) -> ModelInfo:
+        """As `AttentionClient.model`."""
+        request = pb.GetModelRequest(name=name, version=version)
+        response = await self._call(self._stub.GetModel, request, timeout)
+        return ModelInfo.from_proto(response.model)
+
+    async def wait_until_ready(self, timeout: float | None = None) -> None:
+        """As `AttentionClient.wait_until_ready`."""
+        readiness = Readiness(self._target, seconds(timeout, default=self._timeout))
+        await wait_until_ready_async(self._channel, readiness)
+
+    async def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
+        return decode_result(await self._call(self._stub.Attend, call.request, timeout), call.layout)
+
+    async def _call(
+        self,
+        method: aio.UnaryUnaryMultiCallable[_RequestT, _ResponseT],
+        request: _RequestT,
+        timeout: float | None,
+    ) -> _ResponseT:
+        with translated_async():
+            return await method(request, timeout=seconds(timeout, default=self._timeout))
+
+    def _open_stream(self, timeout: float | None) -> StreamCall:
+        return self._stub.AttendStream(timeout=timeout)

@@ -1,0 +1,89 @@
+"""Boolean masks as bits: changes with how the wire carries masks.
+
+Notation: B sequences, Tq query rows, Tk key rows, H heads. True = may attend.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client.arrays import as_booleans
+from attention_client.errors import invalid
+from attention_client.sequences import Form
+from attention_client.values import Arrays
+
+_Mask: TypeAlias = NDArray[np.bool_]
+_KINDS = (pb.AttentionMask.KIND_KEYS, pb.AttentionMask.KIND_PAIRS, pb.AttentionMask.KIND_HEADS)
+_SHAPES = "(Tk,), (Tq, Tk) or (H, Tq, Tk)"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What the mask of one sequence covers, as (Tq, Tk).
+
+    Attributes:
+        given: The rows as the caller gave them, padding included.
+        valid: The rows that travel.
+    """
+
+    given: tuple[int, int]
+    valid: tuple[int, int]
+
+
+def encode_mask(mask: Arrays, form: Form, spans: Sequence[Span | None]) -> pb.AttentionMask:
+    """Packs the masks of all sequences, eight to a byte.
+
+    Args:
+        mask: One sequence: (Tk,), (Tq, Tk) or (H, Tq, Tk). A batch: the same with B before it. A list: a
+            list of masks as for one sequence, all of one rank and of one H.
+        form: The kind of the query, and so of the mask.
+        spans: What each sequence's mask covers; None where only the server knows, as for text.
+
+    Raises:
+        InvalidArgumentError: A mask is not boolean, or its shape is not one of those.
+    """
+    pieces = _per_sequence(mask, form, len(spans))
+    spread = {piece.shape[:-2] if piece.ndim > 1 else None for _, piece in pieces}  # None, () or (H,)
+    if len(spread) != 1:
+        found = ", ".join(str(piece.shape) for _, piece in pieces)
+        raise invalid("mask", "masks of one rank and one number of heads", f"shapes {found}")
+    cut = [_cut(name, piece, span) for (name, piece), span in zip(pieces, spans, strict=True)]
+    bits = np.concatenate(cut) if len(cut) > 1 else cut[0]
+    kind = _KINDS[pieces[0][1].ndim - 1]
+    return pb.AttentionMask(kind=kind, bits=np.packbits(bits, bitorder="little").tobytes())
+
+
+def _per_sequence(mask: Arrays, form: Form, count: int) -> list[tuple[str, _Mask]]:
+    """One mask per sequence, each with its name for errors."""
+    if form is Form.ONE:
+        return [("mask", _checked_rank("mask", as_booleans("mask", mask)))]
+    if form is Form.LIST and not isinstance(mask, list | tuple):
+        raise invalid("mask", "a list of masks, as the query is a list", f"a {type(mask).__name__}")
+    items = mask if form is Form.LIST else np.atleast_1d(as_booleans("mask", mask))
+    if len(items) != count:
+        raise invalid("mask", f"{count} masks, one per sequence", len(items))
+    names = [f"mask[{index}]" for index in range(count)]
+    return [
+        (name, _checked_rank(name, as_booleans(name, item))) for name, item in zip(names, items, strict=True)
+    ]
+
+
+def _checked_rank(name: str, mask: _Mask) -> _Mask:
+    if not 1 <= mask.ndim <= len(_KINDS):
+        raise invalid(name, f"{_SHAPES} for each sequence", f"shape {mask.shape}")
+    return mask
+
+
+def _cut(name: str, mask: _Mask, span: Span | None) -> _Mask:
+    """Checks a mask's shape and returns the bits of its valid rows and columns, flat."""
+    if span is None:
+        return mask.ravel()
+    given = span.given[-mask.ndim :]  # (Tk,) for the first rank, (Tq, Tk) for the others
+    if mask.shape[-len(given) :] != given:
+        raise invalid(name, f"{_SHAPES} with Tq, Tk = {span.given}", f"shape {mask.shape}")
+    queries, keys = span.valid
+    return (mask[:keys] if mask.ndim == 1 else mask[..., :queries, :keys]).ravel()

@@ -1,0 +1,153 @@
+"""Statuses to exceptions; changes with the exception tree and the details that the server sends."""
+
+import pickle
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc import aio
+from grpc_status import rpc_status
+
+import attention_client as ac
+from attention_client import AttendInputs
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client.encoding import encode_vectors
+from attention_client.errors import from_rpc_error, from_stream_error
+from attention_client.streaming import Sent, decode_answer
+from attention_client.values import Ask
+
+CLASSES = [
+    (grpc.StatusCode.INVALID_ARGUMENT, ac.InvalidArgumentError, ValueError),
+    (grpc.StatusCode.NOT_FOUND, ac.NotFoundError, Exception),
+    (grpc.StatusCode.FAILED_PRECONDITION, ac.FailedPreconditionError, Exception),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, ac.ResourceExhaustedError, Exception),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, ac.DeadlineExceededError, TimeoutError),
+    (grpc.StatusCode.UNAVAILABLE, ac.UnavailableError, ConnectionError),
+    (grpc.StatusCode.CANCELLED, ac.CallCancelledError, Exception),
+    (grpc.StatusCode.INTERNAL, ac.InternalError, Exception),
+    (grpc.StatusCode.UNAUTHENTICATED, ac.UnauthenticatedError, Exception),
+    (grpc.StatusCode.PERMISSION_DENIED, ac.PermissionDeniedError, Exception),
+    (grpc.StatusCode.UNIMPLEMENTED, ac.AttentionClientError, Exception),
+]
+IDS = [code.name for code, _, _ in CLASSES]
+INFO = error_details_pb2.ErrorInfo(reason="LIMIT_EXCEEDED", domain="attention.v1")
+FOREIGN = error_details_pb2.ErrorInfo(reason="QUOTA", domain="proxy.example")
+VIOLATION = error_details_pb2.BadRequest.FieldViolation
+BAD_REQUEST = error_details_pb2.BadRequest(
+    field_violations=[VIOLATION(field=name) for name in ("query", "key")]
+)
+
+
+def rpc_error(code: grpc.StatusCode, message: str, *details: Message, claimed: str | None = None):
+    """The error of a call that ended with a rich status."""
+    status = status_pb2.Status(code=code.value[0], message=claimed or message)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    trailing = aio.Metadata(*rpc_status.to_status(status).trailing_metadata)
+    return aio.AioRpcError(code, aio.Metadata(), trailing, details=message)
+
+
+def not_found(*details: Message, claimed: str | None = None):
+    return rpc_error(grpc.StatusCode.NOT_FOUND, "m", *details, claimed=claimed)
+
+
+def answer_with_error(code: int):
+    return pb.AttendStreamResponse(id="4", error=pb.StreamError(code=code))
+
+
+@pytest.mark.parametrize(("code", "cls", "base"), CLASSES, ids=IDS)
+def test_each_status_has_its_class(
+    code: grpc.StatusCode, cls: type[ac.AttentionClientError], base: type[Exception]
+):
+    error = from_rpc_error(rpc_error(code, "too many rows", INFO, BAD_REQUEST))
+    assert type(error) is cls
+    assert isinstance(error, base)
+    assert (error.code, error.reason, error.field) == (code, "LIMIT_EXCEEDED", "query")
+    assert error.message == str(error) == "too many rows"
+
+
+@pytest.mark.parametrize(("code", "cls", "base"), CLASSES, ids=IDS)
+def test_an_error_within_a_stream_is_the_same(
+    code: grpc.StatusCode, cls: type[ac.AttentionClientError], base: type[Exception]
+):
+    error = from_stream_error(pb.StreamError(code=code.value[0], reason="R", message="why", field="mask"))
+    assert type(error) is cls
+    assert isinstance(error, base)
+    assert (error.code, error.reason, error.field, error.message) == (code, "R", "mask", "why")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "field"),
+    [
+        pytest.param(not_found(), "", "", id="no-details"),
+        pytest.param(not_found(FOREIGN), "", "", id="another-domain"),
+        pytest.param(
+            not_found(BAD_REQUEST, INFO),
+            "LIMIT_EXCEEDED",
+            "query",
+            id="any-order",
+        ),
+        pytest.param(not_found(INFO, claimed="other"), "", "", id="contradicting"),
+        pytest.param(
+            aio.AioRpcError(grpc.StatusCode.NOT_FOUND, aio.Metadata(), aio.Metadata(), details="m"),
+            "",
+            "",
+            id="no-rich-status",
+        ),
+    ],
+)
+def test_details_are_read_where_they_are_ours(error: grpc.RpcError, reason: str, field: str):
+    translated = from_rpc_error(error)
+    assert isinstance(translated, ac.NotFoundError)
+    assert (translated.message, translated.reason, translated.field) == ("m", reason, field)
+
+
+def test_a_status_without_a_message_has_one():
+    assert str(from_rpc_error(rpc_error(grpc.StatusCode.NOT_FOUND, ""))) == "not found"
+
+
+@pytest.mark.parametrize(("code", "cls", "base"), CLASSES, ids=IDS)
+def test_errors_cross_process_boundaries(
+    code: grpc.StatusCode, cls: type[ac.AttentionClientError], base: type[Exception]
+):
+    error = pickle.loads(pickle.dumps(from_rpc_error(rpc_error(code, "why", INFO, BAD_REQUEST))))  # noqa: S301
+    assert type(error) is cls
+    assert isinstance(error, base)
+    assert (error.message, error.code, error.reason, error.field) == ("why", code, "LIMIT_EXCEEDED", "query")
+
+
+@pytest.fixture
+def sent():
+    return Sent("4", encode_vectors(Ask(model="m"), AttendInputs(np.ones((1, 1)))).layout)
+
+
+def test_a_stream_refuses_the_answer_to_another_request(sent: Sent):
+    with pytest.raises(ac.InternalError, match="'3'"):
+        decode_answer(pb.AttendStreamResponse(id="3"), sent)
+
+
+@pytest.mark.parametrize(
+    ("answer", "cls"),
+    [
+        pytest.param(
+            answer_with_error(3),
+            ac.InvalidArgumentError,
+            id="refused",
+        ),
+        pytest.param(
+            answer_with_error(999),
+            ac.AttentionClientError,
+            id="unknown-code",
+        ),
+        pytest.param(pb.AttendStreamResponse(id="4"), ac.InternalError, id="empty"),
+    ],
+)
+def test_an_answer_of_a_stream_that_is_no_result_is_an_error_in_its_place(
+    answer: pb.AttendStreamResponse, cls: type[ac.AttentionClientError], sent: Sent
+):
+    assert type(decode_answer(answer, sent)) is cls

@@ -1,0 +1,114 @@
+"""Masks to bits; changes with how the wire carries masks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from attention_client import AttendInputs
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client.encoding import encode_texts, encode_vectors
+from attention_client.values import Ask
+
+ASK = Ask(model="m")
+HEADS = 3
+KINDS = [pb.AttentionMask.KIND_KEYS, pb.AttentionMask.KIND_PAIRS, pb.AttentionMask.KIND_HEADS]
+SIZES = st.integers(1, 5)
+RANKS = st.integers(1, 3)
+
+
+def mask_shape(rank: int, queries: int, keys: int):
+    return (HEADS, queries, keys)[3 - rank :]
+
+
+def unpacked(mask: pb.AttentionMask, pieces: list[Any]):
+    """The bits of a message, cut into the shapes of the pieces; the spare ones must be fewer than 8."""
+    bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little").astype(bool)
+    total = sum(piece.size for piece in pieces)
+    assert 0 <= len(bits) - total < 8
+    ends = np.cumsum([piece.size for piece in pieces])[:-1]
+    flat = np.split(bits[:total], ends)
+    return [part.reshape(piece.shape) for part, piece in zip(flat, pieces, strict=True)]
+
+
+def check(mask: pb.AttentionMask, rank: int, pieces: list[Any]):
+    assert mask.kind == KINDS[rank - 1]
+    for found, piece in zip(unpacked(mask, pieces), pieces, strict=True):
+        np.testing.assert_array_equal(found, piece)
+
+
+@given(st.data())
+def test_the_mask_of_one_sequence(data: st.DataObject):
+    rank, queries, keys = data.draw(RANKS), data.draw(SIZES), data.draw(SIZES)
+    mask = data.draw(arrays(bool, mask_shape(rank, queries, keys)))
+    inputs = AttendInputs(np.ones((queries, 2)), np.ones((keys, 2)), mask=mask)
+    check(encode_vectors(ASK, inputs).request.mask, rank, [mask])
+
+
+@given(st.data())
+def test_the_masks_of_a_list(data: st.DataObject):
+    rank = data.draw(RANKS)
+    sizes = data.draw(st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=4))
+    masks = [data.draw(arrays(bool, mask_shape(rank, *size))) for size in sizes]
+    queries, keys = ([np.ones((size[side], 2)) for size in sizes] for side in (0, 1))
+    check(encode_vectors(ASK, AttendInputs(queries, keys, mask=masks)).request.mask, rank, masks)
+
+
+@given(st.data(), st.sampled_from(["self", "cross"]))
+def test_the_mask_of_a_padded_batch_is_cut_to_the_valid_part(data: st.DataObject, attention: str):
+    cross = attention == "cross"
+    rank, count, queries = data.draw(RANKS), data.draw(SIZES), data.draw(SIZES)
+    keys = data.draw(SIZES) if cross else queries
+    lengths = data.draw(st.lists(st.integers(1, keys), min_size=count, max_size=count))
+    mask = data.draw(arrays(bool, (count, *mask_shape(rank, queries, keys))))
+    key = np.ones((count, keys, 2)) if cross else None
+    inputs = AttendInputs(np.ones((count, queries, 2)), key, mask=mask, lengths=lengths)
+    pieces = [
+        mask[index, :length] if rank == 1 else mask[index, ..., : None if cross else length, :length]
+        for index, length in enumerate(lengths)
+    ]
+    check(encode_vectors(ASK, inputs).request.mask, rank, pieces)
+
+
+def test_the_first_bit_is_the_lowest():
+    inputs = AttendInputs(np.ones((9, 1)), mask=[True] + [False] * 7 + [True])
+    assert encode_vectors(ASK, inputs).request.mask.bits == bytes([1, 1])
+
+
+def test_a_mask_for_text_has_any_size():
+    mask = encode_texts(ASK, ["a b", "c"], mask=[np.ones(2, bool), np.zeros(1, bool)]).request.mask
+    assert (mask.kind, mask.bits) == (KINDS[0], bytes([0b011]))
+
+
+def test_no_mask_is_absent():
+    assert not encode_vectors(ASK, AttendInputs(np.ones((2, 1)))).request.HasField("mask")
+
+
+BATCH = np.ones((2, 3, 1))
+TRUE = np.ones
+
+
+@pytest.mark.parametrize(
+    ("query", "mask"),
+    [
+        pytest.param(BATCH[0], np.ones(3), id="floats"),
+        pytest.param(BATCH[0], np.ones(3, int), id="integers"),
+        pytest.param(BATCH[0], TRUE(4, bool), id="too-many-keys"),
+        pytest.param(BATCH[0], TRUE((4, 3), bool), id="too-many-queries"),
+        pytest.param(BATCH[0], TRUE((1, 1, 3, 3), bool), id="rank-4-for-one"),
+        pytest.param(BATCH[0], np.True_, id="rank-0"),
+        pytest.param(BATCH, TRUE(3, bool), id="no-batch-axis"),
+        pytest.param(BATCH, TRUE((3, 3), bool), id="another-batch-size"),
+        pytest.param(list(BATCH), TRUE((2, 3), bool), id="array-for-a-list"),
+        pytest.param(list(BATCH), [TRUE(3, bool)], id="one-mask-for-two"),
+        pytest.param(list(BATCH), [TRUE(3, bool), TRUE((3, 3), bool)], id="two-ranks"),
+        pytest.param(list(BATCH), [TRUE((1, 3, 3), bool), TRUE((2, 3, 3), bool)], id="two-head-counts"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused(query: Any, mask: Any):
+    with pytest.raises(ValueError, match=r"^mask.*expected .*; found ") as caught:
+        encode_vectors(ASK, AttendInputs(query, mask=mask))
+    assert caught.value.field.startswith("mask")

@@ -1,0 +1,1 @@
+"""What people and CI run beside the packages: the demo, its models, a local server."""

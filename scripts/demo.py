@@ -1,0 +1,104 @@
+"""The demo: exports, serves, asks, and shows served values beside eager PyTorch's.
+
+`python -m scripts.demo --repository artifacts` ends with status 0 where all of them agree.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attention_client import AttentionClient
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from export.parity import FP32_TOLERANCE
+from model.attention import MultiHeadAttention
+from model.presets import SENTENCE, build_preset
+from model.text import TextAttention
+from scripts.export_demo_models import export_demo_models
+from scripts.local_server import serving
+
+Array = NDArray[Any]
+LENGTHS = (6, 1, 128, 33, 300)
+SHOWN = 3
+console = Console(highlight=False)
+
+
+def main() -> int:
+    """Runs the demo and returns the exit status."""
+    parser = argparse.ArgumentParser(description="Exports, serves, asks and shows.")
+    parser.add_argument("--repository", type=Path, required=True, help="folder of the demo's models")
+    repository = parser.parse_args().repository
+    export_demo_models(repository)
+    with tempfile.TemporaryDirectory() as folder, serving(repository, Path(folder) / "log") as server:
+        console.print(f"serving {repository} on {server.target}")
+        with AttentionClient(server.target) as client:
+            agree = [_show_sentence(client), _show_batch(client)]
+        server.stop()
+    return 0 if all(agree) else 1
+
+
+def _show_sentence(client: AttentionClient) -> bool:
+    """Text in, one context vector for each word."""
+    module = build_preset("sentence-self-attention")
+    if not isinstance(module, TextAttention):
+        raise TypeError("the preset takes text")
+    result = client.attend_text("sentence-self-attention", SENTENCE)
+    tokens = module.tokenizer.encode(SENTENCE)
+    eager = _eager(module, np.array(tokens.ids))
+    console.print(f"{SENTENCE!r} through sentence-self-attention, first {SHOWN} values of each vector:")
+    table = Table("word", "served", "eager PyTorch")
+    for word, ours, theirs in zip(tokens.tokens, result.context_vectors, eager, strict=True):
+        table.add_row(word, _row(ours), _row(theirs))
+    console.print(table)
+    return _verdict([result.context_vectors], [eager])
+
+
+def _show_batch(client: AttentionClient) -> bool:
+    """Sequences of different lengths in one request, without padding."""
+    module = build_preset("multi-head-768x12")
+    rng = np.random.default_rng(0)
+    sequences = [rng.standard_normal((length, 768), dtype=np.float32) for length in LENGTHS]
+    result = client.attend("multi-head-768x12", sequences)
+    eager = [_eager(module, sequence) for sequence in sequences]
+    table = Table(
+        "length",
+        "served",
+        "eager PyTorch",
+        "largest difference",
+        title="one request through multi-head-768x12",
+    )
+    for ours, theirs in zip(result.context_vectors, eager, strict=True):
+        table.add_row(str(len(ours)), _row(ours[0]), _row(theirs[0]), f"{np.abs(ours - theirs).max():.2g}")
+    console.print(table)
+    return _verdict(result.context_vectors, eager)
+
+
+def _eager(module: MultiHeadAttention | TextAttention, sequence: Array) -> Array:
+    """(T, ...) to (T, d_out), in PyTorch."""
+    with torch.inference_mode():
+        context, _ = module(torch.from_numpy(sequence)[None])
+    array: Array = context[0].numpy()
+    return array
+
+
+def _row(vector: Array) -> str:
+    return " ".join(f"{value: .6f}" for value in vector[:SHOWN])
+
+
+def _verdict(served: list[Array], eager: list[Array]) -> bool:
+    pairs = list(zip(served, eager, strict=True))
+    error = max(FP32_TOLERANCE.error(*pair) for pair in pairs)
+    agree = all(FP32_TOLERANCE.holds(*pair) for pair in pairs)
+    tolerance = f"{FP32_TOLERANCE.atol:g} + {FP32_TOLERANCE.rtol:g} x |value|"
+    console.print(f"largest difference {error:.2g}; {'within' if agree else 'MISSES'} {tolerance}\n")
+    return agree
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Asks a server for its health, for container health checks: `python -m server.probe [HOST:PORT]`."""
+
+import os
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+DEFAULT_PORT = "8001"
+SECONDS = 5.0
+
+
+def main() -> int:
+    """Returns 0 where the server says SERVING, else 1 and one line that says why."""
+    port = os.environ.get("ATTENTION_PORT", DEFAULT_PORT)
+    target = sys.argv[1] if len(sys.argv) > 1 else f"127.0.0.1:{port}"
+    with grpc.insecure_channel(target) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            status = stub.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS).status
+        except grpc.RpcError as error:
+            sys.stderr.write(f"{target}: {error.code().name} {error.details()}\n")
+            return 1
+    if status != health_pb2.HealthCheckResponse.SERVING:
+        sys.stderr.write(f"{target}: {health_pb2.HealthCheckResponse.ServingStatus.Name(status)}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

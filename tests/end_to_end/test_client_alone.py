@@ -1,0 +1,41 @@
+"""attention_client installs by itself and asks a server from an environment that has nothing else."""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from scripts.local_server import ROOT, ServerProcess
+
+PROGRAM = """
+import sys
+import numpy as np
+from attention_client import AttentionClient
+
+with AttentionClient(sys.argv[1]) as client:
+    result = client.attend("self-attention", np.ones((3, 16), np.float32), return_weights=True)
+print(result.context_vectors.shape, result.attention_weights.shape)
+print(sorted({"torch", "onnxruntime", "onnx"} & set(sys.modules)))
+"""
+
+
+def test_in_an_empty_environment(server: ServerProcess, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv/bin/python"
+    package = ROOT / "clients/python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", package], check=True, timeout=240)
+    asked = subprocess.run(
+        [python, "-c", PROGRAM, server.target], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert asked.stdout == "(3, 28) (1, 3, 3)\n[]\n"
+    installed = subprocess.run(
+        [python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "attention-client==" in installed
+    assert "torch" not in installed
+    assert "onnx" not in installed
+
+
+def test_imports_beside_tritonclient_in_either_order() -> None:
+    for modules in ("attention_client, tritonclient.grpc", "tritonclient.grpc, attention_client"):
+        subprocess.run([sys.executable, "-c", f"import {modules}"], check=True, timeout=60)

@@ -1,0 +1,81 @@
+"""Tiny modules to export, good and bad, and their graphs."""
+
+from functools import cache
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+
+from export.graph import export_graph
+from export.manifest import GraphKind
+from export.signature import AttentionModule, Signature, signatures
+from model.attention import MultiHeadAttention
+from model.config import AttentionConfig
+from model.text import TextAttention, sentence_tokenizer
+
+SELF = AttentionConfig(d_query=4, num_heads=2, d_k=3, d_v=5)
+CROSS = AttentionConfig(
+    d_query=4, d_key=5, d_value=6, num_heads=2, d_k=3, d_v=7, d_out=8, cross=True, separate_value=True
+)
+
+
+class Disagreeing(MultiHeadAttention):
+    """Computes something else in its graph than in eager PyTorch."""
+
+    def forward(self, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        factor = 1.001 if torch.compiler.is_exporting() else 1.0
+        return super().forward(query * factor, *others, **options)
+
+
+class Shortened(MultiHeadAttention):
+    """Gives fewer rows than its signature says."""
+
+    def forward(self, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        context, weights = super().forward(query, *others, **options)
+        return context[:, :2], weights
+
+
+class Specialised(MultiHeadAttention):
+    """Takes no other query length than the exporter's example has."""
+
+    def forward(self, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        return super().forward(query + torch.zeros(3, 1), *others, **options)
+
+
+class Foreign(MultiHeadAttention):
+    """Uses an operator outside the ONNX standard."""
+
+    def forward(self, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        twice = torch.onnx.ops.symbolic(
+            "com.example::Twice", (query,), {}, dtype=query.dtype, shape=query.shape, version=1
+        )
+        return super().forward(twice, *others, **options)
+
+
+def attention(
+    config: AttentionConfig = SELF, seed: int = 0, kind: type[MultiHeadAttention] = MultiHeadAttention
+) -> MultiHeadAttention:
+    """A module with weights of its own."""
+    torch.manual_seed(seed)
+    return kind(config).eval()
+
+
+def named_module(name: str) -> AttentionModule:
+    """One of the good modules: self, cross or text."""
+    if name == "text":
+        torch.manual_seed(0)
+        return TextAttention(sentence_tokenizer("a b c d e"), AttentionConfig(d_query=4, causal=True)).eval()
+    return attention({"self": SELF, "cross": CROSS}[name])
+
+
+def signature(module: AttentionModule, kind: GraphKind) -> Signature:
+    """The signature of one graph."""
+    return next(signed for signed in signatures(module) if signed.kind is kind)
+
+
+@cache
+def graph(name: str, kind: GraphKind) -> onnx.ModelProto:
+    """The graph of a good module, exported once; tests do not write to it."""
+    module = named_module(name)
+    return export_graph(module, signature(module, kind))

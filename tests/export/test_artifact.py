@@ -1,0 +1,208 @@
+"""Artifacts on disk: layout, hashes, sharing of weights, and all or nothing."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from export.artifact import ArtifactExistsError, Naming, write_artifact
+from export.graph import ExportError
+from export.manifest import Arrays, GraphKind, Manifest, Tolerance, load_golden
+from export.parity import FP32_TOLERANCE, GOLDEN_GRID, PARITY_GRID, ParityError
+from export.signature import AttentionModule, random_inputs, run_eager
+from model.attention import MultiHeadAttention
+from model.config import AttentionConfig
+from tests.export.modules import Disagreeing, Foreign, attention, signature
+from tests.support.eager import assert_parity
+
+NAMING = Naming("tiny", 2, "a module to export")
+GRAPHS = {
+    GraphKind.PLAIN: "model.onnx",
+    GraphKind.LENGTHS: "model.lengths.onnx",
+    GraphKind.MASK: "model.mask.onnx",
+    GraphKind.WEIGHTS: "model.weights.onnx",
+}
+FILES = {*GRAPHS.values(), "manifest.json", "golden.safetensors", "parity.json"}
+# Four projections of 320 x 320 are 1.6 MiB, above the size from which weights lie in a file of their own.
+LARGE = AttentionConfig(d_query=320, num_heads=4)
+Artifact = tuple[Path, Manifest]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """An artifact of a few hundred bytes of weights, made by a user who shares nothing by default."""
+    mask = os.umask(0o077)
+    try:
+        return write_artifact(attention(), NAMING, tmp_path_factory.mktemp("repository"))
+    finally:
+        os.umask(mask)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """An artifact whose weights are shared by its graphs."""
+    return write_artifact(attention(LARGE), NAMING, tmp_path_factory.mktemp("repository"))
+
+
+def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Everything below a folder: inode, time of change and content."""
+    found = {str(path.relative_to(folder)): path for path in (folder, *folder.rglob("*"))}
+    return {
+        name: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for name, path in found.items()
+    }
+
+
+def assert_runs_by_itself(path: Path, module: AttentionModule, kind: GraphKind) -> None:
+    """The bare file equals eager PyTorch at a length that the exporter did not see."""
+    signed, sizes = signature(module, kind), {"batch": 2, "query_length": 11, "mask_heads": 1}
+    inputs: Arrays = random_inputs(module, signed, sizes, np.random.default_rng(1))
+    served = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
+    for spec, output in zip(signed.outputs, served, strict=True):
+        assert_parity(output, run_eager(module, signed, inputs)[spec.name])
+
+
+def test_an_artifact_lies_at_name_and_version_and_nothing_lies_beside_it(small: Artifact) -> None:
+    folder, _ = small
+    assert (folder.parent.name, folder.name) == ("tiny", "2")
+    assert [path.name for path in folder.parent.iterdir()] == ["2"]
+    assert {path.name for path in folder.iterdir()} == FILES
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_the_manifest_lists_the_hash_of_every_other_file(size: str, request: pytest.FixtureRequest) -> None:
+    folder, manifest = request.getfixturevalue(size)
+    assert Manifest.load(folder) == manifest
+    assert set(manifest.files) == {path.name for path in folder.iterdir()} - {"manifest.json"}
+    manifest.verify_files(folder)
+
+
+def test_the_manifest_says_what_was_exported(small: Artifact) -> None:
+    _, manifest = small
+    module = attention()
+    assert (manifest.name, manifest.version, manifest.description) == ("tiny", 2, "a module to export")
+    assert AttentionConfig(**manifest.config) == module.config
+    assert manifest.parameters == sum(parameter.numel() for parameter in module.parameters())
+    assert {kind: graph.file for kind, graph in manifest.graphs.items()} == GRAPHS
+    assert manifest.cost.flops_per_pair == module.config.flops_per_pair
+    assert manifest.tolerance == FP32_TOLERANCE
+
+
+def test_the_parity_report_lists_every_case_of_every_graph(small: Artifact) -> None:
+    folder, manifest = small
+    report = json.loads((folder / manifest.parity_report).read_bytes())
+    counted = [sum(case["graph"] == kind for case in report["cases"]) for kind in GraphKind]
+    assert counted == [len(PARITY_GRID)] * 4
+    assert report["tolerance"] == manifest.tolerance.model_dump()
+    assert report["max_abs_error"] == max(case["max_abs_error"] for case in report["cases"])
+
+
+def test_the_golden_vectors_are_what_eager_pytorch_answers(small: Artifact) -> None:
+    folder, manifest = small
+    cases = load_golden(folder / manifest.golden)
+    assert sorted(case.graph for case in cases) == sorted([*GraphKind] * len(GOLDEN_GRID))
+    for case in cases:
+        eager = run_eager(attention(), signature(attention(), case.graph), case.inputs)
+        assert case.outputs.keys() == eager.keys()
+        for name, array in eager.items():
+            np.testing.assert_array_equal(case.outputs[name], array)
+
+
+def test_servers_of_other_users_may_read_an_artifact(small: Artifact) -> None:
+    folder, _ = small
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("kind", GraphKind)
+def test_a_small_graph_runs_by_itself(kind: GraphKind, small: Artifact, tmp_path: Path) -> None:
+    alone = tmp_path / "renamed.onnx"
+    shutil.copy(small[0] / GRAPHS[kind], alone)
+    assert_runs_by_itself(alone, attention(), kind)
+
+
+@pytest.mark.parametrize("kind", GraphKind)
+def test_a_large_graph_runs_beside_its_weights(kind: GraphKind, large: Artifact, tmp_path: Path) -> None:
+    shutil.copy(large[0] / "weights.bin", tmp_path)
+    alone = tmp_path / "renamed.onnx"
+    shutil.copy(large[0] / GRAPHS[kind], alone)
+    assert_runs_by_itself(alone, attention(LARGE), kind)
+
+
+def test_the_graphs_of_a_large_model_share_one_file_of_weights(large: Artifact) -> None:
+    folder, _ = large
+    assert {path.name for path in folder.iterdir()} == {*FILES, "weights.bin"}
+    weights = 4 * 320 * 320 * 4
+    assert weights <= (folder / "weights.bin").stat().st_size < 1.05 * weights
+    assert sum((folder / name).stat().st_size for name in GRAPHS.values()) < 0.1 * weights
+
+
+def test_writing_the_same_artifact_again_changes_nothing(small: Artifact) -> None:
+    folder, manifest = small
+    before = state(folder)
+    assert write_artifact(attention(), NAMING, folder.parents[1]) == (folder, manifest)
+    assert state(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["2"]
+
+
+def test_another_artifact_is_refused_unless_it_is_to_replace(small: Artifact, tmp_path: Path) -> None:
+    folder = shutil.copytree(small[0], tmp_path / "tiny" / "2")
+    before, other = state(folder.parent)["2/manifest.json"], attention(seed=1)
+    with pytest.raises(ArtifactExistsError, match=str(folder)):
+        write_artifact(other, NAMING, tmp_path)
+    assert state(folder.parent)["2/manifest.json"] == before
+    found, manifest = write_artifact(other, NAMING, tmp_path, replace=True)
+    assert (found, Manifest.load(folder)) == (folder, manifest)
+    assert manifest.files["model.onnx"] != small[1].files["model.onnx"]
+    manifest.verify_files(folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [pytest.param(Disagreeing, ParityError, id="parity"), pytest.param(Foreign, ExportError, id="export")],
+)
+def test_a_failure_leaves_nothing_behind(
+    kind: type[MultiHeadAttention], error: type[Exception], tmp_path: Path
+) -> None:
+    with pytest.raises(error):
+        write_artifact(attention(kind=kind), NAMING, tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path != tmp_path / "tiny"]
+
+
+def test_a_wider_tolerance_is_kept_to_and_written_down(tmp_path: Path) -> None:
+    wide = Tolerance(rtol=0, atol=0.1)
+    folder, manifest = write_artifact(attention(kind=Disagreeing), NAMING, tmp_path, tolerance=wide)
+    report: dict[str, Any] = json.loads((folder / manifest.parity_report).read_bytes())
+    assert manifest.tolerance == wide
+    assert report["tolerance"] == {"rtol": 0, "atol": 0.1}
+    assert FP32_TOLERANCE.atol < report["max_abs_error"] < wide.atol
+
+
+@pytest.mark.parametrize("name", ["a", "0", "self-attention", "multi_head.768x12", "A" * 128])
+def test_a_name_is_letters_digits_and_a_few_signs(name: str) -> None:
+    assert Naming(name, 1, "").name == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-a", "_a", "a/b", "../a", "a b", "é", "A" * 129])
+def test_any_other_name_is_refused_by_value_and_rule(name: str) -> None:
+    with pytest.raises(ValueError, match="must match") as refusal:
+        Naming(name, 1, "")
+    assert f"name={name!r}: " in str(refusal.value)
+
+
+@pytest.mark.xfail(reason="a $ in re.match also stands before a line break", strict=True)
+def test_a_name_with_a_line_break_is_refused() -> None:
+    with pytest.raises(ValueError, match="must match"):
+        Naming("tiny\n", 1, "")
+
+
+@pytest.mark.parametrize("version", [0, -1])
+def test_a_version_below_1_is_refused_by_value_and_rule(version: int) -> None:
+    with pytest.raises(ValueError, match=f"version={version}: must be a positive integer"):
+        Naming("tiny", version, "")

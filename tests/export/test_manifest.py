@@ -1,0 +1,155 @@
+"""The manifest: read back as written, and refused where the artifact is damaged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export.manifest import (
+    MANIFEST_FILE,
+    ArtifactError,
+    Cost,
+    Graph,
+    GraphKind,
+    Manifest,
+    TensorSpec,
+    Tolerance,
+    file_hash,
+)
+
+FILES = {
+    "model.onnx": b"graph",
+    "golden.safetensors": b"golden",
+    "parity.json": b"{}",
+    "tokenizer.json": b"words",
+}
+Edit = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    """The manifest of an artifact whose files and manifest lie in `tmp_path`."""
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    query = TensorSpec(name="token_ids", data_type="int64", axes=("batch", "query_length"))
+    context = TensorSpec(name="context_vectors", data_type="float32", axes=("batch", "query_length", 4))
+    written = Manifest(
+        name="tiny",
+        version=3,
+        description="a model, described",
+        config={"d_query": 4, "scale": 1 / 3, "causal": False},
+        num_heads=1,
+        causal=False,
+        opset=23,
+        precision="fp32",
+        tolerance=Tolerance(rtol=1.3e-6, atol=1e-5),
+        parameters=80,
+        cost=Cost(flops_per_query=1, flops_per_key=2, flops_per_pair=3),
+        graphs={GraphKind.PLAIN: Graph(file="model.onnx", inputs=(query,), outputs=(context,))},
+        tokenizer="tokenizer.json",
+        vocabulary_size=5,
+        golden="golden.safetensors",
+        parity_report="parity.json",
+        files={name: file_hash(tmp_path / name) for name in FILES},
+        made_with={"python": "3.11.0"},
+    )
+    (tmp_path / MANIFEST_FILE).write_text(written.model_dump_json())
+    return written
+
+
+def edit(folder: Path, change: Edit) -> None:
+    path = folder / MANIFEST_FILE
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def test_a_manifest_is_read_back_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
+    found = Manifest.load(tmp_path)
+    assert found == manifest
+    found.verify_files(tmp_path)
+
+
+def test_a_missing_manifest_is_refused_by_path(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"manifest\.json: .*No such file"):
+        Manifest.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"{", id="cut-off"),
+        pytest.param(b"[]", id="a-list"),
+        pytest.param(b"\xff\xfe{}", id="not-utf-8"),
+    ],
+)
+@pytest.mark.usefixtures("manifest")
+def test_a_manifest_that_does_not_parse_is_refused_by_path(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_FILE).write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"manifest\.json: "):
+        Manifest.load(tmp_path)
+
+
+CHANGES: dict[str, tuple[str, Edit]] = {
+    "unknown-field": ("surprise", lambda m: m.update(surprise=1)),
+    "unknown-field-of-a-graph": ("surprise", lambda m: m["graphs"]["plain"].update(surprise=1)),
+    "missing-field": ("opset", lambda m: m.pop("opset")),
+    "newer-format": ("format_version", lambda m: m.update(format_version=2)),
+    "unknown-graph": ("graphs", lambda m: m["graphs"].update(other=m["graphs"]["plain"])),
+    "unknown-type": ("data_type", lambda m: m["graphs"]["plain"]["inputs"][0].update(data_type="float64")),
+    "axis-of-size-0": ("axes", lambda m: m["graphs"]["plain"]["inputs"][0].update(axes=[0])),
+    "version-0": ("version", lambda m: m.update(version=0)),
+    "name-with-a-slash": ("name", lambda m: m.update(name="../tiny")),
+    "negative-tolerance": ("atol", lambda m: m["tolerance"].update(atol=-1)),
+    "graph-outside": ("graphs.plain.file", lambda m: m["graphs"]["plain"].update(file="../model.onnx")),
+    "golden-outside": ("golden", lambda m: m.update(golden="/golden.safetensors")),
+    "tokenizer-outside": ("tokenizer", lambda m: m.update(tokenizer="..")),
+    "report-outside": ("parity_report", lambda m: m.update(parity_report="a/../../parity.json")),
+    "hash-of-a-file-outside": ("files", lambda m: m["files"].update({"../x": "0"})),
+}
+
+
+@pytest.mark.parametrize(("field", "change"), CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.usefixtures("manifest")
+def test_a_manifest_that_breaks_a_rule_is_refused_by_path_and_field(
+    field: str, change: Edit, tmp_path: Path
+) -> None:
+    edit(tmp_path, change)
+    with pytest.raises(ArtifactError) as refusal:
+        Manifest.load(tmp_path)
+    assert str(tmp_path / MANIFEST_FILE) in str(refusal.value)
+    assert field in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused_by_path(name: str, manifest: Manifest, tmp_path: Path) -> None:
+    (tmp_path / name).unlink()
+    with pytest.raises(ArtifactError, match=f"{name}: No such file"):
+        manifest.verify_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_byte_is_refused_by_path(name: str, manifest: Manifest, tmp_path: Path) -> None:
+    data = bytearray((tmp_path / name).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(
+        ArtifactError, match=f"{name}: SHA-256 is .* the manifest says {manifest.files[name]}"
+    ):
+        manifest.verify_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_without_a_hash_is_refused_by_name(name: str, manifest: Manifest, tmp_path: Path) -> None:
+    edit(tmp_path, lambda values: values["files"].pop(name))
+    with pytest.raises(ArtifactError, match=f"lists no hash for {name}"):
+        Manifest.load(tmp_path).verify_files(tmp_path)
+    assert manifest.files[name] == file_hash(tmp_path / name)
+
+
+def test_a_manifest_cannot_be_changed(manifest: Manifest) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        manifest.version = 4

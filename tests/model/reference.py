@@ -1,0 +1,131 @@
+"""Attention once more, in NumPy float64 and row by row, and random cases to hold a module against it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from model.attention import MultiHeadAttention
+from model.config import DERIVED, AttentionConfig
+
+Array = NDArray[Any]
+# The reference and the float64 module add up in different orders; nothing else may differ.
+RTOL, ATOL = 1e-10, 1e-12
+
+
+def attention(module: MultiHeadAttention, inputs: list[Array], may_attend: Array) -> tuple[Array, Array]:
+    """Context vectors (B, Tq, d_out) and weights (B, H, Tq, Tk), from sums over the keys of each row.
+
+    Args:
+        module: Its weights are read, its code is not run.
+        inputs: Query, key and value, (B, T, d).
+        may_attend: (B, H, Tq, Tk), every rule in one mask.
+    """
+    heads = module.config.num_heads
+    layers = (module.query_projection, module.key_projection, module.value_projection)
+    q, k, v = (
+        np.stack(np.split(_linear(layer, rows), heads, axis=-1), axis=1)  # (B, H, T, d)
+        for layer, rows in zip(layers, inputs, strict=True)
+    )
+    weights = np.zeros(may_attend.shape)
+    context = np.zeros((*q.shape[:3], v.shape[-1]))
+    for batch, head, row in np.ndindex(q.shape[:3]):
+        allowed = np.flatnonzero(may_attend[batch, head, row])
+        if allowed.size:
+            scores = k[batch, head, allowed] @ q[batch, head, row] * module.config.scale
+            powers = np.exp(scores - scores.max())
+            weights[batch, head, row, allowed] = powers / powers.sum()
+        context[batch, head, row] = weights[batch, head, row] @ v[batch, head]
+    joined = np.concatenate(np.split(context, heads, axis=1), axis=-1)[:, 0]  # (B, Tq, H * d_v)
+    output = module.output_projection
+    return (joined if output is None else _linear(output, joined)), weights
+
+
+def _linear(layer: torch.nn.Linear, rows: Array) -> Array:
+    bias = 0.0 if layer.bias is None else layer.bias.detach().numpy()
+    product: Array = rows @ layer.weight.detach().numpy().T + bias
+    return product
+
+
+@dataclass(frozen=True)
+class Case:
+    """A float64 module, inputs for it and the rules on who may attend to whom."""
+
+    module: MultiHeadAttention
+    inputs: list[Array]
+    """Query, key and value."""
+    options: dict[str, torch.Tensor]
+    """key_lengths and attention_mask, where there are any."""
+    may_attend: Array
+    """(B, H, Tq, Tk), those and causality in one mask."""
+
+    def run(self, *, return_weights: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the module answers."""
+        tensors = [torch.from_numpy(array) for array in self.inputs]
+        with torch.inference_mode():
+            context, weights = self.module(*tensors, **self.options, return_weights=return_weights)
+        return context, weights
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> AttentionConfig:
+    """Any configuration of small sizes."""
+    size = st.integers(1, 5)
+    cross = draw(st.booleans())
+    separate = cross and draw(st.booleans())
+    d_query, d_key = draw(size), draw(size)
+    out_proj = draw(st.booleans())
+    return AttentionConfig(
+        d_query=d_query,
+        num_heads=draw(st.integers(1, 4)),
+        cross=cross,
+        separate_value=separate,
+        d_key=d_key if cross else d_query,
+        d_value=draw(size) if separate else DERIVED,
+        d_k=draw(size),
+        d_v=draw(size),
+        qkv_bias=draw(st.booleans()),
+        out_proj=out_proj,
+        out_bias=draw(st.booleans()),
+        d_out=draw(size) if out_proj else DERIVED,
+        causal=draw(st.booleans()),
+        scale=draw(st.sampled_from([DERIVED, 0.3, 1.0])),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Any configuration with random weights, inputs, lengths and masks."""
+    config = draw(configs())
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    batch, query_length, key_length = (draw(st.integers(1, top)) for top in (3, 6, 6))
+    key_length = key_length if config.cross else query_length
+    query = rng.standard_normal((batch, query_length, config.d_query))
+    key = rng.standard_normal((batch, key_length, config.d_key)) if config.cross else query
+    value = rng.standard_normal((batch, key_length, config.d_value)) if config.separate_value else key
+    may_attend = np.ones((batch, config.num_heads, query_length, key_length), np.bool_)
+    options = {}
+    if draw(st.booleans()):
+        lengths = rng.integers(0, key_length, batch, endpoint=True)
+        options["key_lengths"] = torch.from_numpy(lengths)
+        may_attend &= np.arange(key_length) < lengths[:, None, None, None]
+    if draw(st.booleans()):
+        mask_heads = draw(st.sampled_from([1, config.num_heads]))
+        mask = rng.random((batch, mask_heads, query_length, key_length)) < draw(st.sampled_from([0.2, 0.7]))
+        options["attention_mask"] = torch.from_numpy(mask)
+        may_attend &= mask
+    if config.causal:
+        may_attend &= np.arange(query_length)[:, None] >= np.arange(key_length)
+    return Case(random_module(config, rng), [query, key, value], options, may_attend)
+
+
+def random_module(config: AttentionConfig, rng: np.random.Generator) -> MultiHeadAttention:
+    """A float64 module whose weights come from `rng`."""
+    module = MultiHeadAttention(config).double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.from_numpy(rng.standard_normal(parameter.shape)))
+    return module

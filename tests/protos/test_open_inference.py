@@ -1,0 +1,116 @@
+"""The Open Inference Protocol: names, numbers and types that clients in the field depend on."""
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from protos.inference.open_inference_pb2 import DESCRIPTOR
+
+TENSOR = "name=1 datatype=2 shape[]=3 parameters[]=4 contents=5"
+MODEL = "name=1 version=2"
+# Fields and their numbers; [] is a repeated field or a map.
+MESSAGES = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "live=1",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "ready=1",
+    "ModelReadyRequest": MODEL,
+    "ModelReadyResponse": "ready=1",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "name=1 version=2 extensions[]=3",
+    "ModelMetadataRequest": MODEL,
+    "ModelMetadataResponse": "name=1 versions[]=2 platform=3 inputs[]=4 outputs[]=5",
+    "ModelMetadataResponse.TensorMetadata": "name=1 datatype=2 shape[]=3",
+    "InferParameter": "bool_param=1 int64_param=2 string_param=3 double_param=4 uint64_param=5",
+    "InferTensorContents": (
+        "bool_contents[]=1 int_contents[]=2 int64_contents[]=3 uint_contents[]=4 "
+        "uint64_contents[]=5 fp32_contents[]=6 fp64_contents[]=7 bytes_contents[]=8"
+    ),
+    "ModelInferRequest": (
+        "model_name=1 model_version=2 id=3 parameters[]=4 inputs[]=5 outputs[]=6 raw_input_contents[]=7"
+    ),
+    "ModelInferRequest.InferInputTensor": TENSOR,
+    "ModelInferRequest.InferRequestedOutputTensor": "name=1 parameters[]=2",
+    "ModelInferResponse": (
+        "model_name=1 model_version=2 id=3 parameters[]=4 outputs[]=5 raw_output_contents[]=6"
+    ),
+    "ModelInferResponse.InferOutputTensor": TENSOR,
+}
+BOOL, INT32, INT64 = FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64
+UINT32, UINT64 = FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64
+FLOAT, DOUBLE = FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE
+STRING, BYTES = FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES
+MESSAGE = FieldDescriptor.TYPE_MESSAGE
+# Types by name, which no two messages use differently.
+TYPES = {
+    "live": BOOL, "ready": BOOL, "id": STRING, "platform": STRING, "extensions": STRING,
+    "name": STRING, "version": STRING, "versions": STRING, "model_name": STRING, "model_version": STRING,
+    "datatype": STRING, "shape": INT64, "inputs": MESSAGE, "outputs": MESSAGE,
+    "parameters": MESSAGE, "contents": MESSAGE,
+    "raw_input_contents": BYTES, "raw_output_contents": BYTES,
+    "bool_param": BOOL, "int64_param": INT64, "string_param": STRING, "double_param": DOUBLE,
+    "uint64_param": UINT64,
+    "bool_contents": BOOL, "int_contents": INT32, "int64_contents": INT64, "uint_contents": UINT32,
+    "uint64_contents": UINT64, "fp32_contents": FLOAT, "fp64_contents": DOUBLE, "bytes_contents": BYTES,
+}  # fmt: skip
+METHODS = {"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"}
+
+
+def message(name: str) -> Descriptor:
+    outer, *inner = name.split(".")
+    found: Descriptor = DESCRIPTOR.message_types_by_name[outer]
+    for nested in inner:
+        found = found.nested_types_by_name[nested]
+    return found
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_has_the_protocol_s_fields_and_numbers(name: str) -> None:
+    fields = message(name).fields
+    written = " ".join(f"{field.name}{'[]' * field.is_repeated}={field.number}" for field in fields)
+    assert written == MESSAGES[name]
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_field_has_the_protocol_s_type(name: str) -> None:
+    types = {field.name: field.type for field in message(name).fields}
+    assert types == {field: TYPES[field] for field in types}
+
+
+@pytest.mark.parametrize("name", [name for name, fields in MESSAGES.items() if "parameters[]" in fields])
+def test_parameters_are_a_map_of_text_to_one_parameter(name: str) -> None:
+    entry = message(name).fields_by_name["parameters"].message_type
+    assert entry.GetOptions().map_entry
+    assert entry.fields_by_name["key"].type == STRING
+    assert entry.fields_by_name["value"].message_type.full_name == "inference.InferParameter"
+
+
+def test_a_parameter_is_one_of_its_values() -> None:
+    (choice,) = message("InferParameter").oneofs
+    assert choice.name == "parameter_choice"
+    assert [field.number for field in choice.fields] == [1, 2, 3, 4, 5]
+
+
+def test_the_table_above_knows_every_message() -> None:
+    outer = DESCRIPTOR.message_types_by_name
+    inner = {
+        f"{name}.{nested.name}"
+        for name, found in outer.items()
+        for nested in found.nested_types
+        if not nested.GetOptions().map_entry
+    }
+    assert {*outer, *inner} == set(MESSAGES)
+
+
+def test_the_service_has_the_protocol_s_name_and_core_calls() -> None:
+    service = DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    assert service.full_name == "inference.GRPCInferenceService"
+    assert set(service.methods_by_name) >= METHODS
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_core_call_takes_one_request_and_gives_one_response_of_its_name(name: str) -> None:
+    method = DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name]
+    assert method.input_type.full_name == f"inference.{name}Request"
+    assert method.output_type.full_name == f"inference.{name}Response"
+    assert not method.client_streaming
+    assert not method.server_streaming

@@ -1,0 +1,45 @@
+"""Fixtures of the server's tests: three small artifacts, and the models that they load to."""
+
+from pathlib import Path
+
+import pytest
+
+from export.artifact import Naming, write_artifact
+from server.engine.model import LoadedModel
+from server.engine.repository import Repository, load_repository
+from server.engine.session import Device
+from tests.server.samples import CROSS, SELF, TEXT, eager_module
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of a causal self-attention, a cross-attention and a text model. Tests copy, not write."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    for name in (SELF, CROSS, TEXT):
+        write_artifact(eager_module(name), Naming(name, 1, f"the tests' {name}"), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def loaded(artifacts: Path) -> Repository:
+    return load_repository(artifacts, Device(threads=1))
+
+
+@pytest.fixture(scope="session")
+def self_model(loaded: Repository) -> LoadedModel:
+    return loaded.ready(SELF)
+
+
+@pytest.fixture(scope="session")
+def cross_model(loaded: Repository) -> LoadedModel:
+    return loaded.ready(CROSS)
+
+
+@pytest.fixture(scope="session")
+def text_model(loaded: Repository) -> LoadedModel:
+    return loaded.ready(TEXT)
+
+
+@pytest.fixture(scope="session")
+def models(loaded: Repository) -> dict[str, LoadedModel]:
+    return {model.name: model for model in loaded if isinstance(model, LoadedModel)}

@@ -1,0 +1,153 @@
+"""What runs together, in which order, and whose result is whose."""
+
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from server.engine.scheduler import CALL_OVERHEAD_FLOPS, Scheduler
+from server.engine.values import Array, MaskKind
+from tests.server.samples import CROSS, SELF, assert_answers, work_of
+from tests.server.seams import Held, Recorder, outcome
+
+THREADS, PER_THREAD = 4, 12
+
+
+def test_results_go_to_their_requests_from_many_threads(models: dict[str, LoadedModel]) -> None:
+    scheduler = Scheduler(Limits(max_batch_sequences=5), Recorder())
+    together = threading.Barrier(THREADS)
+
+    def ask(thread: int) -> None:
+        works = [
+            work_of(
+                models[(SELF, CROSS)[number % 2]],
+                [(1 + (thread + number) % 4, 3), (2, 1 + number % 3)],
+                seed=100 * thread + number,
+                kind=(None, MaskKind.PAIRS)[number % 3 == 0],
+                return_weights=number % 4 == 0,
+            )
+            for number in range(PER_THREAD)
+        ]
+        together.wait()
+        for work in works:
+            scheduler.submit(work)
+        for work in works:
+            assert_answers(work, outcome(work))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for future in [pool.submit(ask, thread) for thread in range(THREADS)]:
+            future.result()
+    scheduler.close()
+
+
+def test_works_that_wait_run_together(self_model: LoadedModel) -> None:
+    with Held(self_model) as held:
+        works = [held.submit([(length, length)], seed=length) for length in (3, 1, 4)]
+    assert held.later_sizes == [3]
+    for work in works:
+        assert_answers(work, outcome(work))
+
+
+def test_a_run_has_at_most_max_batch_sequences(self_model: LoadedModel) -> None:
+    with Held(self_model, max_batch_sequences=3) as held:
+        work = held.submit([(length, length) for length in (3, 1, 4, 1, 5, 2, 2)])
+    assert held.later_sizes == [3, 3, 1]
+    assert_answers(work, outcome(work))
+
+
+@pytest.mark.parametrize(
+    ("of_sequences", "expected"), [(3, [3, 2]), (1, [1] * 5), (0, [1] * 5)], ids=["three", "one", "none"]
+)
+def test_a_run_of_several_has_at_most_max_batch_bytes(
+    self_model: LoadedModel, of_sequences: int, expected: list[int]
+) -> None:
+    limit = self_model.padded_bytes(of_sequences, 6, 6)
+    with Held(self_model, max_batch_bytes=limit) as held:
+        works = [held.submit([(6, 6)], seed=seed) for seed in range(5)]
+    assert held.later_sizes == expected
+    for work in works:
+        assert_answers(work, outcome(work))
+
+
+def test_lengths_that_only_lose_together_run_apart(self_model: LoadedModel) -> None:
+    long, short = 1000, 1
+    alone = self_model.flops(1, long, long) + self_model.flops(1, short, short) + CALL_OVERHEAD_FLOPS
+    assert self_model.flops(2, long, long) > alone
+    with Held(self_model) as held:
+        works = [held.submit([(length, length)], seed=length) for length in (long, short, long, short)]
+    assert [(run.tokens, run.padding) for run in held.recorder.runs[1:]] == [(2 * long, 0), (2 * short, 0)]
+    for work in works:
+        assert_answers(work, outcome(work))
+
+
+def test_kinds_of_answers_and_models_never_mix(self_model: LoadedModel, cross_model: LoadedModel) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def tap(inputs: dict[str, Array]) -> None:
+        seen.append((len(inputs["query"]), "attention_mask" in inputs))
+
+    twin = dataclasses.replace(self_model)
+    with Held(self_model, tap) as held:
+        works = [
+            held.submit([(2, 3)], model=model, kind=kind, return_weights=return_weights, seed=seed)
+            for seed in range(2)
+            for model in (held.model, twin, cross_model)
+            for kind in (None, MaskKind.KEYS)
+            for return_weights in (False, True)
+        ]
+    assert held.later_sizes == [2] * 12
+    assert seen == [(2, False), (2, True), (2, True), (2, True)]
+    for work in works:
+        assert_answers(work, outcome(work))
+
+
+def test_an_observer_is_told_rows_and_padding(cross_model: LoadedModel) -> None:
+    with Held(cross_model) as held:
+        held.submit([(2, 3), (4, 1)])
+    run = held.recorder.runs[1]
+    assert (run.model, run.sequences, run.tokens, run.padding) == (CROSS, 2, 10, 2 * (4 + 3) - 10)
+    assert len(run.waited) == 2
+    assert min(run.waited) > 0
+    assert run.seconds > 0
+
+
+arrivals = st.lists(
+    st.tuples(st.integers(1, 7), st.sampled_from([None, *MaskKind]), st.booleans()), min_size=1, max_size=14
+)
+
+
+@given(arrivals=arrivals, most=st.integers(1, 4))
+@settings(deadline=None, max_examples=25)
+def test_the_oldest_is_part_of_every_run_and_gets_its_own_answer(
+    self_model: LoadedModel, arrivals: list[tuple[int, MaskKind | None, bool]], most: int
+) -> None:
+    runs: list[list[float]] = []
+    with Held(
+        self_model, lambda inputs: runs.append(inputs["query"][:, 0, 0].tolist()), max_batch_sequences=most
+    ) as held:
+        works = [
+            held.submit([(length, length)], kind=kind, return_weights=weights, seed=seed)
+            for seed, (length, kind, weights) in enumerate(arrivals)
+        ]
+    waiting = [float(work.items[0].inputs["query"][0, 0]) for work in works]
+    assert len(set(waiting)) == len(waiting)
+    for run in runs:
+        assert run[0] == waiting[0]
+        assert len(run) <= most
+        waiting = [mark for mark in waiting if mark not in run]
+    assert not waiting
+    for work in works:
+        assert_answers(work, outcome(work))
+
+
+def test_results_do_not_share_memory_with_requests(self_model: LoadedModel) -> None:
+    with Held(self_model) as held:
+        work = held.submit([(3, 3)])
+    (context,) = outcome(work).outputs["context_vectors"]
+    assert not np.shares_memory(context, work.items[0].inputs["query"])

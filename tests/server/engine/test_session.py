@@ -1,0 +1,63 @@
+"""ONNX Runtime as the engine sees it."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from export.manifest import GraphKind, load_golden
+from server.engine.repository import FailedModel, load_repository
+from server.engine.session import Device, Provider, ProviderError, Session
+from tests.server.samples import HEADS, SELF
+
+WITHOUT_CUDA = pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
+)
+
+
+@pytest.fixture
+def graph(artifacts: Path) -> Path:
+    return artifacts / SELF / "1" / "model.weights.onnx"
+
+
+def test_outputs_come_by_name(graph: Path) -> None:
+    session = Session(graph, Device(threads=1))
+    outputs = session.run(
+        {"attention_mask": np.ones((2, 1, 3, 3), np.bool_), "query": np.ones((2, 3, 4), np.float32)}
+    )
+    assert {name: array.shape for name, array in outputs.items()} == {
+        "context_vectors": (2, 3, 4),
+        "attention_weights": (2, HEADS, 3, 3),
+    }
+    rows = outputs["attention_weights"].sum(axis=-1)
+    np.testing.assert_allclose(rows, np.ones_like(rows), atol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2], ids=["of the runtime", "one", "two"])
+def test_any_number_of_threads_gives_the_golden_answers(artifacts: Path, threads: int) -> None:
+    folder = artifacts / SELF / "1"
+    session = Session(folder / "model.onnx", Device(threads=threads))
+    assert session.provider == "CPUExecutionProvider"
+    cases = [case for case in load_golden(folder / "golden.safetensors") if case.graph is GraphKind.PLAIN]
+    assert cases
+    for case in cases:
+        outputs = session.run(case.inputs)
+        np.testing.assert_allclose(
+            outputs["context_vectors"], case.outputs["context_vectors"], rtol=1.3e-6, atol=1e-5
+        )
+
+
+@WITHOUT_CUDA
+def test_a_provider_that_the_runtime_lacks_is_an_error_and_not_a_silent_cpu(graph: Path) -> None:
+    with pytest.raises(ProviderError, match="CUDAExecutionProvider is not available"):
+        Session(graph, Device(Provider.CUDA))
+
+
+@WITHOUT_CUDA
+def test_a_model_without_its_provider_failed_and_says_so(artifacts: Path) -> None:
+    models = list(load_repository(artifacts, Device(Provider.CUDA)))
+    assert len(models) == 3
+    for model in models:
+        assert isinstance(model, FailedModel)
+        assert "CUDAExecutionProvider is not available" in model.reason

@@ -1,0 +1,161 @@
+"""attention.v1 on the wire and in the engine."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.attention.v1 import attention_pb2 as pb
+from server.engine.errors import InvalidRequestError
+from server.engine.values import MaskKind, Result
+from server.rpc.attention_codec import DTYPES, MASK_KINDS, decode, encode
+
+lengths_of_sequences = st.lists(st.integers(0, 5), max_size=5)
+
+
+def sequences(
+    lengths: Sequence[int] = (2, 1), width: int = 3, data_type: "pb.DataType.ValueType" = pb.DATA_TYPE_FP32
+) -> pb.VectorSequences:
+    """Sequences of counted elements."""
+    elements = np.arange(sum(lengths) * width).astype(DTYPES.get(data_type, np.dtype("f4")))
+    return pb.VectorSequences(data_type=data_type, width=width, lengths=lengths, data=elements.tobytes())
+
+
+@given(
+    lengths=lengths_of_sequences,
+    width=st.integers(1, 4),
+    data_type=st.sampled_from(sorted(DTYPES)),
+    name=st.sampled_from(["query", "key", "value"]),
+)
+def test_vectors_become_rows_of_their_type_without_a_copy(
+    lengths: list[int], width: int, data_type: "pb.DataType.ValueType", name: str
+) -> None:
+    message = pb.AttendRequest(**{name: sequences(lengths, width, data_type)})
+    request = decode(message, math.inf)
+    assert list(request.inputs) == [name]
+    found = request.inputs[name]
+    expected = np.arange(sum(lengths) * width).astype(DTYPES[data_type]).reshape(-1, width)
+    np.testing.assert_array_equal(found.rows, expected)
+    assert found.rows.dtype == DTYPES[data_type]
+    assert found.lengths.tolist() == lengths
+    assert not found.rows.flags.owndata
+    assert not found.rows.flags.writeable
+
+
+@given(lengths=lengths_of_sequences)
+def test_token_ids_become_rows(lengths: list[int]) -> None:
+    ids = list(range(sum(lengths)))
+    message = pb.AttendRequest(token_ids=pb.TokenSequences(lengths=lengths, ids=ids))
+    found = decode(message, math.inf).inputs["token_ids"]
+    assert (found.rows.tolist(), found.lengths.tolist()) == (ids, lengths)
+    assert found.rows.dtype == np.int64
+
+
+def test_what_is_no_tensor_is_carried_over() -> None:
+    message = pb.AttendRequest(
+        model_name="m", model_version="3", text=pb.TextSequences(texts=["a b", "ä"]), return_weights=True
+    )
+    request = decode(message, 12.5)
+    assert (request.model_name, request.model_version, request.deadline) == ("m", "3", 12.5)
+    assert (request.texts, dict(request.inputs)) == (("a b", "ä"), {})
+    assert request.return_weights
+    assert request.mask is None
+
+
+@given(
+    kind=st.sampled_from(sorted(MASK_KINDS)),
+    flags=st.lists(st.booleans(), max_size=40),
+)
+def test_mask_bits_become_flags_lowest_first(
+    kind: "pb.AttentionMask.Kind.ValueType", flags: list[bool]
+) -> None:
+    bits = np.packbits(np.array(flags, np.bool_), bitorder="little").tobytes()
+    mask = decode(pb.AttendRequest(mask=pb.AttentionMask(kind=kind, bits=bits)), math.inf).mask
+    assert mask is not None
+    assert mask.kind.name == pb.AttentionMask.Kind.Name(kind).removeprefix("KIND_")
+    assert mask.flags[: len(flags)].tolist() == flags
+    assert mask.flags.dtype == np.bool_
+    assert 0 <= mask.flags.size - len(flags) <= mask.spare == 7
+
+
+def test_every_kind_of_mask_can_be_asked_for() -> None:
+    assert set(MASK_KINDS.values()) == set(MaskKind)
+
+
+KNOWN = "known are float32, float16, int64, bool"
+REFUSALS = {
+    "no data type": (pb.AttendRequest(query=sequences(data_type=0)), "query.data_type", f"is 0; {KNOWN}"),
+    "bf16": (
+        pb.AttendRequest(key=sequences(data_type=pb.DATA_TYPE_BF16)),
+        "key.data_type",
+        f"is {pb.DATA_TYPE_BF16}; {KNOWN}",
+    ),
+    "string": (
+        pb.AttendRequest(value=sequences(data_type=pb.DATA_TYPE_STRING)),
+        "value.data_type",
+        f"is {pb.DATA_TYPE_STRING}; {KNOWN}",
+    ),
+    "no width": (
+        pb.AttendRequest(query=pb.VectorSequences(data_type=1)),
+        "query.width",
+        "must be at least 1",
+    ),
+    "bytes": (
+        pb.AttendRequest(key=pb.VectorSequences(data_type=1, width=3, lengths=[2, 1], data=bytes(35))),
+        "key.data",
+        "holds 35 bytes; 3 x 3 elements of float32 are 36 bytes",
+    ),
+    "largest lengths": (
+        pb.AttendRequest(
+            key=pb.VectorSequences(data_type=3, width=2**32 - 1, lengths=[2**32 - 1] * 2, data=bytes(8))
+        ),
+        "key.data",
+        f"holds 8 bytes; {2 * (2**32 - 1)} x {2**32 - 1} elements of int64 are {16 * (2**32 - 1) ** 2} bytes",
+    ),
+    "ids": (
+        pb.AttendRequest(token_ids=pb.TokenSequences(lengths=[2, 2], ids=[1, 2, 3])),
+        "token_ids.ids",
+        "holds 3 ids; the lengths sum to 4",
+    ),
+    "no text": (pb.AttendRequest(text=pb.TextSequences()), "text", "holds no sequence"),
+    "no kind of mask": (
+        pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")),
+        "mask.kind",
+        "is 0; known are keys, pairs, heads",
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "field", "says"), REFUSALS.values(), ids=REFUSALS)
+def test_a_message_that_contradicts_itself_is_refused_by_field(
+    message: pb.AttendRequest, field: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode(message, math.inf)
+    assert (caught.value.field, caught.value.message) == (field, f"{field}: {says}")
+
+
+pairs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
+
+
+@given(lengths=pairs, weights=st.booleans())
+def test_a_result_is_written_without_padding(lengths: list[tuple[int, int]], *, weights: bool) -> None:
+    rng = np.random.default_rng(0)
+    outputs = {"context_vectors": [rng.standard_normal((tq, 3), np.float32) for tq, _ in lengths]}
+    if weights:
+        outputs["attention_weights"] = [rng.random((2, tq, tk), np.float32) for tq, tk in lengths]
+    response = pb.AttendResponse()
+    encode(Result("m", "2", outputs), response)
+    context = response.context_vectors
+    assert (response.model_name, response.model_version) == ("m", "2")
+    assert (context.data_type, context.width, list(context.lengths)) == (1, 3, [tq for tq, _ in lengths])
+    assert context.data == b"".join(array.tobytes() for array in outputs["context_vectors"])
+    assert response.HasField("attention_weights") == weights
+    if weights:
+        found = response.attention_weights
+        assert (found.data_type, found.num_heads) == (1, 2)
+        assert list(zip(found.query_lengths, found.key_lengths, strict=True)) == lengths
+        assert found.data == b"".join(array.tobytes() for array in outputs["attention_weights"])

@@ -1,0 +1,204 @@
+"""Tensors of the Open Inference Protocol: raw, typed and BYTES."""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from protos.inference import open_inference_pb2 as pb
+from server.engine.errors import InvalidRequestError
+from server.engine.values import Array
+from server.rpc.open_inference_tensors import BYTES, CONTENTS, DTYPES, decode_tensors, decode_texts
+from tests.server.rpc.messages import packed
+
+shapes = array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
+named_tensors = st.sampled_from(sorted(DTYPES)).flatmap(
+    lambda name: st.tuples(st.just(name), arrays(DTYPES[name], shapes))
+)
+
+
+def raw(datatype: str, shape: list[int], data: bytes, **contents: Any) -> pb.ModelInferRequest:
+    """One input whose elements travel raw."""
+    message = pb.ModelInferRequest(raw_input_contents=[data])
+    message.inputs.add(name="query", datatype=datatype, shape=shape)
+    if contents:
+        message.inputs[0].contents.CopyFrom(pb.InferTensorContents(**contents))
+    return message
+
+
+def typed(datatype: str, shape: list[int], **contents: Any) -> pb.ModelInferRequest:
+    """One input whose elements travel in typed fields."""
+    message = pb.ModelInferRequest()
+    message.inputs.add(
+        name="query", datatype=datatype, shape=shape, contents=pb.InferTensorContents(**contents)
+    )
+    return message
+
+
+def prepared(build: Callable[[pb.ModelInferRequest], object]) -> pb.ModelInferRequest:
+    """A good message of two inputs, changed."""
+    message = pb.ModelInferRequest(raw_input_contents=[bytes(4), bytes(8)])
+    message.inputs.add(name="query", datatype="FP32", shape=[1])
+    message.inputs.add(name="key", datatype="FP32", shape=[2])
+    build(message)
+    return message
+
+
+@given(tensors=st.lists(named_tensors, min_size=1, max_size=3))
+def test_raw_entries_belong_to_inputs_by_position_and_are_not_copied(
+    tensors: list[tuple[str, Array]],
+) -> None:
+    message = pb.ModelInferRequest()
+    for index, (datatype, array) in enumerate(tensors):
+        message.inputs.add(name=f"in{index}", datatype=datatype, shape=array.shape)
+        message.raw_input_contents.append(array.tobytes())
+    found = decode_tensors(message)
+    assert list(found) == [f"in{index}" for index in range(len(tensors))]
+    for decoded, (datatype, array) in zip(found.values(), tensors, strict=True):
+        np.testing.assert_array_equal(decoded, array)
+        assert decoded.dtype == DTYPES[datatype]
+        assert not decoded.flags.owndata
+        assert not decoded.flags.writeable
+
+
+@given(tensor=named_tensors.filter(lambda tensor: tensor[0] != "FP16"))
+def test_typed_elements_become_the_array(tensor: tuple[str, Array]) -> None:
+    datatype, array = tensor
+    message = typed(datatype, list(array.shape), **{CONTENTS[datatype]: array.ravel().tolist()})
+    found = decode_tensors(message)["query"]
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == DTYPES[datatype]
+
+
+@given(elements=st.lists(st.binary(max_size=9), max_size=6), as_raw=st.booleans())
+def test_bytes_elements_come_back_as_they_were(elements: list[bytes], *, as_raw: bool) -> None:
+    shape = [len(elements), 1]
+    message = raw(BYTES, shape, packed(elements)) if as_raw else typed(BYTES, shape, bytes_contents=elements)
+    found = decode_tensors(message)["query"]
+    assert found.shape == (len(elements), 1)
+    assert found.ravel().tolist() == elements
+
+
+KNOWN = "known are BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FP16, FP32, FP64, BYTES"
+REFUSALS = {
+    "too few bytes": (
+        raw("FP32", [2, 3], bytes(23)),
+        "query",
+        "holds 23 bytes; 2 x 3 elements of float32 are 24 bytes",
+    ),
+    "unknown type": (raw("FP8", [1], b"1"), "query", f"datatype 'FP8' is unknown; {KNOWN}"),
+    "bf16": (raw("BF16", [1], b"12"), "query", f"datatype 'BF16' is unknown; {KNOWN}"),
+    "no type": (raw("", [1], b"1"), "query", f"datatype '' is unknown; {KNOWN}"),
+    "negative size": (raw("FP32", [-1, -1], bytes(4)), "query", "shape [-1, -1] has a negative size"),
+    "raw beside typed": (
+        raw("FP32", [1], bytes(4), fp32_contents=[1.0]),
+        "query",
+        "has contents beside raw_input_contents",
+    ),
+    "missing raw entry": (
+        prepared(lambda message: message.raw_input_contents.pop()),
+        "raw_input_contents",
+        "holds no entry for input 'key'",
+    ),
+    "extra raw entry": (
+        prepared(lambda message: message.raw_input_contents.append(b"")),
+        "raw_input_contents",
+        "holds 3 entries for 2 inputs",
+    ),
+    "input twice": (
+        prepared(lambda message: setattr(message.inputs[1], "name", "query")),
+        "query",
+        "comes twice",
+    ),
+    "shared memory": (
+        prepared(lambda m: setattr(m.inputs[1].parameters["shared_memory_region"], "string_param", "r")),
+        "key",
+        "lies in shared memory, which this server does not read",
+    ),
+    "typed count": (
+        typed("FP32", [2, 2], fp32_contents=[1]),
+        "query",
+        "holds 1 elements; its shape is [2, 2]",
+    ),
+    "typed in the wrong field": (
+        typed("FP32", [1], fp64_contents=[1]),
+        "query",
+        "is FP32 and fills fp64_contents, not fp32_contents",
+    ),
+    "typed in two fields": (
+        typed("INT32", [1], int_contents=[1], int64_contents=[1]),
+        "query",
+        "is INT32 and fills int_contents, int64_contents, not int_contents",
+    ),
+    "typed fp16": (typed("FP16", [1], fp32_contents=[1]), "query", "FP16 travels in raw_input_contents only"),
+    "int8 overflow": (
+        typed("INT8", [1], int_contents=[128]),
+        "query",
+        "Python integer 128 out of bounds for int8",
+    ),
+    "uint16 overflow": (
+        typed("UINT16", [1], uint_contents=[65536]),
+        "query",
+        "Python integer 65536 out of bounds for uint16",
+    ),
+    "bytes count": (raw(BYTES, [2], packed([b"a"])), "query", "holds 1 elements; its shape is [2]"),
+    "bytes cut in a length": (
+        raw(BYTES, [2], packed([b"ab"]) + b"\1\0"),
+        "query",
+        "an element at byte 6 reaches beyond the end of the data",
+    ),
+    "bytes cut in an element": (
+        raw(BYTES, [1], struct.pack("<I", 2**32 - 1) + b"ab"),
+        "query",
+        "an element at byte 0 reaches beyond the end of the data",
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "field", "says"), REFUSALS.values(), ids=REFUSALS)
+def test_a_message_that_contradicts_itself_is_refused_by_field(
+    message: pb.ModelInferRequest, field: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_tensors(message)
+    assert (caught.value.field, caught.value.message) == (field, f"{field}: {says}")
+
+
+UNSHAPABLE = {
+    "raw, too many axes": raw("FP32", [1] * 65, bytes(4)),
+    "typed, too many axes": typed("FP32", [1] * 65, fp32_contents=[1.0]),
+    "empty, too large beside": raw("FP32", [0, 2**40, 2**40], b""),
+}
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="NumPy's ValueError passes through: INTERNAL")
+@pytest.mark.parametrize("message", UNSHAPABLE.values(), ids=UNSHAPABLE)
+def test_a_shape_that_no_array_can_have_is_refused(message: pb.ModelInferRequest) -> None:
+    with pytest.raises(InvalidRequestError):
+        decode_tensors(message)
+
+
+def test_texts_are_read_in_row_major_order() -> None:
+    tensor = np.array([["Life".encode(), "ä".encode()], [b"", b"x"]], object)
+    assert decode_texts("text", tensor) == ("Life", "ä", "", "x")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (np.zeros(2, np.int64), "must be a BYTES tensor with one element or more"),
+        (np.array([], object), "must be a BYTES tensor with one element or more"),
+        (np.array([b"Life", b"\xff"], object), "is not UTF-8: 'utf-8' codec can't decode byte 0xff"),
+    ],
+    ids=["numbers", "none", "not utf-8"],
+)
+def test_what_is_no_text_is_refused(tensor: Array, says: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_texts("text", tensor)
+    assert caught.value.field == "text"
+    assert says in caught.value.message

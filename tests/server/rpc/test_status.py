@@ -1,0 +1,67 @@
+"""Every error of the engine has its status on the wire."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from server.engine.errors import (
+    Code,
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+    LimitExceededError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    OverloadedError,
+    RunFailedError,
+    ShuttingDownError,
+)
+from server.rpc.status import code_of, status_of
+
+EXPECTED = [
+    (EngineError("m"), grpc.StatusCode.INTERNAL, 13, "INTERNAL"),
+    (InvalidRequestError("key", "m"), grpc.StatusCode.INVALID_ARGUMENT, 3, "INVALID_FIELD"),
+    (LimitExceededError("key", "m"), grpc.StatusCode.INVALID_ARGUMENT, 3, "LIMIT_EXCEEDED"),
+    (ModelNotFoundError("m", field="model_name"), grpc.StatusCode.NOT_FOUND, 5, "MODEL_NOT_FOUND"),
+    (ModelNotReadyError("m"), grpc.StatusCode.FAILED_PRECONDITION, 9, "MODEL_NOT_READY"),
+    (OverloadedError("m"), grpc.StatusCode.RESOURCE_EXHAUSTED, 8, "OVERLOADED"),
+    (DeadlineExceededError("m"), grpc.StatusCode.DEADLINE_EXCEEDED, 4, "DEADLINE_EXCEEDED"),
+    (ShuttingDownError("m"), grpc.StatusCode.UNAVAILABLE, 14, "SHUTTING_DOWN"),
+    (RunFailedError("m"), grpc.StatusCode.INTERNAL, 13, "RUN_FAILED"),
+]
+
+
+def subclasses(parent: type[EngineError]) -> Iterator[type[EngineError]]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from subclasses(child)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "number", "reason"), EXPECTED, ids=[type(row[0]).__name__ for row in EXPECTED]
+)
+def test_an_error_becomes_a_status_with_its_reason_and_field(
+    error: EngineError, code: grpc.StatusCode, number: int, reason: str
+) -> None:
+    status = status_of(error)
+    assert code_of(error) is code
+    assert (status.code, status.message) == (number, error.message)
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain) == (reason, "attention.v1")
+    assert len(status.details) == (2 if error.field else 1)
+    if error.field:
+        assert status.details[1].Unpack(bad)
+        violations = [(violation.field, violation.description) for violation in bad.field_violations]
+        assert violations == [(error.field, error.message)]
+
+
+def test_no_error_of_the_engine_is_missing_above() -> None:
+    assert {type(row[0]) for row in EXPECTED} == {EngineError, *subclasses(EngineError)}
+
+
+@pytest.mark.parametrize("code", Code)
+def test_every_code_is_one_of_grpc(code: Code) -> None:
+    assert grpc.StatusCode[code.name].name == code.value

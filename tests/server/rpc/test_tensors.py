@@ -1,0 +1,60 @@
+"""Bytes to arrays without a copy, and back."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from server.engine.errors import InvalidRequestError
+from server.engine.values import Array
+from server.rpc.attention_codec import DTYPES as TYPED
+from server.rpc.open_inference_tensors import DTYPES as OPEN
+from server.rpc.tensors import from_bytes, to_bytes
+
+DTYPES = sorted({*TYPED.values(), *OPEN.values()}, key=str)
+tensors = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+)
+
+
+@given(array=tensors)
+def test_bytes_become_the_array_that_they_came_from(array: Array) -> None:
+    data = array.tobytes()
+    found = from_bytes("query", data, array.dtype, array.shape)
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == array.dtype
+    assert not found.flags.writeable
+    assert array.size == 0 or np.shares_memory(found, np.frombuffer(data, np.uint8))
+
+
+@given(array=tensors, wrong=st.integers(-3, 3).filter(bool))
+def test_another_number_of_bytes_than_the_shape_needs_is_refused(array: Array, wrong: int) -> None:
+    count = max(0, array.nbytes + wrong)
+    if count == array.nbytes:
+        count += 1
+    with pytest.raises(
+        InvalidRequestError, match=rf"holds {count} bytes; .* are {array.nbytes} bytes"
+    ) as caught:
+        from_bytes("query", bytes(count), array.dtype, array.shape)
+    assert caught.value.field == "query"
+
+
+def test_a_shape_too_large_for_any_memory_is_refused_by_its_size() -> None:
+    shape = (2**62, 2**62)
+    with pytest.raises(InvalidRequestError, match=f"are {4 * math.prod(shape)} bytes"):
+        from_bytes("query", b"", np.dtype("f4"), shape)
+
+
+@given(parts=st.lists(arrays(np.float32, array_shapes(max_dims=2, max_side=4)), min_size=1, max_size=4))
+def test_arrays_are_written_one_after_the_other(parts: list[Array]) -> None:
+    expected = np.concatenate([part.ravel() for part in parts])
+    np.testing.assert_array_equal(np.frombuffer(to_bytes(parts), np.float32), expected)
+
+
+def test_views_are_written_row_major() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert to_bytes([array.T]) == np.array([0, 3, 1, 4, 2, 5], np.float32).tobytes()
+    assert to_bytes(iter([])) == b""

@@ -1,0 +1,119 @@
+"""Small models, requests to them, and what eager PyTorch answers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+
+from export.signature import AttentionModule
+from model.attention import MultiHeadAttention
+from model.config import AttentionConfig
+from model.presets import build_preset
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from server.engine.validation import validate
+from server.engine.values import Array, Item, Mask, MaskKind, Ragged, Request, Result, Work
+from tests.support import eager
+
+SELF, CROSS, TEXT = "tiny-self", "tiny-cross", "sentence-self-attention"
+CONFIGS = {
+    SELF: AttentionConfig(d_query=4, num_heads=2, causal=True),
+    CROSS: AttentionConfig(d_query=4, d_key=6, d_value=5, num_heads=2, cross=True, separate_value=True),
+}
+WIDTHS = {"query": 4, "key": 6, "value": 5}
+HEADS = 2
+WORDS = ("Life", "is", "short", "eat", "dessert", "first")
+# (Tq, Tk) of one sequence; self-attention reads the first.
+Lengths = Sequence[tuple[int, int]]
+
+
+@cache
+def eager_module(name: str) -> AttentionModule:
+    """The module behind an artifact of the fixtures."""
+    if name == TEXT:
+        return build_preset(TEXT)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MultiHeadAttention(CONFIGS[name]).eval()
+
+
+def ragged(rng: np.random.Generator, lengths: Sequence[int], *width: int) -> Ragged:
+    """Standard normal sequences."""
+    rows = rng.standard_normal((sum(lengths), *width), dtype=np.float32)
+    return Ragged(rows, np.array(lengths, np.int64))
+
+
+def vectors(rng: np.random.Generator, model: LoadedModel, lengths: Lengths) -> dict[str, Ragged]:
+    """Every input of a model that takes vectors."""
+    first = model.inputs[0].name
+    return {
+        spec.name: ragged(rng, [pair[spec.name != first] for pair in lengths], WIDTHS[spec.name])
+        for spec in model.inputs
+    }
+
+
+def mask_of(rng: np.random.Generator, model: LoadedModel, lengths: Lengths, kind: MaskKind) -> Mask:
+    """A random mask; some query rows may attend to nothing."""
+    cross = len(model.inputs) > 1
+    pairs = [(query, key if cross else query) for query, key in lengths]
+    count = {
+        MaskKind.KEYS: sum(key for _, key in pairs),
+        MaskKind.PAIRS: sum(query * key for query, key in pairs),
+        MaskKind.HEADS: sum(HEADS * query * key for query, key in pairs),
+    }[kind]
+    return Mask(kind, rng.random(count) < 0.6)
+
+
+def request_of(
+    model: LoadedModel,
+    lengths: Lengths,
+    *,
+    seed: int = 0,
+    kind: MaskKind | None = None,
+    return_weights: bool = False,
+    deadline: float = math.inf,
+) -> Request:
+    """A good request of random vectors."""
+    rng = np.random.default_rng(seed)
+    return Request(
+        model_name=model.name,
+        inputs=vectors(rng, model, lengths),
+        mask=None if kind is None else mask_of(rng, model, lengths, kind),
+        return_weights=return_weights,
+        deadline=deadline,
+    )
+
+
+def work_of(
+    model: LoadedModel,
+    lengths: Lengths,
+    *,
+    seed: int = 0,
+    kind: MaskKind | None = None,
+    return_weights: bool = False,
+    deadline: float = math.inf,
+) -> Work:
+    """The same, validated."""
+    request = request_of(
+        model, lengths, seed=seed, kind=kind, return_weights=return_weights, deadline=deadline
+    )
+    return validate(request, model, Limits())
+
+
+def assert_outputs(model: LoadedModel, item: Item, outputs: Mapping[str, Array]) -> None:
+    """The outputs of one sequence are those of eager PyTorch."""
+    context, weights = eager.attend(eager_module(model.name), *item.inputs.values(), mask=item.mask)
+    eager.assert_parity(outputs["context_vectors"], context)
+    if "attention_weights" in outputs:
+        eager.assert_parity(outputs["attention_weights"], weights)
+
+
+def assert_answers(work: Work, result: Result) -> None:
+    """Each sequence's outputs, in order, are those of eager PyTorch; and no others were made."""
+    names = ["context_vectors", "attention_weights"] if work.return_weights else ["context_vectors"]
+    assert list(result.outputs) == names
+    assert all(len(arrays) == len(work.items) for arrays in result.outputs.values())
+    for index, item in enumerate(work.items):
+        assert_outputs(work.model, item, {name: result.outputs[name][index] for name in names})

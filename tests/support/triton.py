@@ -1,0 +1,70 @@
+"""Asks with an unmodified tritonclient, in a process of its own.
+
+tritonclient and protos/ both define the package `inference`, and protobuf allows one such definition
+in a process.
+"""
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class TritonError(Exception):
+    """tritonclient raised InferenceServerException; carries its status and message."""
+
+
+def infer(
+    target: str, model: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()
+) -> dict[str, Array]:
+    """Outputs by name; those of the model's metadata where none are named."""
+    answer: dict[str, Array] = _in_another_process(_infer, target, model, dict(inputs), list(outputs))
+    return answer
+
+
+def describe(target: str, model: str) -> dict[str, Any]:
+    """What tritonclient reads of the server and of one model."""
+    answer: dict[str, Any] = _in_another_process(_describe, target, model)
+    return answer
+
+
+def _in_another_process(function: Any, *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result(timeout=120)
+
+
+def _infer(target: str, model: str, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:
+    from tritonclient import grpc as triton  # noqa: PLC0415 - only in this process
+    from tritonclient.utils import InferenceServerException, np_to_triton_dtype  # noqa: PLC0415
+
+    tensors = []
+    for name, array in inputs.items():
+        tensor = triton.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    requested = [triton.InferRequestedOutput(name) for name in outputs] or None
+    with triton.InferenceServerClient(target) as client:
+        try:
+            result = client.infer(model, tensors, outputs=requested)
+        except InferenceServerException as error:
+            raise TritonError(f"{error.status()}: {error.message()}") from None
+    names = outputs or [output.name for output in result.get_response().outputs]
+    return {name: np.array(result.as_numpy(name)) for name in names}
+
+
+def _describe(target: str, model: str) -> dict[str, Any]:
+    from tritonclient import grpc as triton  # noqa: PLC0415 - only in this process
+
+    with triton.InferenceServerClient(target) as client:
+        return {
+            "live": client.is_server_live(),
+            "ready": client.is_server_ready(),
+            "model_ready": client.is_model_ready(model),
+            "server": client.get_server_metadata(as_json=True),
+            "model": client.get_model_metadata(model, as_json=True),
+        }
