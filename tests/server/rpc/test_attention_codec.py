@@ -33,7 +33,8 @@ def sequences(
 def test_vectors_become_rows_of_their_type_without_a_copy(
     lengths: list[int], width: int, data_type: "pb.DataType.ValueType", name: str
 ) -> None:
-    message = pb.AttendRequest(**{name: sequences(lengths, width, data_type)})
+    message = pb.AttendRequest()
+    getattr(message, name).CopyFrom(sequences(lengths, width, data_type))
     request = decode(message, math.inf)
     assert list(request.inputs) == [name]
     found = request.inputs[name]
@@ -87,7 +88,11 @@ def test_every_kind_of_mask_can_be_asked_for() -> None:
 
 KNOWN = "known are float32, float16, int64, bool"
 REFUSALS = {
-    "no data type": (pb.AttendRequest(query=sequences(data_type=0)), "query.data_type", f"is 0; {KNOWN}"),
+    "no data type": (
+        pb.AttendRequest(query=sequences(data_type=pb.DATA_TYPE_UNSPECIFIED)),
+        "query.data_type",
+        f"is 0; {KNOWN}",
+    ),
     "bf16": (
         pb.AttendRequest(key=sequences(data_type=pb.DATA_TYPE_BF16)),
         "key.data_type",
@@ -99,18 +104,22 @@ REFUSALS = {
         f"is {pb.DATA_TYPE_STRING}; {KNOWN}",
     ),
     "no width": (
-        pb.AttendRequest(query=pb.VectorSequences(data_type=1)),
+        pb.AttendRequest(query=pb.VectorSequences(data_type=pb.DATA_TYPE_FP32)),
         "query.width",
         "must be at least 1",
     ),
     "bytes": (
-        pb.AttendRequest(key=pb.VectorSequences(data_type=1, width=3, lengths=[2, 1], data=bytes(35))),
+        pb.AttendRequest(
+            key=pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=3, lengths=[2, 1], data=bytes(35))
+        ),
         "key.data",
         "holds 35 bytes; 3 x 3 elements of float32 are 36 bytes",
     ),
     "largest lengths": (
         pb.AttendRequest(
-            key=pb.VectorSequences(data_type=3, width=2**32 - 1, lengths=[2**32 - 1] * 2, data=bytes(8))
+            key=pb.VectorSequences(
+                data_type=pb.DATA_TYPE_INT64, width=2**32 - 1, lengths=[2**32 - 1] * 2, data=bytes(8)
+            )
         ),
         "key.data",
         f"holds 8 bytes; {2 * (2**32 - 1)} x {2**32 - 1} elements of int64 are {16 * (2**32 - 1) ** 2} bytes",

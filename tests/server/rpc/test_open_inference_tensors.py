@@ -184,7 +184,7 @@ def test_a_shape_that_no_array_can_have_is_refused(message: pb.ModelInferRequest
 
 
 def test_texts_are_read_in_row_major_order() -> None:
-    tensor = np.array([["Life".encode(), "ä".encode()], [b"", b"x"]], object)
+    tensor = np.array([[b"Life", "ä".encode()], [b"", b"x"]], object)
     assert decode_texts("text", tensor) == ("Life", "ä", "", "x")
 
 

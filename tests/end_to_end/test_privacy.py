@@ -1,0 +1,21 @@
+"""Nothing is reported to anybody."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.local_server import ROOT
+
+
+@pytest.mark.parametrize("module", ["server.engine.session", "export.parity"])
+def test_onnx_runtime_keeps_no_telemetry_identifier(tmp_path: Path, module: str) -> None:
+    # It writes one below the home folder when it is imported, unless telemetry is off. In CI it is off anyway.
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("CI", "ORT_DISABLE_TELEMETRY")
+    }
+    environment["HOME"] = str(tmp_path)
+    subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, env=environment, check=True)
+    assert not list(tmp_path.rglob("*onnxruntime*"))
