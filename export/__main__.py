@@ -49,7 +49,7 @@ def export(
         _print_presets()
         return
     if preset not in PRESETS:
-        _fail(f"preset {preset!r} does not exist; --list shows those that do")
+        _fail(f"preset {preset!r} does not exist; --list shows those that do" if preset else "name a preset")
     if out is None:
         _fail("--out is missing: the model repository to write into")
     try:

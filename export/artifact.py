@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -64,7 +65,7 @@ class Naming:
     description: str
 
     def __post_init__(self) -> None:
-        if not re.match(NAME_PATTERN, self.name):
+        if not re.fullmatch(NAME_PATTERN, self.name):
             raise ValueError(f"name={self.name!r}: must match {NAME_PATTERN}")
         if self.version < 1:
             raise ValueError(f"version={self.version}: must be a positive integer")
@@ -84,7 +85,7 @@ def write_artifact(
     The same module gives the same bytes; writing it a second time changes nothing.
 
     Args:
-        module: In evaluation mode.
+        module: Put into evaluation mode.
         naming: Name, version and description.
         repository: Made where it does not exist.
         tolerance: How far from eager PyTorch results may be, here and on every server.
@@ -106,6 +107,8 @@ def write_artifact(
         _publish(temporary, target, manifest, replace=replace)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # it holds other versions, or this one
+            target.parent.rmdir()
     return target, manifest
 
 
@@ -149,6 +152,7 @@ def _manifest(
         graphs={s.kind: Graph(file=GRAPH_FILES[s.kind], inputs=s.inputs, outputs=s.outputs) for s in signed},
         tokenizer=TOKENIZER_FILE if isinstance(module, TextAttention) else None,
         vocabulary_size=module.embedding.num_embeddings if isinstance(module, TextAttention) else None,
+        weights=WEIGHTS_FILE if (folder / WEIGHTS_FILE).exists() else None,
         golden=GOLDEN_FILE,
         parity_report=PARITY_FILE,
         files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
@@ -206,7 +210,11 @@ def _publish(temporary: Path, target: Path, manifest: Manifest, *, replace: bool
             )
         retired = temporary.with_name(temporary.name + ".retired")
         target.rename(retired)
-        temporary.rename(target)
+        try:
+            temporary.rename(target)
+        except OSError:
+            retired.rename(target)
+            raise
         shutil.rmtree(retired)
     else:
         temporary.rename(target)

@@ -25,7 +25,11 @@ def export_graph(module: AttentionModule, signature: Signature) -> onnx.ModelPro
     Raises:
         ExportError: The graph lost a symbolic axis or uses an operator outside the ONNX standard.
     """
-    program = _export(SignedModule(module, signature), signature)
+    try:
+        program = _export(SignedModule(module, signature), signature)
+    except torch.onnx.OnnxExporterError as error:
+        axes = ", ".join(f"{spec.name} {spec.axes}" for spec in signature.inputs)
+        raise ExportError(f"graph {signature.kind} over {axes}: {error.__cause__ or error}") from error
     for value, spec in zip(program.model.graph.inputs, signature.inputs, strict=True):
         # One head stands for all through the operators' own broadcasting, and so may H heads: the axis
         # traced as 1 is left open. The parity report covers both.

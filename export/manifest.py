@@ -45,7 +45,7 @@ class GraphKind(StrEnum):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TensorSpec(_Record):
@@ -82,7 +82,7 @@ class Tolerance(_Record):
         same = (value == eager) | (np.isnan(value) & np.isnan(eager))
         with np.errstate(invalid="ignore", over="ignore"):
             difference = np.where(same, 0.0, np.abs(value - eager))
-        return float(np.max(np.nan_to_num(difference, nan=np.inf)))
+        return float(np.max(np.nan_to_num(difference, nan=np.inf, posinf=np.inf)))
 
     def holds(self, value: NDArray[Any], eager: NDArray[Any]) -> bool:
         """Whether every element passes; two NaNs do."""
@@ -119,6 +119,8 @@ class Manifest(_Record):
     """For models that take text: the tokenizer, as the `tokenizers` library writes it."""
     vocabulary_size: PositiveInt | None = None
     """For models that take token ids: the first id that is too large."""
+    weights: FileName | None = None
+    """For models with large weights: the file that all graphs refer to."""
     golden: FileName
     parity_report: FileName
     files: dict[FileName, str]
@@ -148,8 +150,8 @@ class Manifest(_Record):
             ArtifactError: A file is missing, not listed or differs.
         """
         graphs = [graph.file for graph in self.graphs.values()]
-        for name in {*graphs, self.golden, self.parity_report, *([self.tokenizer] if self.tokenizer else [])}:
-            if name not in self.files:
+        for name in (*graphs, self.weights, self.tokenizer, self.golden, self.parity_report):
+            if name is not None and name not in self.files:
                 raise ArtifactError(f"{folder / MANIFEST_FILE}: lists no hash for {name}")
         for name, expected in self.files.items():
             found = file_hash(folder / name)
@@ -180,15 +182,19 @@ class GoldenCase:
 
 
 def load_golden(path: Path) -> list[GoldenCase]:
-    """Reads golden vectors; `golden_tensors` is its inverse.
+    """Reads golden vectors, as `golden_tensors` names them, in the order of their names.
 
     Raises:
         ArtifactError: The file is absent or damaged.
     """
     try:
         tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
+        return _group_golden(tensors)
+    except (OSError, SafetensorError, ValueError) as error:
         raise ArtifactError(f"{path}: {error}") from error
+
+
+def _group_golden(tensors: Arrays) -> list[GoldenCase]:
     cases: dict[str, GoldenCase] = {}
     for key, array in sorted(tensors.items()):
         graph, index, side, name = key.split("/")

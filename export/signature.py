@@ -91,8 +91,8 @@ def random_inputs(
 ) -> Arrays:
     """Inputs of a graph for the given sizes of its symbolic axes.
 
-    Vectors are standard normal; lengths lie in 1..Tk; masks are random, and their first query row
-    may attend to nothing.
+    Vectors are standard normal, masks and lengths random. In a batch the first sequence has no key at
+    all; a sequence that is alone may attend to nothing with its first row, where it has another.
     """
     arrays: Arrays = {}
     for spec in signature.inputs:
@@ -100,9 +100,14 @@ def random_inputs(
         if spec.name == KEY_LENGTHS:
             key_axis = KEY_AXIS if module.config.cross else QUERY_AXIS
             arrays[spec.name] = rng.integers(1, sizes[key_axis], shape, endpoint=True)
+            if sizes[BATCH_AXIS] > 1:
+                arrays[spec.name][0] = 0
         elif spec.name == ATTENTION_MASK:
             arrays[spec.name] = rng.random(shape) < 0.7  # noqa: PLR2004 - most pairs may attend
-            arrays[spec.name][:, :, 0] = False
+            if sizes[BATCH_AXIS] > 1:
+                arrays[spec.name][0] = False
+            elif sizes[QUERY_AXIS] > 1:
+                arrays[spec.name][:, :, 0] = False
         elif isinstance(module, TextAttention):
             arrays[spec.name] = rng.integers(0, module.embedding.num_embeddings, shape)
         else:

@@ -53,9 +53,10 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        q = self._split_heads(self.query_projection(query))  # (B, H, Tq, d_k)
-        k = self._split_heads(self.key_projection(key))  # (B, H, Tk, d_k)
-        v = self._split_heads(self.value_projection(value))  # (B, H, Tk, d_v)
+        d_k, d_v = self.config.d_k, self.config.d_v
+        q = self._split_heads(self.query_projection(query), d_k)  # (B, H, Tq, d_k)
+        k = self._split_heads(self.key_projection(key), d_k)  # (B, H, Tk, d_k)
+        v = self._split_heads(self.value_projection(value), d_v)  # (B, H, Tk, d_v)
         may_attend = self._combine_masks(q, k, key_lengths, attention_mask)
         if return_weights:
             weights = self._weights(q, k, may_attend)  # (B, H, Tq, Tk)
@@ -75,10 +76,10 @@ class MultiHeadAttention(nn.Module):
             context = self.output_projection(context)  # (B, Tq, d_out)
         return context, weights
 
-    def _split_heads(self, projected: Tensor) -> Tensor:
-        """(B, T, H * d) to (B, H, T, d)."""
+    def _split_heads(self, projected: Tensor, width: int) -> Tensor:
+        """(B, T, H * width) to (B, H, T, width)."""
         batch, length, _ = projected.shape
-        return projected.view(batch, length, self.config.num_heads, -1).transpose(1, 2)
+        return projected.view(batch, length, self.config.num_heads, width).transpose(1, 2)
 
     def _combine_masks(
         self, q: Tensor, k: Tensor, key_lengths: Tensor | None, attention_mask: Tensor | None

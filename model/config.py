@@ -1,6 +1,7 @@
 """The configuration of one attention module: sizes, biases and rules, validated."""
 
 import math
+import sys
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -129,4 +130,4 @@ def _check_sizes(config: AttentionConfig, *names: str) -> None:
 def _is_positive_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and value > 0
+    return 0 < value <= sys.float_info.max

@@ -17,10 +17,11 @@ def sentence_tokenizer(sentence: str) -> Tokenizer:
 
     It has no token for unknown words: text with any other word cannot be encoded.
     """
-    words = sorted(set(sentence.replace(",", "").split()))
+    normalizer, splitter = Replace(",", ""), WhitespaceSplit()
+    words = sorted({word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence))})
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}))
-    tokenizer.normalizer = Replace(",", "")
-    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = splitter
     return tokenizer
 
 

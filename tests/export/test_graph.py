@@ -138,9 +138,6 @@ def test_a_graph_with_a_foreign_operator_is_refused() -> None:
         export_graph(module, signature(module, PLAIN))
 
 
-@pytest.mark.xfail(
-    raises=RuntimeError, reason="the tracer's own error passes through export_graph", strict=True
-)
 def test_a_module_for_one_length_only_is_refused() -> None:
     module = attention(kind=Specialised)
     with pytest.raises(ExportError, match="query_length"):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from server.engine.validation import validate
 from server.engine.values import Array, Item, Mask, MaskKind, Ragged, Request, Result, Work
 from tests.support import eager
 
+ROOT = Path(__file__).resolve().parents[2]
 SELF, CROSS, TEXT = "tiny-self", "tiny-cross", "sentence-self-attention"
 CONFIGS = {
     SELF: AttentionConfig(d_query=4, num_heads=2, causal=True),

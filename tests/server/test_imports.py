@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import server
-from tests.support.serving import ROOT
+from tests.server.samples import ROOT
 
 FILES = sorted((ROOT / "server").rglob("*.py"))
 MAKERS = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.logs import EventFormatter
-from tests.support.serving import ROOT
+from tests.server.samples import ROOT
 
 
 def line(event: str = "model ready", /, **fields: object) -> str:

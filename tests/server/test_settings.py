@@ -11,7 +11,7 @@ from pydantic_settings import CliApp, SettingsError
 
 from server.engine.session import Device, Provider
 from server.settings import Settings
-from tests.support.serving import ROOT
+from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
 

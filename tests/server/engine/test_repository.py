@@ -143,7 +143,9 @@ def test_damaged_golden_vectors_fail_one_model_alone(
 
 
 @pytest.mark.xfail(
-    strict=True, reason="graphs without golden vectors are not tested before the model is ready"
+    strict=True,
+    raises=AssertionError,
+    reason="graphs without golden vectors are not tested before the model is ready",
 )
 def test_a_model_is_ready_only_when_each_of_its_graphs_was_replayed(copies: Path) -> None:
     edit_golden(

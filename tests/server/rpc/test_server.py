@@ -1,0 +1,161 @@
+"""Requests to hurt a server: each is refused in words that reach its caller, and hurts no other."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from protos.attention.v1 import attention_pb2 as typed_pb
+from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from protos.inference import open_inference_pb2 as pb
+from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from server.engine.engine import Engine
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from server.engine.repository import Repository
+from server.engine.text import TextEncoder
+from server.engine.values import Ragged
+from server.metrics import Metrics
+from server.rpc.server import BindError, RpcOptions, RpcServer
+from tests.server.rpc.messages import answered, raw_request, text_request
+from tests.server.samples import SELF, TEXT
+
+MAX_RESULT_BYTES = 16_384
+OPTIONS = RpcOptions(
+    host="127.0.0.1",
+    port=0,
+    max_message_bytes=1 << 20,
+    max_concurrent_calls=8,
+    max_streams=2,
+    stream_window=4,
+)
+QUERY = np.ones((1, 2, 4), np.float32)
+
+
+class BrokenEncoder(TextEncoder):
+    """A tokenizer with an error of its own for one text."""
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._sound = encoder
+
+    def encode(self, texts: tuple[str, ...]) -> Ragged:
+        if "is" in texts:
+            raise ValueError("a secret")
+        return self._sound.encode(texts)
+
+
+@pytest.fixture(scope="module")
+def channel(self_model: LoadedModel, text_model: LoadedModel) -> Iterator[grpc.Channel]:
+    assert text_model.text_encoder is not None
+    broken = dataclasses.replace(text_model, text_encoder=BrokenEncoder(text_model.text_encoder))
+    engine = Engine(Repository([self_model, broken]), Limits(max_result_bytes=MAX_RESULT_BYTES))
+    server = RpcServer(engine, OPTIONS, Metrics())
+    with grpc.insecure_channel(f"{OPTIONS.host}:{server.start()}") as channel:
+        yield channel
+    assert server.stop(10)
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def typed(channel: grpc.Channel) -> AttentionServiceStub:
+    return AttentionServiceStub(channel)
+
+
+@pytest.fixture(scope="module")
+def open_inference(channel: grpc.Channel) -> GRPCInferenceServiceStub:
+    return GRPCInferenceServiceStub(channel)
+
+
+def refused(call: "grpc.UnaryUnaryMultiCallable", message: object) -> grpc.RpcError:  # type: ignore[type-arg]
+    with pytest.raises(grpc.RpcError) as caught:
+        call(message, timeout=30)
+    return caught.value
+
+
+def of_texts(*texts: str) -> typed_pb.AttendRequest:
+    return typed_pb.AttendRequest(model_name=TEXT, text=typed_pb.TextSequences(texts=texts))
+
+
+def test_an_error_that_nobody_foresaw_is_internal_and_tells_no_detail(typed: AttentionServiceStub) -> None:
+    error = refused(typed.Attend, of_texts("is"))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in str(error.details())
+    assert len(typed.Attend(of_texts("Life"), timeout=30).context_vectors.lengths) == 1
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the stream ends as if all were answered")
+def test_an_error_that_nobody_foresaw_takes_its_place_in_a_stream(typed: AttentionServiceStub) -> None:
+    requests = [
+        typed_pb.AttendStreamRequest(id=text, request=of_texts(text)) for text in ("Life", "is", "short")
+    ]
+    answers = list(typed.AttendStream(iter(requests), timeout=30))
+    assert [answer.id for answer in answers] == ["Life", "is", "short"]
+    assert [answer.WhichOneof("result") for answer in answers] == ["response", "error", "response"]
+    assert answers[1].error.code == grpc.StatusCode.INTERNAL.value[0]
+    assert "secret" not in answers[1].error.message
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="the message outgrows the trailers: RESOURCE_EXHAUSTED"
+)
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (of_texts(" ".join(f"word{number}" for number in range(5000))), grpc.StatusCode.INVALID_ARGUMENT),
+        (typed_pb.AttendRequest(model_name="m" * 50_000), grpc.StatusCode.NOT_FOUND),
+    ],
+    ids=["unknown words", "model name"],
+)
+def test_a_refusal_reaches_its_caller_however_long_the_request(
+    typed: AttentionServiceStub, message: typed_pb.AttendRequest, code: grpc.StatusCode
+) -> None:
+    assert refused(typed.Attend, message).code() is code
+
+
+@pytest.mark.xfail(strict=True, raises=grpc.RpcError, reason="locks wait no such time: INTERNAL")
+def test_the_longest_timeout_is_as_good_as_none(
+    open_inference: GRPCInferenceServiceStub, self_model: LoadedModel
+) -> None:
+    message = raw_request(self_model, {"query": QUERY})
+    message.parameters["timeout"].int64_param = 2**63 - 1
+    # Without a deadline of its own, so that the parameter's holds.
+    assert answered(open_inference.ModelInfer(message))["context_vectors"].shape == QUERY.shape
+
+
+def padded_texts(model: LoadedModel) -> pb.ModelInferRequest:
+    return text_request(model, [*[b"Life"] * 63, b"Life " * 64])
+
+
+def padded_keys(model: LoadedModel) -> pb.ModelInferRequest:
+    tensors = {"query": np.zeros((1, 64, 4), np.float32), "key_lengths": np.array([1])}
+    return raw_request(model, tensors, ["attention_weights"])
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=pytest.fail.Exception,
+    reason="the limit is held against the result without the padding that the answer gets",
+)
+@pytest.mark.parametrize(
+    ("name", "build"), [(TEXT, padded_texts), (SELF, padded_keys)], ids=["texts", "key lengths"]
+)
+def test_an_answer_that_is_large_by_its_padding_is_refused(
+    open_inference: GRPCInferenceServiceStub,
+    models: dict[str, LoadedModel],
+    name: str,
+    build: Callable[[LoadedModel], pb.ModelInferRequest],
+) -> None:
+    error = refused(open_inference.ModelInfer, build(models[name]))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_port_that_is_taken_is_an_error(self_model: LoadedModel) -> None:
+    engine = Engine(Repository([self_model]))
+    first = RpcServer(engine, OPTIONS, Metrics())
+    port = first.start()
+    with pytest.raises(BindError, match=f"cannot listen on 127.0.0.1:{port}"):
+        RpcServer(engine, dataclasses.replace(OPTIONS, port=port), Metrics()).start()
+    first.stop(0)
+    engine.close()
