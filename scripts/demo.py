@@ -25,7 +25,7 @@ from scripts.local_server import serving
 
 Array = NDArray[Any]
 LENGTHS = (6, 1, 128, 33, 300)
-SHOWN = 3
+SHOWN = 3  # values of each vector
 console = Console(highlight=False)
 
 
@@ -51,7 +51,7 @@ def _show_sentence(client: AttentionClient) -> bool:
     result = client.attend_text("sentence-self-attention", SENTENCE)
     tokens = module.tokenizer.encode(SENTENCE)
     eager = _eager(module, np.array(tokens.ids))
-    console.print(f"{SENTENCE!r} through sentence-self-attention, first {SHOWN} values of each vector:")
+    console.print(f"{SENTENCE!r} through sentence-self-attention:")
     table = Table("word", "served", "eager PyTorch")
     for word, ours, theirs in zip(tokens.tokens, result.context_vectors, eager, strict=True):
         table.add_row(word, _row(ours), _row(theirs))

@@ -93,12 +93,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         GOLDEN,
         "holds no golden vectors",
     ),
-}
-UNCAUGHT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "golden names without a graph": lambda tensors: {"odd": next(iter(tensors.values()))},
-    "golden output that the graph has not": lambda tensors: {
-        name.replace("context_vectors", "other"): array for name, array in tensors.items()
-    },
+    "golden names unreadable": (
+        lambda folder: edit_golden(folder, lambda tensors: {"odd": next(iter(tensors.values()))}),
+        GOLDEN,
+        "not enough values to unpack",
+    ),
 }
 
 
@@ -115,7 +114,9 @@ def assert_only_one_failed(repository: Repository) -> FailedModel:
     assert isinstance(failed, FailedModel)
     assert (failed.name, failed.version) == (SELF, "1")
     healthy = work_of(repository.ready(CROSS), [(2, 3)])
-    assert_answers(healthy, Engine(repository).submit(request_of(healthy.model, [(2, 3)])).result())
+    engine = Engine(repository)
+    assert_answers(healthy, engine.submit(request_of(healthy.model, [(2, 3)])).result())
+    engine.close()
     return failed
 
 
@@ -129,16 +130,12 @@ def test_a_damaged_artifact_fails_alone_and_names_the_file(
     assert says in failed.reason
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(ValueError, KeyError),
-    reason="the error is no ArtifactError: it stops the whole server",
-)
-@pytest.mark.parametrize("edit", UNCAUGHT.values(), ids=UNCAUGHT)
-def test_damaged_golden_vectors_fail_one_model_alone(
-    copies: Path, edit: Callable[[dict[str, Any]], dict[str, Any]]
-) -> None:
-    edit_golden(copies / SELF / "1", edit)
+@pytest.mark.xfail(strict=True, raises=KeyError, reason="no ArtifactError: it stops the whole server")
+def test_a_golden_output_that_its_graph_has_not_fails_one_model_alone(copies: Path) -> None:
+    edit_golden(
+        copies / SELF / "1",
+        lambda tensors: {name.replace("context_vectors", "other"): array for name, array in tensors.items()},
+    )
     assert GOLDEN in assert_only_one_failed(load_repository(copies, DEVICE)).reason
 
 
