@@ -21,7 +21,7 @@ def main() -> int:
             option = ".".join(map(str, problem["loc"])).replace("_", "-")
             sys.stderr.write(f"error: --{option}: {problem['msg']}; found {problem['input']!r}\n")
         return 2
-    except (SettingsError, OSError, ValueError) as error:  # the settings file cannot be read
+    except SettingsError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     logs.configure(settings.log_level)

@@ -28,6 +28,8 @@ def run(settings: Settings) -> None:
         signal.signal(number, lambda received, _frame: _asked_to_stop(received, stop))
     log.info("loading", extra={"model_repository": settings.model_repository})
     repository = load_repository(settings.model_repository, settings.device)
+    if stop.is_set():
+        return
     ready = [model for model in repository if isinstance(model, LoadedModel)]
     if not ready:
         raise RepositoryError(f"no model of {settings.model_repository} can answer; the log says why")
@@ -43,10 +45,8 @@ def run(settings: Settings) -> None:
             extra={"host": settings.host, "port": port, "metrics_port": endpoint.port, "models": len(ready)},
         )
         stop.wait()
-        finished = rpc.stop(settings.grace_seconds)
-        log.info(
-            "drained" if finished else "calls cancelled after grace", extra={"grace": settings.grace_seconds}
-        )
+        seconds = rpc.stop(settings.grace_seconds)
+        log.info("drained", extra={"seconds": f"{seconds:.3f}", "grace_seconds": settings.grace_seconds})
     finally:
         engine.close()
         endpoint.close()

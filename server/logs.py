@@ -19,14 +19,15 @@ class EventFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line; a traceback follows it where there is one."""
         fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        words = [self.formatTime(record), record.levelname, record.getMessage()]
+        event = record.getMessage()
+        words = [self.formatTime(record), record.levelname, event if event.isprintable() else repr(event)]
         line = " ".join(words + [f"{key}={_quoted(value)}" for key, value in fields.items()])
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def _quoted(value: Any) -> str:
     text = str(value)
-    return repr(text) if " " in text or "\n" in text or not text else text
+    return text if text.isprintable() and " " not in text and text else repr(text)
 
 
 def configure(level: str) -> None:

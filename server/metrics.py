@@ -20,7 +20,7 @@ class Metrics:
     """All metrics of one server. Observes the engine's runs and the calls."""
 
     def __init__(self) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._calls = Counter(
             "attention_requests",

@@ -20,6 +20,8 @@ from server.rpc.server import RpcOptions
 ENV_PREFIX = "ATTENTION_"
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 
+# Room in a message beside its tensors: names, and the lengths of thousands of sequences.
+HEADER_BYTES = MIB // 16
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -49,8 +51,8 @@ class Settings(BaseSettings):
     provider: Literal["cpu", "cuda"] = Field("cpu", description="where graphs run")
     threads: NonNegativeInt = Field(0, description="threads of one run; 0 for one per available core")
     grace_seconds: NonNegativeFloat = Field(30.0, description="how long running calls may take at shutdown")
-    max_message_bytes: PositiveInt = Field(64 * MIB, description="largest message in and out")
-    max_concurrent_calls: PositiveInt = Field(512, description="calls held at a time; more are refused")
+    max_message_bytes: int = Field(64 * MIB, ge=MIB, description="largest message in and out")
+    max_concurrent_calls: PositiveInt = Field(256, description="calls held at a time; more are refused")
     max_streams: PositiveInt = Field(128, description="streams open at a time; more are refused")
     stream_window: PositiveInt = Field(32, description="requests of one stream on their way at a time")
     max_sequence_length: PositiveInt = Field(8192, description="rows of one sequence")
@@ -70,10 +72,14 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags and arguments, environment, file; in this order."""
         file = os.environ.get(CONFIG_VARIABLE)
-        if file and not Path(file).is_file():
+        if not file:
+            return init_settings, env_settings
+        if not Path(file).is_file():
             raise SettingsError(f"{CONFIG_VARIABLE}={file}: there is no such file")
-        toml = [TomlConfigSettingsSource(settings_cls, Path(file))] if file else []
-        return (init_settings, env_settings, *toml)
+        try:
+            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(file))
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{file}: {error}") from error
 
     @property
     def limits(self) -> Limits:
@@ -81,7 +87,7 @@ class Settings(BaseSettings):
         return Limits(
             max_sequence_length=self.max_sequence_length,
             max_sequences=self.max_sequences,
-            max_result_bytes=self.max_message_bytes,
+            max_result_bytes=self.max_message_bytes - HEADER_BYTES,
             max_in_flight_bytes=self.max_in_flight_bytes,
             max_batch_sequences=self.max_batch_sequences,
             max_batch_bytes=self.max_batch_bytes,

@@ -13,6 +13,13 @@ EngineError
 
 from enum import StrEnum
 
+# Names and words that callers sent come back in messages, which transports carry in bounded headers.
+MAX_TEXT = 1000
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+
 
 class Code(StrEnum):
     """What kind of failure it is, by the names of gRPC's status codes."""
@@ -34,8 +41,8 @@ class EngineError(Exception):
 
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.field = field
+        self.message = _bounded(message)
+        self.field = _bounded(field)
 
 
 class InvalidRequestError(EngineError):

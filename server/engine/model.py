@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export.manifest import ArtifactError, GraphKind, Manifest, TensorSpec, load_golden
-from server.engine.session import Device, Session
+from server.engine.session import Device, ProviderError, Session
 from server.engine.text import TextEncoder
 from server.engine.values import Array
 
@@ -65,6 +65,7 @@ def load_model(folder: Path, device: Device) -> LoadedModel:
 
     Raises:
         ArtifactError: The artifact is damaged, or misses its tolerance on this machine.
+        ProviderError: The execution provider is not there.
     """
     manifest = Manifest.load(folder)
     if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
@@ -74,6 +75,8 @@ def load_model(folder: Path, device: Device) -> LoadedModel:
     try:
         sessions = {kind: Session(folder / graph.file, device) for kind, graph in manifest.graphs.items()}
         encoder = TextEncoder(folder / manifest.tokenizer) if manifest.tokenizer else None
+    except ProviderError:
+        raise
     except Exception as error:  # both libraries raise many types; each says which file it could not read
         raise ArtifactError(f"{folder}: {error}") from error
     measured_error = _self_test(manifest, sessions, folder / manifest.golden)
@@ -84,18 +87,21 @@ def load_model(folder: Path, device: Device) -> LoadedModel:
 def _self_test(manifest: Manifest, sessions: dict[GraphKind, Session], golden: Path) -> float:
     """Replays the golden vectors and returns the largest difference from eager PyTorch."""
     errors = []
-    for case in load_golden(golden):
+    cases = load_golden(golden)
+    if untested := sorted(set(manifest.graphs) - {case.graph for case in cases if case.outputs}):
+        raise ArtifactError(f"{golden}: holds no golden vectors of graph {', '.join(untested)}")
+    for case in cases:
         try:
             outputs = sessions[case.graph].run(case.inputs)
         except Exception as error:
             raise ArtifactError(f"{golden}: graph {case.graph} does not run: {error}") from error
         for name, eager in case.outputs.items():
+            if name not in outputs:
+                raise ArtifactError(f"{golden}: graph {case.graph} has no output {name}")
             errors.append(manifest.tolerance.error(outputs[name], eager))
             if not manifest.tolerance.holds(outputs[name], eager):
                 raise ArtifactError(
                     f"{golden}: {name} of graph {case.graph} differs from eager PyTorch by {errors[-1]:.3g} "
                     f"on this machine; tolerated are {manifest.tolerance}"
                 )
-    if not errors:
-        raise ArtifactError(f"{golden}: holds no golden vectors")
     return max(errors)

@@ -35,16 +35,17 @@ class Repository:
 
     def __init__(self, models: list[Model]) -> None:
         self._models = {(model.name, model.version): model for model in models}
-        self._newest: dict[str, str] = {}
-        for name, version in sorted(self._models, key=lambda key: int(key[1])):
-            self._newest[name] = version
+        self._newest: dict[str, Model] = {}
+        # The highest version, but one that answers before one that failed to load.
+        for model in sorted(models, key=lambda m: (isinstance(m, LoadedModel), int(m.version))):
+            self._newest[model.name] = model
 
     def __iter__(self) -> Iterator[Model]:
         """Every model, sorted by name and version."""
         return iter(self._models[key] for key in sorted(self._models, key=lambda key: (key[0], int(key[1]))))
 
     def find(self, name: str, version: str = "") -> Model:
-        """A model in whatever state; the highest version where none is given.
+        """A model in whatever state; the highest version that answers where none is given.
 
         Raises:
             ModelNotFoundError: There is no such model or version.
@@ -52,7 +53,7 @@ class Repository:
         if name not in self._newest:
             known = ", ".join(sorted(self._newest)) or "none"
             raise ModelNotFoundError(f"model {name!r} does not exist; there are: {known}", field="model_name")
-        found = self._models.get((name, version or self._newest[name]))
+        found = self._models.get((name, version)) if version else self._newest[name]
         if found is None:
             versions = ", ".join(model.version for model in self if model.name == name)
             raise ModelNotFoundError(
@@ -96,6 +97,9 @@ def _load(path: Path, device: Device) -> Model:
     except (ArtifactError, ProviderError) as error:
         log.error("model failed", extra={"model": name, "version": version, "reason": str(error)})
         return FailedModel(name, version, str(error))
+    except Exception as error:  # whatever is wrong with one model, the others serve
+        log.exception("model failed", extra={"model": name, "version": version, "reason": repr(error)})
+        return FailedModel(name, version, f"{path}: {error!r}")
     log.info(
         "model ready",
         extra={

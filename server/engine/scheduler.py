@@ -12,6 +12,7 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 
 from server.engine.batch import run_batch
 from server.engine.errors import (
@@ -73,6 +74,7 @@ class Scheduler:
         self._limits = limits
         self._observer = observer
         self._queue: deque[_Entry] = deque()
+        self._held: set[Work] = set()
         self._changed = threading.Condition()
         self._in_flight_bytes = 0
         self._closing = False
@@ -89,17 +91,18 @@ class Scheduler:
         with self._changed:
             if self._closing:
                 raise ShuttingDownError("the server is shutting down")
-            held = self._in_flight_bytes + work.in_flight_bytes
-            if held > self._limits.max_in_flight_bytes and self._in_flight_bytes:
+            bytes_held = self._in_flight_bytes + work.in_flight_bytes
+            if bytes_held > self._limits.max_in_flight_bytes and self._held:
                 raise OverloadedError(
-                    f"requests in flight would hold {held} bytes; the limit is "
+                    f"requests in flight would hold {bytes_held} bytes; the limit is "
                     f"{self._limits.max_in_flight_bytes}; try again later"
                 )
-            self._in_flight_bytes = held
+            self._in_flight_bytes = bytes_held
+            self._held.add(work)
             progress = _Progress(work, time.monotonic())
             self._queue.extend(_Entry(progress, index) for index in range(len(work.items)))
             self._changed.notify()
-        work.future.add_done_callback(lambda _: self._release(work))
+        work.future.add_done_callback(lambda _: self._drop(work))
         return work.future
 
     def close(self) -> None:
@@ -109,9 +112,19 @@ class Scheduler:
             self._changed.notify()
         self._thread.join()
 
-    def _release(self, work: Work) -> None:
+    def _drop(self, work: Work) -> None:
+        """Forgets a work that ended before its time, and what it has in the queue."""
         with self._changed:
-            self._in_flight_bytes -= work.in_flight_bytes
+            if work in self._held:
+                self._queue = deque(entry for entry in self._queue if entry.progress.work is not work)
+        self._release(work)
+
+    def _release(self, work: Work) -> None:
+        """Takes a work out of the account, once."""
+        with self._changed:
+            if work in self._held:
+                self._held.remove(work)
+                self._in_flight_bytes -= work.in_flight_bytes
 
     def _loop(self) -> None:
         while entries := self._next():
@@ -131,14 +144,11 @@ class Scheduler:
     def _take_company(self, head: _Entry) -> list[_Entry]:
         """Removes from the queue what gains by running with its oldest entry."""
         group = _Group(self._limits, head)
-        passed: list[_Entry] = []
-        for _ in range(min(LOOK_AHEAD, len(self._queue))):
-            entry = self._queue.popleft()
-            if not _is_wanted(entry):
-                continue
-            if entry.lane != head.lane or not group.add(entry):
-                passed.append(entry)
-        self._queue.extendleft(reversed(passed))
+        for entry in list(islice(self._queue, LOOK_AHEAD)):
+            if entry.lane == head.lane and _is_wanted(entry):
+                group.add(entry)
+        taken = set(group.entries)
+        self._queue = deque(entry for entry in self._queue if entry not in taken)
         return group.entries[1:]
 
     def _run(self, entries: list[_Entry]) -> None:
@@ -147,16 +157,34 @@ class Scheduler:
         started = time.monotonic()
         try:
             results = run_batch(work.model, [e.item for e in entries], return_weights=work.return_weights)
-            for entry, result in zip(entries, results, strict=True):
-                _deliver(entry, result)
-            self._observe(entries, started)
         except Exception:
             log.exception("run failed", extra={"model": work.model.name, "sequences": len(entries)})
             if len(entries) == 1:
                 _fail(work, RunFailedError("the runtime failed on this request; see the server's log"))
                 return
-            for entry in entries:
+            for entry in filter(_is_wanted, entries):
                 self._run([entry])
+            return
+        for entry, result in zip(entries, results, strict=True):
+            self._deliver(entry, result)
+        try:
+            self._observe(entries, started)
+        except Exception:  # whoever watches must not stop those who are watched
+            log.exception("observer failed")
+
+    def _deliver(self, entry: _Entry, outputs: dict[str, Array]) -> None:
+        progress = entry.progress
+        progress.results[entry.index] = outputs
+        progress.missing -= 1
+        if progress.missing:
+            return
+        work = progress.work
+        results = [result for result in progress.results if result is not None]
+        by_name = {name: [result[name] for result in results] for name in results[0]}
+        # Before its caller wakes: the next request may need the room.
+        self._release(work)
+        with suppress(InvalidStateError):  # the caller left during the run
+            work.future.set_result(Result(work.model.name, work.model.version, by_name))
 
     def _observe(self, entries: list[_Entry], started: float) -> None:
         sizes = [entry.item.sizes for entry in entries]
@@ -211,19 +239,6 @@ def _is_wanted(entry: _Entry) -> bool:
     if not work.future.done() and time.monotonic() >= work.deadline:
         _fail(work, DeadlineExceededError("the deadline passed while the request waited in the queue"))
     return not work.future.done()
-
-
-def _deliver(entry: _Entry, outputs: dict[str, Array]) -> None:
-    progress = entry.progress
-    progress.results[entry.index] = outputs
-    progress.missing -= 1
-    if progress.missing:
-        return
-    results = [result for result in progress.results if result is not None]
-    model = progress.work.model
-    by_name = {name: [result[name] for result in results] for name in results[0]}
-    with suppress(InvalidStateError):  # the caller left during the run
-        progress.work.future.set_result(Result(model.name, model.version, by_name))
 
 
 def _fail(work: Work, error: EngineError) -> None:

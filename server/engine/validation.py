@@ -1,5 +1,6 @@
 """Turns a decoded request into work that may enter the queue, or says what is wrong with it."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from server.engine.values import Array, Item, Mask, MaskKind, Ragged, Request, W
 
 Sizes = dict[str, int]
 MASK = "mask"
+FP32_BYTES = 4
 
 
 def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
@@ -27,11 +29,13 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
     for spec in model.inputs:
         _check_rows(spec, inputs[spec.name], model)
     sizes = _bind_sizes(model.inputs, inputs)
-    _check_lengths(model.inputs, inputs, limits)
-    outputs = _output_shapes(model, sizes, return_weights=request.return_weights)
-    result_bytes = sum(4 * int(np.prod(shape)) for shape in outputs)
+    for spec in model.inputs:
+        _check_lengths(TEXT if request.texts else spec.name, inputs[spec.name].lengths, limits)
+    result_bytes = _result_bytes(model, sizes, return_weights=request.return_weights)
     if result_bytes > limits.max_result_bytes:
-        field = "return_weights" if request.return_weights else model.inputs[0].name
+        field = (
+            "return_weights" if request.return_weights else TEXT if request.texts else model.inputs[0].name
+        )
         raise LimitExceededError(
             field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         )
@@ -42,14 +46,15 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
         Item(dict(zip(names, arrays, strict=True)), size, mask)
         for size, mask, *arrays in zip(sizes, masks, *rows, strict=True)
     ]
-    held = result_bytes + sum(ragged.rows.nbytes for ragged in inputs.values())
+    held = sum(ragged.rows.nbytes for ragged in inputs.values())
+    held += sum(mask.nbytes for mask in masks if mask is not None)
     return Work(
         model=model,
         items=tuple(items),
         return_weights=request.return_weights,
         masked=request.mask is not None,
         deadline=request.deadline,
-        in_flight_bytes=held + (request.mask.flags.nbytes if request.mask else 0),
+        in_flight_bytes=held + result_bytes,
     )
 
 
@@ -77,7 +82,11 @@ def _names(model: LoadedModel) -> str:
 
 
 def _check_rows(spec: TensorSpec, ragged: Ragged, model: LoadedModel) -> None:
-    """Element type, width of a row and range of token ids."""
+    """Number of rows, element type, width of a row and range of token ids."""
+    if len(ragged.rows) != ragged.lengths.sum():
+        raise InvalidRequestError(
+            spec.name, f"holds {len(ragged.rows)} rows; its lengths sum to {ragged.lengths.sum()}"
+        )
     if ragged.rows.dtype.name != spec.data_type:
         raise InvalidRequestError(spec.name, f"is {ragged.rows.dtype.name}; the model takes {spec.data_type}")
     width, expected = ragged.rows.shape[1:], spec.axes[2:]
@@ -86,24 +95,24 @@ def _check_rows(spec: TensorSpec, ragged: Ragged, model: LoadedModel) -> None:
             spec.name, f"rows are {_shape(width)} wide; the model takes {_shape(expected)}"
         )
     limit = model.manifest.vocabulary_size
-    if limit is not None and ragged.rows.size and not 0 <= ragged.rows.min() <= ragged.rows.max() < limit:
-        raise InvalidRequestError(spec.name, f"ids must lie in 0..{limit - 1}")
+    if limit is not None and ragged.rows.size:
+        least, most = ragged.rows.min(), ragged.rows.max()
+        if least < 0 or most >= limit:
+            found = least if least < 0 else most
+            raise InvalidRequestError(spec.name, f"holds id {found}; ids must lie in 0..{limit - 1}")
 
 
 def _shape(shape: Sequence[object]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _check_lengths(specs: Sequence[TensorSpec], inputs: Mapping[str, Ragged], limits: Limits) -> None:
-    for spec in specs:
-        lengths = inputs[spec.name].lengths
-        if len(lengths) > limits.max_sequences:
-            raise _too_many_sequences(spec.name, len(lengths), limits)
-        longest = int(lengths.max())
-        if longest > limits.max_sequence_length:
-            raise LimitExceededError(
-                spec.name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
-            )
+def _check_lengths(field: str, lengths: NDArray[np.int64], limits: Limits) -> None:
+    if len(lengths) > limits.max_sequences:
+        raise _too_many_sequences(field, len(lengths), limits)
+    if lengths.max() > limits.max_sequence_length:
+        raise LimitExceededError(
+            field, f"a sequence has {lengths.max()} rows; the limit is {limits.max_sequence_length}"
+        )
 
 
 def _too_many_sequences(field: str, count: int, limits: Limits) -> LimitExceededError:
@@ -134,15 +143,15 @@ def _bind_sizes(specs: Sequence[TensorSpec], inputs: Mapping[str, Ragged]) -> li
     return [dict(zip(axes, sizes, strict=True)) for sizes in zip(*columns, strict=True)]
 
 
-def _output_shapes(model: LoadedModel, sizes: list[Sizes], *, return_weights: bool) -> list[list[int]]:
-    """Shape of each sequence's outputs."""
+def _result_bytes(model: LoadedModel, sizes: list[Sizes], *, return_weights: bool) -> int:
+    """Size of all outputs of all sequences, in fp32."""
     kind = GraphKind.WEIGHTS if return_weights else GraphKind.PLAIN
-    specs = model.manifest.graphs[kind].outputs
-    return [
-        [size[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
-        for spec in specs
-        for size in sizes
-    ]
+    elements = 0
+    for spec in model.manifest.graphs[kind].outputs:
+        axes = [axis for axis in spec.axes if axis != BATCH_AXIS]
+        for size in sizes:
+            elements += math.prod(size[axis] if isinstance(axis, str) else axis for axis in axes)
+    return FP32_BYTES * elements
 
 
 def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> list[NDArray[np.bool_] | None]:
@@ -150,12 +159,13 @@ def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> li
     if mask is None:
         return [None] * len(sizes)
     shapes = [_mask_shape(mask.kind, model, size) for size in sizes]
-    counts = [int(np.prod(shape)) for shape in shapes]
-    if not 0 <= mask.flags.size - sum(counts) <= mask.spare:
+    counts = [math.prod(shape) for shape in shapes]
+    if not mask.holds(sum(counts)):
+        found = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes'}"
         raise InvalidRequestError(
-            MASK, f"holds {mask.flags.size} flags; {mask.kind} masks of these sequences hold {sum(counts)}"
+            MASK, f"holds {found}; {mask.kind} masks of these sequences hold {sum(counts)} flags"
         )
-    parts: list[Array] = np.split(mask.flags, np.cumsum(counts))[: len(counts)]
+    parts: list[Array] = np.split(mask.flags(sum(counts)), np.cumsum(counts)[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

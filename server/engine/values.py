@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from server.engine.model import LoadedModel
 
 Array = NDArray[Any]
+BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +56,23 @@ class Mask:
 
     Attributes:
         kind: What each sequence's mask spans.
-        flags: Booleans of all masks, row-major, concatenated.
-        spare: How many flags may follow that mean nothing; masks packed into bits fill their last byte.
+        data: The flags of all masks, row-major, concatenated: one boolean each, or one bit each, the first
+            in the lowest bit of the first byte. Bits fill their last byte with flags that mean nothing.
     """
 
     kind: MaskKind
-    flags: NDArray[np.bool_]
-    spare: int = 0
+    data: NDArray[np.bool_] | NDArray[np.uint8]
+
+    def holds(self, count: int) -> bool:
+        """Whether there are that many flags."""
+        size = self.data.size
+        return size == (count if self.data.dtype == np.bool_ else -(-count // BITS_PER_BYTE))
+
+    def flags(self, count: int) -> NDArray[np.bool_]:
+        """That many flags, one boolean each."""
+        if self.data.dtype == np.bool_:
+            return self.data.view(np.bool_)
+        return np.unpackbits(self.data.view(np.uint8), count=count, bitorder="little").view(np.bool_)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

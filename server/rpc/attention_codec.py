@@ -15,7 +15,6 @@ DTYPES: dict[int, np.dtype[Any]] = {
     pb.DATA_TYPE_INT64: np.dtype("<i8"),
     pb.DATA_TYPE_BOOL: np.dtype("?"),
 }
-BITS_PER_BYTE = 8
 MASK_KINDS = {
     pb.AttentionMask.KIND_KEYS: MaskKind.KEYS,
     pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
@@ -24,7 +23,7 @@ MASK_KINDS = {
 
 
 def decode(message: pb.AttendRequest, deadline: float) -> Request:
-    """Reads a request. Its tensors are views of the message's bytes.
+    """Reads a request. Its tensors share memory with the bytes that protobuf hands out.
 
     Raises:
         InvalidRequestError: The message contradicts itself or states no data type.
@@ -85,9 +84,7 @@ def _decode_mask(message: pb.AttentionMask) -> Mask:
     kind = MASK_KINDS.get(message.kind)
     if kind is None:
         raise InvalidRequestError("mask.kind", f"is {message.kind}; known are {', '.join(MaskKind)}")
-    bits = np.frombuffer(message.bits, dtype=np.uint8)
-    flags = np.unpackbits(bits, bitorder="little").view(np.bool_)
-    return Mask(kind, flags, spare=BITS_PER_BYTE - 1)
+    return Mask(kind, np.frombuffer(message.bits, dtype=np.uint8))
 
 
 def encode(result: Result, response: pb.AttendResponse) -> None:

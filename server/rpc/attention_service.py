@@ -1,5 +1,6 @@
 """attention.v1: the typed service."""
 
+import logging
 import queue
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from server.engine.errors import EngineError, OverloadedError
 from server.engine.values import Result
 from server.rpc import attention_codec, calls
 from server.rpc.model_codec import describe
-from server.rpc.status import code_of
+from server.rpc.status import UNEXPECTED, code_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,9 @@ class AttentionService(attention_pb2_grpc.AttentionServiceServicer):
             return self._engine.submit(attention_codec.decode(request, until))
         except EngineError as error:
             return error
+        except Exception:
+            log.exception("stream request failed")
+            return EngineError(UNEXPECTED)
 
     def ListModels(
         self, request: pb.ListModelsRequest, context: grpc.ServicerContext

@@ -2,7 +2,7 @@
 
 import math
 import time
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import grpc
@@ -17,9 +17,12 @@ FOREVER_SECONDS = 365 * 24 * 3600.0
 def deadline(context: grpc.ServicerContext) -> float:
     """When the caller stops waiting, on `time.monotonic`'s clock; infinite where it did not say."""
     remaining = context.time_remaining()
-    if remaining is None or remaining > FOREVER_SECONDS:
-        return math.inf
-    return time.monotonic() + remaining
+    return math.inf if remaining is None else after(remaining)
+
+
+def after(seconds: float) -> float:
+    """The moment so many seconds from now, on `time.monotonic`'s clock; infinite for ages."""
+    return math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
 
 
 def cancel_when_left(future: Future[Result], context: grpc.ServicerContext) -> None:
@@ -36,6 +39,9 @@ def wait(future: Future[Result], until: float) -> Result:
     """
     try:
         return future.result(None if until == math.inf else until - time.monotonic())
-    except FutureTimeoutError:
+    except (FutureTimeoutError, CancelledError) as error:
+        # A call whose deadline passes is cancelled by gRPC as well, at the same moment.
+        if isinstance(error, CancelledError) and time.monotonic() < until:
+            raise
         future.cancel()
         raise DeadlineExceededError("the deadline passed before the result was there") from None

@@ -1,6 +1,7 @@
-"""Around every call: an error becomes a status, and the call is counted and timed."""
+"""Around every call: it takes a place, its error becomes a status, and it is counted and timed."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -10,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 from grpc_status import rpc_status
 
-from server.engine.errors import EngineError
+from server.engine.errors import EngineError, OverloadedError
 from server.rpc.status import UNEXPECTED, code_of, status_of
 
 log = logging.getLogger(__name__)
@@ -28,19 +29,24 @@ class CallObserver(Protocol):
 class CallInterceptor(grpc.ServerInterceptor):
     """Wraps the handlers of every service."""
 
-    def __init__(self, observer: CallObserver) -> None:
+    def __init__(self, observer: CallObserver, max_calls: int) -> None:
         self._observer = observer
+        self._max_calls = max_calls
+        self._free = threading.Semaphore(max_calls)
 
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Handler],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Wraps the handler of one call; unary and bidirectional calls are those that services here have."""
+        """Wraps the handler of one call; unary and bidirectional calls are those that services here have.
+
+        gRPC's own services pass: a server that is busy is healthy.
+        """
         handler = continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None:
-            return None
+        if handler is None or method.startswith("/grpc."):
+            return handler
         coders = (handler.request_deserializer, handler.response_serializer)
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), *coders)
@@ -67,7 +73,8 @@ class CallInterceptor(grpc.ServerInterceptor):
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         try:
-            yield
+            with self._slot():
+                yield
         except EngineError as error:
             code = code_of(error)
             context.abort_with_status(rpc_status.to_status(status_of(error)))
@@ -83,3 +90,12 @@ class CallInterceptor(grpc.ServerInterceptor):
             context.abort(code, UNEXPECTED)
         finally:
             self._observer.called(method, code.name, time.perf_counter() - started)
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        if not self._free.acquire(blocking=False):
+            raise OverloadedError(f"{self._max_calls} calls are held, which is the limit; try again later")
+        try:
+            yield
+        finally:
+            self._free.release()

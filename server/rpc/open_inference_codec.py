@@ -5,25 +5,24 @@ padding off before anything is computed, and answers are padded with zeros to th
 """
 
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from export.manifest import ATTENTION_MASK, KEY_LENGTHS
+from export.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, TensorSpec
 from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
+from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.model import LoadedModel
 from server.engine.text import FIELD as TEXT
 from server.engine.values import Array, Mask, MaskKind, Ragged, Request, Result
+from server.rpc import calls
 from server.rpc.open_inference_tensors import DATATYPES, decode_tensors, decode_texts
 from server.rpc.tensors import to_bytes
 
 CONTEXT_VECTORS = "context_vectors"
 ATTENTION_WEIGHTS = "attention_weights"
 LENGTHS = "lengths"
-# Kind of a mask by its number of axes.
-MASK_KINDS = {2: MaskKind.KEYS, 3: MaskKind.PAIRS, 4: MaskKind.HEADS}
 
 
 @dataclass(frozen=True)
@@ -47,104 +46,101 @@ def default_outputs(model: LoadedModel) -> tuple[str, ...]:
 
 
 def decode(message: pb.ModelInferRequest, model: LoadedModel, deadline: float) -> Decoded:
-    """Reads a request. Its tensors are views of the message's bytes where these are raw.
+    """Reads a request. Its tensors share memory with the bytes of the message where these are raw.
 
     Raises:
         InvalidRequestError: The message contradicts itself or does not fit the model.
     """
     tensors = decode_tensors(message)
     texts, mask, lengths = (tensors.pop(name, None) for name in (TEXT, ATTENTION_MASK, KEY_LENGTHS))
-    _check_axes(tensors, model)
-    padded = _padded(tensors, model)
-    cut = _Cut(model, padded, lengths)
+    if texts is not None and (mask is not None or lengths is not None):
+        field = ATTENTION_MASK if mask is not None else KEY_LENGTHS
+        raise InvalidRequestError(field, "comes beside tensors; how many words a text has is not known yet")
+    rectangle = _Rectangle(model, tensors)
+    cut = None if lengths is None else rectangle.key_lengths(lengths)
     outputs = _requested(message, model)
     request = Request(
         model_name=model.name,
         model_version=model.version,
-        inputs={name: cut.rows(name, tensor) for name, tensor in tensors.items()},
+        inputs={spec.name: rectangle.rows(spec, cut) for spec in model.inputs if spec.name in tensors},
         texts=() if texts is None else decode_texts(TEXT, texts),
-        mask=None if mask is None else cut.mask(mask),
+        mask=None if mask is None else rectangle.mask(mask, cut),
         return_weights=ATTENTION_WEIGHTS in outputs,
         deadline=min(deadline, _timeout(message)),
     )
-    return Decoded(request, outputs, padded[1:] if padded else None)
+    return Decoded(request, outputs, None if texts is not None else rectangle.lengths)
 
 
-def _check_axes(tensors: dict[str, Array], model: LoadedModel) -> None:
-    ranks = {spec.name: len(spec.axes) for spec in model.inputs}
-    for name, tensor in tensors.items():
-        if name not in ranks:
-            raise InvalidRequestError(name, f"model {model.name!r} takes {', '.join(ranks)}")
-        if tensor.ndim != ranks[name]:
-            raise InvalidRequestError(name, f"has {tensor.ndim} axes; the model takes {ranks[name]}")
+class _Rectangle:
+    """The tensors of a request, which agree in their sequences and in the axes that they share."""
 
+    def __init__(self, model: LoadedModel, tensors: dict[str, Array]) -> None:
+        self._tensors = tensors
+        self._heads = model.manifest.num_heads
+        self._query_axis, self._key_axis = (str(model.inputs[at].axes[1]) for at in (0, -1))
+        self._sizes: dict[str, int] = {}
+        specs = {spec.name: spec for spec in model.inputs}
+        for name, tensor in tensors.items():
+            if name not in specs:
+                raise InvalidRequestError(name, f"model {model.name!r} takes {', '.join(specs)}")
+            self._bind(specs[name], tensor)
 
-def _padded(tensors: dict[str, Array], model: LoadedModel) -> tuple[int, int, int] | None:
-    """B, Tq and Tk of the request's tensors; None where it brings text or misses an input."""
-    query, key = model.inputs[0].name, model.inputs[-1].name
-    if query not in tensors or key not in tensors:
-        return None
-    return len(tensors[query]), tensors[query].shape[1], tensors[key].shape[1]
+    def _bind(self, spec: TensorSpec, tensor: Array) -> None:
+        if tensor.dtype == object:
+            raise InvalidRequestError(spec.name, f"is BYTES; the model takes {spec.data_type}")
+        if tensor.ndim != len(spec.axes):
+            raise InvalidRequestError(spec.name, f"has {tensor.ndim} axes; the model takes {len(spec.axes)}")
+        for axis, size in zip(spec.axes, tensor.shape, strict=True):
+            if isinstance(axis, str) and self._sizes.setdefault(axis, size) != size:
+                raise InvalidRequestError(
+                    spec.name, f"has {axis} {size}; another input has {self._sizes[axis]}"
+                )
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tq and Tk, padding included."""
+        return self._sizes.get(self._query_axis, 0), self._sizes.get(self._key_axis, 0)
 
-class _Cut:
-    """Takes the rows and flags of a request that lie within its key lengths."""
+    def key_lengths(self, lengths: Array) -> NDArray[np.int64]:
+        """(B,) lengths, each within the key's rows."""
+        batch, (_, longest) = self._sizes.get(BATCH_AXIS, 0), self.lengths
+        if lengths.dtype.kind not in "iu" or lengths.shape != (batch,) or batch == 0:
+            raise InvalidRequestError(KEY_LENGTHS, f"must be integers, one for each of {batch} sequences")
+        if not 1 <= lengths.min() <= lengths.max() <= longest:
+            raise InvalidRequestError(KEY_LENGTHS, f"must lie in 1..{longest}")
+        return lengths.astype(np.int64)
 
-    def __init__(
-        self, model: LoadedModel, padded: tuple[int, int, int] | None, lengths: Array | None
-    ) -> None:
-        self._model = model
-        self._padded = padded
-        self._lengths = None if lengths is None else self._check_lengths(lengths)
-        self._key_axis = model.inputs[-1].axes[1]
-        self._cross = model.inputs[0].axes[1] != self._key_axis
+    def rows(self, spec: TensorSpec, cut: NDArray[np.int64] | None) -> Ragged:
+        """(B, T, ...) to its rows; to those within the key lengths, where it has the key's axis."""
+        tensor = self._tensors[spec.name]
+        batch, length, *row = tensor.shape
+        if cut is None or spec.axes[1] != self._key_axis:
+            return Ragged(tensor.reshape(batch * length, *row), np.full(batch, length, np.int64))
+        return Ragged(np.concatenate([rows[:end] for rows, end in zip(tensor, cut, strict=True)]), cut)
 
-    def _check_lengths(self, lengths: Array) -> list[int]:
-        if self._padded is None:
+    def mask(self, mask: Array, cut: NDArray[np.int64] | None) -> Mask:
+        """(B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) to the flags within the key lengths."""
+        batch, (query_length, key_length) = self._sizes.get(BATCH_AXIS, 0), self.lengths
+        expected = {
+            (batch, key_length): MaskKind.KEYS,
+            (batch, query_length, key_length): MaskKind.PAIRS,
+            (batch, 1, query_length, key_length): MaskKind.PAIRS,
+            (batch, self._heads, query_length, key_length): MaskKind.HEADS,
+        }
+        kind = expected.get(mask.shape)
+        if kind is None or mask.dtype != np.bool_:
+            shapes = " or ".join(map(str, expected))
             raise InvalidRequestError(
-                KEY_LENGTHS, "comes with every tensor of the model only, and not with text"
+                ATTENTION_MASK, f"is {mask.dtype.name} {mask.shape}; the model takes bool {shapes}"
             )
-        batch, _, key_length = self._padded
-        if lengths.dtype.kind not in "iu" or lengths.shape != (batch,):
-            raise InvalidRequestError(KEY_LENGTHS, f"must be {batch} integers, one for each sequence")
-        if batch and not 1 <= lengths.min() <= lengths.max() <= key_length:
-            raise InvalidRequestError(KEY_LENGTHS, f"must lie in 1..{key_length}")
-        return [int(length) for length in lengths]
-
-    def rows(self, name: str, tensor: Array) -> Ragged:
-        """(B, T, ...) to the rows within the lengths, where the tensor has the key's axis."""
-        spec = next(spec for spec in self._model.inputs if spec.name == name)
-        if self._lengths is None or spec.axes[1] != self._key_axis or len(tensor) != len(self._lengths):
-            lengths = np.full(len(tensor), tensor.shape[1], np.int64)
-            return Ragged(tensor.reshape(-1, *tensor.shape[2:]), lengths)
-        rows = [row[:length] for row, length in zip(tensor, self._lengths, strict=True)]
-        return Ragged(np.concatenate(rows), np.array(self._lengths, np.int64))
-
-    def mask(self, mask: Array) -> Mask:
-        """(B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) to the flags within the lengths."""
-        if mask.dtype != np.bool_ or mask.ndim not in MASK_KINDS:
-            raise InvalidRequestError(ATTENTION_MASK, "must be BOOL with 2, 3 or 4 axes")
-        if mask.ndim == 4 and mask.shape[1] == 1:  # noqa: PLR2004 - (B, 1, Tq, Tk): one mask for all heads
-            mask = mask[:, 0]
-        self._check_mask(mask)
-        kind = MASK_KINDS[mask.ndim]
-        if self._lengths is None:
+        if cut is None:
             return Mask(kind, mask.ravel())
-        cut_queries = kind is not MaskKind.KEYS and not self._cross
-        flags = [
-            (row[..., :length, :length] if cut_queries else row[..., :length]).ravel()
-            for row, length in zip(mask, self._lengths, strict=True)
+        own_rows = kind is not MaskKind.KEYS and self._query_axis == self._key_axis
+        parts = [
+            (part[..., :end, :end] if own_rows else part[..., :end]).ravel()
+            for part, end in zip(mask, cut, strict=True)
         ]
-        return Mask(kind, np.concatenate(flags))
-
-    def _check_mask(self, mask: Array) -> None:
-        if self._padded is None:  # how many words a text has is known later
-            return
-        batch, query_length, key_length = self._padded
-        full = (batch, self._model.manifest.num_heads, query_length, key_length)
-        expected = {2: (batch, key_length), 3: (batch, query_length, key_length), 4: full}[mask.ndim]
-        if mask.shape != expected:
-            raise InvalidRequestError(ATTENTION_MASK, f"has shape {mask.shape}; expected is {expected}")
+        return Mask(kind, np.concatenate(parts))
 
 
 def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, ...]:
@@ -161,13 +157,22 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, 
 
 
 def _timeout(message: pb.ModelInferRequest) -> float:
-    """The protocol's own deadline: parameter `timeout`, in microseconds."""
-    microseconds = message.parameters["timeout"].int64_param if "timeout" in message.parameters else 0
-    return time.monotonic() + microseconds / 1e6 if microseconds > 0 else math.inf
+    """The protocol's own deadline: parameter `timeout`, in microseconds; 0 for none."""
+    if "timeout" not in message.parameters:
+        return math.inf
+    parameter = message.parameters["timeout"]
+    if parameter.WhichOneof("parameter_choice") not in ("int64_param", "uint64_param"):
+        raise InvalidRequestError("timeout", "must be an integer, in microseconds")
+    microseconds = parameter.int64_param or parameter.uint64_param
+    return calls.after(microseconds / 1e6) if microseconds > 0 else math.inf
 
 
-def encode(result: Result, decoded: Decoded, request_id: str) -> pb.ModelInferResponse:
-    """Writes a result: one raw entry for each output that was asked for."""
+def encode(result: Result, decoded: Decoded, request_id: str, limit: int) -> pb.ModelInferResponse:
+    """Writes a result: one raw entry for each output that was asked for.
+
+    Raises:
+        LimitExceededError: Padded to a rectangle, an output would be larger than the limit, in bytes.
+    """
     response = pb.ModelInferResponse(
         model_name=result.model_name, model_version=result.model_version, id=request_id
     )
@@ -179,6 +184,9 @@ def encode(result: Result, decoded: Decoded, request_id: str) -> pb.ModelInferRe
             continue
         arrays = result.outputs[name]
         shape = _padded_shape(name, arrays, decoded.padded)
+        size = len(arrays) * math.prod(shape) * arrays[0].itemsize
+        if size > limit:
+            raise LimitExceededError(name, f"would be {size} bytes with its padding; the limit is {limit}")
         data = to_bytes(_pad(array, shape) for array in arrays)
         _add(response, name, (len(arrays), *shape), arrays[0].dtype, data)
     return response

@@ -66,7 +66,8 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         decoded = codec.decode(request, model, calls.deadline(context))
         future = self._engine.submit(decoded.request)
         calls.cancel_when_left(future, context)
-        return codec.encode(calls.wait(future, decoded.request.deadline), decoded, request.id)
+        result = calls.wait(future, decoded.request.deadline)
+        return codec.encode(result, decoded, request.id, self._engine.limits.max_result_bytes)
 
 
 def _inputs(model: LoadedModel) -> list[TensorMetadata]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
 from server.engine.values import Array
-from server.rpc.tensors import from_bytes
+from server.rpc.tensors import from_bytes, reshaped
 
 BYTES = "BYTES"
 DTYPES = {
@@ -60,8 +60,6 @@ def decode_tensors(message: pb.ModelInferRequest) -> dict[str, Array]:
             raise InvalidRequestError(tensor.name, "comes twice")
         if any(parameter.startswith("shared_memory") for parameter in tensor.parameters):
             raise InvalidRequestError(tensor.name, "lies in shared memory, which this server does not read")
-        if any(size < 0 for size in tensor.shape):
-            raise InvalidRequestError(tensor.name, f"shape {list(tensor.shape)} has a negative size")
         if tensor.datatype not in DTYPES and tensor.datatype != BYTES:
             known = ", ".join([*DTYPES, BYTES])
             raise InvalidRequestError(
@@ -110,7 +108,7 @@ def _shaped(tensor: InputTensor, elements: list[Any], dtype: np.dtype[Any]) -> A
         raise InvalidRequestError(
             tensor.name, f"holds {len(elements)} elements; its shape is {list(tensor.shape)}"
         )
-    return np.array(elements, dtype).reshape(tensor.shape)
+    return reshaped(tensor.name, np.array(elements, dtype), tensor.shape)
 
 
 def _split_bytes(name: str, data: bytes) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
 """The gRPC server: services, health, reflection, limits of size and of concurrency."""
 
-from collections.abc import Callable
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ SERVICES = (
 )
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SPARE_THREADS = 16
 
 
 class BindError(Exception):
@@ -47,10 +48,9 @@ class RpcServer:
         self._health = health.HealthServicer()
         self._serving = False
         self._server = grpc.server(
-            ThreadPoolExecutor(options.max_concurrent_calls, thread_name_prefix="call"),
-            interceptors=[CallInterceptor(observer)],
-            # Calls beyond it are refused at once with RESOURCE_EXHAUSTED, before they cost memory.
-            maximum_concurrent_rpcs=options.max_concurrent_calls,
+            # More threads than calls that may be held: refusals and health checks need them too.
+            ThreadPoolExecutor(options.max_concurrent_calls + SPARE_THREADS, thread_name_prefix="call"),
+            interceptors=[CallInterceptor(observer, options.max_concurrent_calls)],
             options=[
                 ("grpc.max_receive_message_length", options.max_message_bytes),
                 ("grpc.max_send_message_length", options.max_message_bytes),
@@ -74,7 +74,8 @@ class RpcServer:
         Raises:
             BindError: The address is taken or is none of this machine's.
         """
-        address = f"{self._options.host}:{self._options.port}"
+        host = self._options.host.strip("[]")
+        address = f"[{host}]:{self._options.port}" if ":" in host else f"{host}:{self._options.port}"
         try:
             port: int = self._server.add_insecure_port(address)
         except RuntimeError as error:
@@ -83,18 +84,19 @@ class RpcServer:
         self._set_serving(serving=True)
         return port
 
-    def stop(self, grace: float) -> bool:
+    def stop(self, grace: float) -> float:
         """Reports NOT_SERVING, refuses new calls and waits for those that run.
 
         Args:
             grace: Seconds that they may take; then they are cancelled.
 
         Returns:
-            Whether all of them ended by themselves.
+            Seconds that they took.
         """
+        started = time.monotonic()
         self._set_serving(serving=False)
-        stopped: Callable[[float], bool] = self._server.stop(grace).wait
-        return stopped(grace)
+        self._server.stop(grace).wait()
+        return time.monotonic() - started
 
     def _is_serving(self) -> bool:
         return self._serving

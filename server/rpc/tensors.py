@@ -1,5 +1,6 @@
 """Bytes on the wire to arrays and back, without copying where NumPy allows it."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -12,17 +13,29 @@ def from_bytes(field: str, data: bytes, dtype: np.dtype[np.generic], shape: Sequ
     """A read-only view of little-endian bytes as an array of that type and shape.
 
     Raises:
-        InvalidRequestError: There are more or fewer bytes than the shape needs.
+        InvalidRequestError: There are more or fewer bytes than the shape needs, or no array has that shape.
     """
-    expected = dtype.itemsize
-    for size in shape:
-        expected *= size
+    expected = dtype.itemsize * math.prod(shape)
     if len(data) != expected:
         shown = " x ".join(map(str, shape))
         raise InvalidRequestError(
             field, f"holds {len(data)} bytes; {shown} elements of {dtype.name} are {expected} bytes"
         )
-    return np.frombuffer(data, dtype).reshape(shape)
+    return reshaped(field, np.frombuffer(data, dtype), shape)
+
+
+def reshaped(field: str, array: Array, shape: Sequence[int]) -> Array:
+    """An array in another shape of as many elements.
+
+    Raises:
+        InvalidRequestError: A size is negative, or there are more axes or elements than an array can have.
+    """
+    if any(size < 0 for size in shape):
+        raise InvalidRequestError(field, f"shape {list(shape)} has a negative size")
+    try:
+        return array.reshape(shape)
+    except ValueError as error:
+        raise InvalidRequestError(field, f"shape {list(shape)}: {error}") from error
 
 
 def to_bytes(arrays: Iterable[Array]) -> bytes:

@@ -130,7 +130,6 @@ def test_a_damaged_artifact_fails_alone_and_names_the_file(
     assert says in failed.reason
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="no ArtifactError: it stops the whole server")
 def test_a_golden_output_that_its_graph_has_not_fails_one_model_alone(copies: Path) -> None:
     edit_golden(
         copies / SELF / "1",
@@ -139,11 +138,6 @@ def test_a_golden_output_that_its_graph_has_not_fails_one_model_alone(copies: Pa
     assert GOLDEN in assert_only_one_failed(load_repository(copies, DEVICE)).reason
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="graphs without golden vectors are not tested before the model is ready",
-)
 def test_a_model_is_ready_only_when_each_of_its_graphs_was_replayed(copies: Path) -> None:
     edit_golden(
         copies / SELF / "1",

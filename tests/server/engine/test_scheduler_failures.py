@@ -157,9 +157,6 @@ def test_one_request_beyond_the_limit_is_taken_when_nothing_else_is_in_flight(
     scheduler.close()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a cancelled work is uncounted at once and held until its turn"
-)
 def test_works_that_were_given_up_hold_no_more_than_the_limit(self_model: LoadedModel) -> None:
     size = work_of(self_model, [(5, 5)]).in_flight_bytes
     limit = 4 * size
@@ -214,11 +211,6 @@ class FailsOnce:
             raise RuntimeError(model)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="delivered sequences run and count twice: the result lacks the others",
-)
 def test_an_observer_that_fails_changes_no_result(self_model: LoadedModel) -> None:
     scheduler = Scheduler(Limits(max_batch_sequences=2), FailsOnce())
     work = work_of(self_model, [(2, 2), (3, 3), (4, 4)])

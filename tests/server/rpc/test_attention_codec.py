@@ -77,9 +77,9 @@ def test_mask_bits_become_flags_lowest_first(
     mask = decode(pb.AttendRequest(mask=pb.AttentionMask(kind=kind, bits=bits)), math.inf).mask
     assert mask is not None
     assert mask.kind.name == pb.AttentionMask.Kind.Name(kind).removeprefix("KIND_")
-    assert mask.flags[: len(flags)].tolist() == flags
-    assert mask.flags.dtype == np.bool_
-    assert 0 <= mask.flags.size - len(flags) <= mask.spare == 7
+    assert mask.holds(len(flags))
+    assert mask.flags(len(flags)).tolist() == flags
+    assert mask.flags(len(flags)).dtype == np.bool_
 
 
 def test_every_kind_of_mask_can_be_asked_for() -> None:

@@ -31,11 +31,14 @@ def rectangles(model: LoadedModel, batch: int, query_length: int, key_length: in
     }
 
 
+LIMIT = 1 << 20
+
+
 def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array]:
     """Decoded, run and encoded."""
     decoded = decode(message, model, math.inf)
     engine = Engine(Repository([model]))
-    response = encode(engine.submit(decoded.request).result(), decoded, message.id)
+    response = encode(engine.submit(decoded.request).result(), decoded, message.id, LIMIT)
     engine.close()
     assert (response.model_name, response.model_version, response.id) == (model.name, "1", message.id)
     return answered(response)

@@ -64,13 +64,13 @@ REFUSALS: dict[str, tuple[str, Message, str, str]] = {
         SELF,
         lengths(1, 2, 3),
         "key_lengths",
-        "must be 2 integers, one for each sequence",
+        "must be integers, one for each of 2 sequences",
     ),
     "lengths as floats": (
         SELF,
         lengths(1, 2, dtype="f4"),
         "key_lengths",
-        "must be 2 integers, one for each sequence",
+        "must be integers, one for each of 2 sequences",
     ),
     "length of zero": (CROSS, lengths(0, 5), "key_lengths", "must lie in 1..5"),
     "length beyond the key": (CROSS, lengths(5, 6), "key_lengths", "must lie in 1..5"),
@@ -79,19 +79,29 @@ REFUSALS: dict[str, tuple[str, Message, str, str]] = {
         TEXT,
         text(b"Life", key_lengths=np.array([1])),
         "key_lengths",
-        "comes with every tensor of the model only, and not with text",
+        "comes beside tensors; how many words a text has is not known yet",
     ),
-    "mask of numbers": (SELF, mask(2, 3, dtype="i4"), "attention_mask", "must be BOOL with 2, 3 or 4 axes"),
-    "mask of one axis": (SELF, mask(3), "attention_mask", "must be BOOL with 2, 3 or 4 axes"),
-    "mask of keys": (CROSS, mask(2, 3), "attention_mask", "has shape (2, 3); expected is (2, 5)"),
-    "mask of pairs": (CROSS, mask(2, 5, 3), "attention_mask", "has shape (2, 5, 3); expected is (2, 3, 5)"),
+    "mask of numbers": (
+        SELF,
+        mask(2, 3, dtype="i4"),
+        "attention_mask",
+        "is int32 (2, 3); the model takes bool (2, 3) or",
+    ),
+    "mask of one axis": (SELF, mask(3), "attention_mask", "is bool (3,); the model takes bool"),
+    "mask of keys": (CROSS, mask(2, 3), "attention_mask", "is bool (2, 3); the model takes bool (2, 5) or"),
+    "mask of pairs": (CROSS, mask(2, 5, 3), "attention_mask", "takes bool (2, 5) or (2, 3, 5) or"),
     "mask of heads": (
         CROSS,
         mask(2, 3, 3, 5),
         "attention_mask",
-        "has shape (2, 3, 3, 5); expected is (2, 2, 3, 5)",
+        "or (2, 2, 3, 5)",
     ),
-    "mask of another batch": (SELF, mask(1, 3), "attention_mask", "has shape (1, 3); expected is (2, 3)"),
+    "mask of another batch": (
+        SELF,
+        mask(1, 3),
+        "attention_mask",
+        "is bool (1, 3); the model takes bool (2, 3) or",
+    ),
     "unknown output": (
         SELF,
         outputs("context_vectors", "logits"),
@@ -126,10 +136,10 @@ def test_a_request_that_does_not_fit_is_refused_by_field(
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         decode(build(models[name]), models[name], math.inf)
-    assert (caught.value.field, caught.value.message) == (field, f"{field}: {says}")
+    assert caught.value.field == field
+    assert says in caught.value.message
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="NumPy's ValueError passes through: INTERNAL")
 @pytest.mark.parametrize(
     "build",
     [
@@ -144,22 +154,12 @@ def test_an_empty_tensor_is_refused(self_model: LoadedModel, build: Message) -> 
         validate(decode(message, self_model, math.inf).request, self_model, Limits())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="rows of one sequence move into the next: a wrong answer, and no error",
-)
 def test_a_key_shorter_than_its_lengths_is_refused(cross_model: LoadedModel) -> None:
     message = tensors(key=KEY[:, :2], key_lengths=np.array([3, 3]))(cross_model)
     with pytest.raises(InvalidRequestError):
         validate(decode(message, cross_model, math.inf).request, cross_model, Limits())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="the flags of one text's mask are read as those of another",
-)
 def test_a_mask_of_another_batch_than_the_texts_is_refused(text_model: LoadedModel) -> None:
     message = text(b"Life", b"is short", attention_mask=np.ones((1, 3), np.bool_))(text_model)
     with pytest.raises(InvalidRequestError):

@@ -176,7 +176,6 @@ UNSHAPABLE = {
 }
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="NumPy's ValueError passes through: INTERNAL")
 @pytest.mark.parametrize("message", UNSHAPABLE.values(), ids=UNSHAPABLE)
 def test_a_shape_that_no_array_can_have_is_refused(message: pb.ModelInferRequest) -> None:
     with pytest.raises(InvalidRequestError):

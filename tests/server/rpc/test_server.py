@@ -85,7 +85,6 @@ def test_an_error_that_nobody_foresaw_is_internal_and_tells_no_detail(typed: Att
     assert len(typed.Attend(of_texts("Life"), timeout=30).context_vectors.lengths) == 1
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the stream ends as if all were answered")
 def test_an_error_that_nobody_foresaw_takes_its_place_in_a_stream(typed: AttentionServiceStub) -> None:
     requests = [
         typed_pb.AttendStreamRequest(id=text, request=of_texts(text)) for text in ("Life", "is", "short")
@@ -97,9 +96,6 @@ def test_an_error_that_nobody_foresaw_takes_its_place_in_a_stream(typed: Attenti
     assert "secret" not in answers[1].error.message
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the message outgrows the trailers: RESOURCE_EXHAUSTED"
-)
 @pytest.mark.parametrize(
     ("message", "code"),
     [
@@ -114,7 +110,6 @@ def test_a_refusal_reaches_its_caller_however_long_the_request(
     assert refused(typed.Attend, message).code() is code
 
 
-@pytest.mark.xfail(strict=True, raises=grpc.RpcError, reason="locks wait no such time: INTERNAL")
 def test_the_longest_timeout_is_as_good_as_none(
     open_inference: GRPCInferenceServiceStub, self_model: LoadedModel
 ) -> None:
@@ -133,11 +128,6 @@ def padded_keys(model: LoadedModel) -> pb.ModelInferRequest:
     return raw_request(model, tensors, ["attention_weights"])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="the limit is held against the result without the padding that the answer gets",
-)
 @pytest.mark.parametrize(
     ("name", "build"), [(TEXT, padded_texts), (SELF, padded_keys)], ids=["texts", "key lengths"]
 )

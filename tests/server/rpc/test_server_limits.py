@@ -17,10 +17,12 @@ from server.engine.model import LoadedModel
 from server.engine.repository import Repository
 from server.metrics import Metrics
 from server.rpc.server import RpcOptions, RpcServer
+from server.settings import HEADER_BYTES
 from tests.server.samples import HEADS, SELF
 from tests.server.seams import PATIENCE_SECONDS, Gate, tapped
 
 MAX_BYTES = 1 << 20
+RESULT_BYTES = MAX_BYTES - HEADER_BYTES
 OPTIONS = RpcOptions(
     host="127.0.0.1",
     port=0,
@@ -40,7 +42,7 @@ def gate() -> Gate:
 @pytest.fixture
 def channel(self_model: LoadedModel, gate: Gate) -> Iterator[grpc.Channel]:
     """To a server that takes one call at a time and holds its run until the gate is opened."""
-    engine = Engine(Repository([tapped(self_model, gate)]), Limits(max_result_bytes=MAX_BYTES))
+    engine = Engine(Repository([tapped(self_model, gate)]), Limits(max_result_bytes=RESULT_BYTES))
     server = RpcServer(engine, OPTIONS, Metrics())
     with grpc.insecure_channel(f"{OPTIONS.host}:{server.start()}", ANY_SIZE) as channel:
         yield channel
@@ -71,9 +73,6 @@ def test_a_call_beyond_those_held_is_refused_at_once(channel: grpc.Channel, gate
     assert list(held.result(PATIENCE_SECONDS).context_vectors.lengths) == [2]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=grpc.RpcError, reason="health checks count as calls: RESOURCE_EXHAUSTED"
-)
 def test_a_server_that_is_busy_is_still_healthy(channel: grpc.Channel, gate: Gate) -> None:
     held = AttentionServiceStub(channel).Attend.future(request([2]))
     assert gate.entered.wait(PATIENCE_SECONDS)
@@ -86,17 +85,14 @@ def test_a_server_that_is_busy_is_still_healthy(channel: grpc.Channel, gate: Gat
         held.result(PATIENCE_SECONDS)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=grpc.RpcError, reason="computed, then refused for its lengths and tags"
-)
 def test_what_the_limit_of_results_allows_can_be_sent(channel: grpc.Channel, gate: Gate) -> None:
     gate.open()
     long = 360  # with weights HEADS * long**2 floats and context vectors of 4
-    left = MAX_BYTES - 4 * (HEADS * long**2 + 4 * long)
+    left = RESULT_BYTES - 4 * (HEADS * long**2 + 4 * long)
     lengths = [long, *[1] * (left // (4 * (HEADS + 4)))]
     message = request(lengths, return_weights=True)
     answer = AttentionServiceStub(channel).Attend(message, timeout=PATIENCE_SECONDS)
-    assert len(answer.attention_weights.data) + len(answer.context_vectors.data) <= MAX_BYTES
+    assert len(answer.attention_weights.data) + len(answer.context_vectors.data) <= RESULT_BYTES
 
 
 def has_ipv6() -> bool:
@@ -112,9 +108,7 @@ def has_ipv6() -> bool:
 @pytest.mark.parametrize(
     "host",
     [
-        pytest.param(
-            "::1", marks=pytest.mark.xfail(strict=True, reason="::1:0 is read as an address of port 443")
-        ),
+        "::1",
         "[::1]",
     ],
 )
