@@ -12,7 +12,7 @@ from scripts.local_server import ROOT
 
 @pytest.mark.parametrize("module", ["server.engine.session", "export.parity"])
 def test_onnx_runtime_keeps_no_telemetry_identifier(tmp_path: Path, module: str) -> None:
-    # It writes one below the home folder when it is imported, unless telemetry is off; CI turns it off anyway.
+    # It writes one below the home folder when it is imported, unless telemetry is off, as CI has it.
     environment = {
         key: value for key, value in os.environ.items() if key not in ("CI", "ORT_DISABLE_TELEMETRY")
     }
