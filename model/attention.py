@@ -1,6 +1,7 @@
-"""Multi-head attention: one module for self- and cross-attention.
+"""Multi-head attention: one module for every system of this project.
 
-Shapes: B batch, Tq query rows, Tk key rows, H heads, d_k and d_v widths of one head.
+Shapes: B batch, Tq query rows, Tk key rows, H query heads, Hkv key and value heads, d_k and d_v widths
+of one head.
 """
 
 import torch
@@ -8,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import AttentionConfig
+from model.projections import make_projections
+from model.rotary import rotate
 
 
 class MultiHeadAttention(nn.Module):
@@ -20,13 +23,9 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.config = config
-        heads = config.num_heads
-        self.query_projection = nn.Linear(config.d_query, heads * config.d_k, bias=config.qkv_bias)
-        self.key_projection = nn.Linear(config.d_key, heads * config.d_k, bias=config.qkv_bias)
-        self.value_projection = nn.Linear(config.d_value, heads * config.d_v, bias=config.qkv_bias)
-        self.output_projection = (
-            nn.Linear(heads * config.d_v, config.d_out, bias=config.out_bias) if config.out_proj else None
-        )
+        self.projections = make_projections(config)
+        concatenated = config.num_heads * config.d_v
+        self.output = nn.Linear(concatenated, config.d_out, bias=config.out_bias) if config.out_proj else None
 
     def forward(
         self,
@@ -34,6 +33,7 @@ class MultiHeadAttention(nn.Module):
         key: Tensor | None = None,
         value: Tensor | None = None,
         *,
+        positions: Tensor | None = None,
         key_lengths: Tensor | None = None,
         attention_mask: Tensor | None = None,
         return_weights: bool = False,
@@ -44,6 +44,7 @@ class MultiHeadAttention(nn.Module):
             query: (B, Tq, d_query).
             key: (B, Tk, d_key); the query where left out.
             value: (B, Tk, d_value); the key where left out.
+            positions: (B, Tq) integers, for rotary configurations; 0 to Tq - 1 where left out.
             key_lengths: (B,) integers; keys at and after a sequence's length are not attended to.
             attention_mask: (B, 1 or H, Tq, Tk) booleans, True = may attend.
             return_weights: whether to return the attention weights.
@@ -53,33 +54,60 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        d_k, d_v = self.config.d_k, self.config.d_v
-        q = self._split_heads(self.query_projection(query), d_k)  # (B, H, Tq, d_k)
-        k = self._split_heads(self.key_projection(key), d_k)  # (B, H, Tk, d_k)
-        v = self._split_heads(self.value_projection(value), d_v)  # (B, H, Tk, d_v)
+        q, k, v = self.projections(query, key, value)  # (B, H, Tq, d_k), (B, Hkv, Tk, d_k), (B, Hkv, Tk, d_v)
+        if self.config.rotary_theta:
+            q, k = self._rotate(q, k, positions)
         may_attend = self._combine_masks(q, k, key_lengths, attention_mask)
         if return_weights:
             weights = self._weights(q, k, may_attend)  # (B, H, Tq, Tk)
-            heads = weights @ v  # (B, H, Tq, d_v)
+            heads = weights @ self._for_each_query_head(v)  # (B, H, Tq, d_v)
         else:
             weights = None
-            heads = F.scaled_dot_product_attention(  # (B, H, Tq, d_v)
-                q,
-                k,
-                v,
-                attn_mask=may_attend,
-                is_causal=self.config.causal and may_attend is None,
-                scale=self.config.scale,
-            )
+            heads = self._attend(q, k, v, may_attend)  # (B, H, Tq, d_v)
         context = heads.transpose(1, 2).flatten(2)  # (B, Tq, H * d_v)
-        if self.output_projection is not None:
-            context = self.output_projection(context)  # (B, Tq, d_out)
+        if self.output is not None:
+            context = self.output(context)  # (B, Tq, d_out)
         return context, weights
 
-    def _split_heads(self, projected: Tensor, width: int) -> Tensor:
-        """(B, T, H * width) to (B, H, T, width)."""
-        batch, length, _ = projected.shape
-        return projected.view(batch, length, self.config.num_heads, width).transpose(1, 2)
+    def _rotate(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        if positions is None:
+            positions = torch.arange(q.shape[2], device=q.device)[None]  # (1, Tq)
+        theta, interleaved = self.config.rotary_theta, self.config.rotary_interleaved
+        return (
+            rotate(q, positions, theta=theta, interleaved=interleaved),
+            rotate(k, positions, theta=theta, interleaved=interleaved),
+        )
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None) -> Tensor:
+        config = self.config
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=may_attend,
+            dropout_p=config.dropout if self.training else 0.0,
+            is_causal=config.causal and may_attend is None,
+            scale=config.scale,
+            enable_gqa=config.num_kv_heads != config.num_heads,
+        )
+
+    def _weights(self, q: Tensor, k: Tensor, may_attend: Tensor | None) -> Tensor:
+        if may_attend is None and self.config.causal:
+            may_attend = _lower_triangle(q.shape[2], k.shape[2], q.device)
+        k = self._for_each_query_head(k)  # (B, H, Tk, d_k)
+        scores = q @ k.transpose(2, 3) * self.config.scale  # (B, H, Tq, Tk)
+        if may_attend is None:
+            weights = scores.softmax(dim=-1)
+        else:
+            weights = scores.masked_fill(~may_attend, float("-inf")).softmax(dim=-1)
+            # The softmax of a row of -inf is NaN; such a row attends to nothing.
+            weights = weights.masked_fill(~may_attend.any(dim=-1, keepdim=True), 0.0)
+        return F.dropout(weights, self.config.dropout, self.training)
+
+    def _for_each_query_head(self, heads: Tensor) -> Tensor:
+        """(B, Hkv, Tk, d) to (B, H, Tk, d): each key and value head serves a group of query heads."""
+        group = self.config.num_heads // self.config.num_kv_heads
+        return heads if group == 1 else heads.repeat_interleave(group, dim=1)
 
     def _combine_masks(
         self, q: Tensor, k: Tensor, key_lengths: Tensor | None, attention_mask: Tensor | None
@@ -95,16 +123,6 @@ class MultiHeadAttention(nn.Module):
         if may_attend is not None and self.config.causal:
             may_attend = may_attend & _lower_triangle(query_length, key_length, q.device)
         return may_attend
-
-    def _weights(self, q: Tensor, k: Tensor, may_attend: Tensor | None) -> Tensor:
-        if may_attend is None and self.config.causal:
-            may_attend = _lower_triangle(q.shape[2], k.shape[2], q.device)
-        scores = q @ k.transpose(2, 3) * self.config.scale  # (B, H, Tq, Tk)
-        if may_attend is None:
-            return scores.softmax(dim=-1)
-        weights = scores.masked_fill(~may_attend, float("-inf")).softmax(dim=-1)
-        # The softmax of a row of -inf is NaN; such a row attends to nothing.
-        return weights.masked_fill(~may_attend.any(dim=-1, keepdim=True), 0.0)
 
 
 def _lower_triangle(query_length: int, key_length: int, device: torch.device) -> Tensor:

@@ -7,6 +7,12 @@ from typing import Any, Final
 
 # Default of a field whose value follows from others; no field holds it after construction.
 DERIVED: Final[Any] = None
+# A linear layer for each; one whose output is cut in three; one (heads, d_head, d) stack of weights for each
+# and one batched product; the inputs themselves.
+PROJECTIONS: Final = ("separate", "fused", "stacked", "none")
+
+# A field, whether its rule holds, and the rule.
+Rule = tuple[str, bool, str]
 
 
 class ConfigError(ValueError):
@@ -32,7 +38,9 @@ class AttentionConfig:
     d_query: int
     """Width of a query row."""
     num_heads: int = 1
-    """Number of heads, H."""
+    """Number of query heads, H."""
+    num_kv_heads: int = DERIVED
+    """Number of key and value heads, each serving a group of query heads; left out, num_heads."""
     cross: bool = False
     """Keys come from a sequence of their own; otherwise the query sequence is its own key."""
     separate_value: bool = False
@@ -44,7 +52,9 @@ class AttentionConfig:
     d_k: int = DERIVED
     """Width of one query or key head; left out, d_query / num_heads."""
     d_v: int = DERIVED
-    """Width of one value head; left out, d_k."""
+    """Width of one value head; left out, d_k, or d_value / num_kv_heads without projections."""
+    projections: str = "separate"
+    """How queries, keys and values are made: one of PROJECTIONS."""
     qkv_bias: bool = False
     """Whether the query, key and value projections add a bias."""
     out_proj: bool = True
@@ -57,18 +67,29 @@ class AttentionConfig:
     """Query row i may attend to key rows 0..i only."""
     scale: float = DERIVED
     """Factor on the scores; left out, 1 / sqrt(d_k)."""
+    rotary_theta: float = 0.0
+    """Base frequency of the rotary position embedding; 0 for no such embedding."""
+    rotary_interleaved: bool = False
+    """Whether neighbouring elements form its pairs, rather than those half a head apart."""
+    dropout: float = 0.0
+    """Probability of dropping an attention weight in training; without effect in evaluation."""
 
     def __post_init__(self) -> None:
         _check_sizes(self, "d_query", "num_heads")
         if self.d_k is DERIVED and self.d_query % self.num_heads:
             rule = f"must divide d_query={self.d_query} where d_k is not given"
             raise ConfigError("num_heads", self.num_heads, rule)
+        if self.projections not in PROJECTIONS:
+            raise ConfigError("projections", self.projections, f"must be one of {', '.join(PROJECTIONS)}")
+        self._derive("num_kv_heads", self.num_heads)
         self._derive("d_key", self.d_query)
         self._derive("d_value", self.d_key)
         self._derive("d_k", self.d_query // self.num_heads)
-        self._derive("d_v", self.d_k)
+        _check_sizes(self, "num_kv_heads", "d_key", "d_value", "d_k")
+        self._derive("d_v", self.d_value // self.num_kv_heads if self.projections == "none" else self.d_k)
+        _check_sizes(self, "d_v")
         self._derive("d_out", self.d_query if self.out_proj else self.num_heads * self.d_v)
-        _check_sizes(self, "d_key", "d_value", "d_k", "d_v", "d_out")
+        _check_sizes(self, "d_out")
         self._derive("scale", 1 / math.sqrt(self.d_k))
         self._check_rules()
 
@@ -77,42 +98,78 @@ class AttentionConfig:
             object.__setattr__(self, name, value)
 
     def _check_rules(self) -> None:
-        concatenated = self.num_heads * self.d_v
-        rules = [
+        flags = [field.name for field in fields(self) if field.type is bool]
+        rules = [(name, isinstance(getattr(self, name), bool), "must be true or false") for name in flags]
+        for name, holds, rule in (*rules, *self._input_rules(), *self._head_rules(), *self._number_rules()):
+            if not holds:
+                raise ConfigError(name, getattr(self, name), rule)
+
+    def _input_rules(self) -> list[Rule]:
+        own_value = self.separate_value or self.d_value == self.d_key
+        return [
             (
                 "d_key",
                 self.cross or self.d_key == self.d_query,
                 f"must be d_query={self.d_query} unless cross",
             ),
             ("separate_value", self.cross or not self.separate_value, "needs cross"),
+            ("d_value", own_value, f"must be d_key={self.d_key} unless separate_value"),
+            ("projections", self.projections != "fused" or not self.cross, "must not be fused with cross"),
+        ]
+
+    def _head_rules(self) -> list[Rule]:
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        free = self.projections != "none"
+        rule = "must be {} * {} = {} without projections"
+        concatenated = heads * self.d_v
+        output = f"must be num_heads * d_v = {concatenated} without an output projection"
+        return [
+            ("num_kv_heads", heads % kv_heads == 0, f"must divide num_heads={heads}"),
+            ("d_out", self.out_proj or self.d_out == concatenated, output),
+            (
+                "d_query",
+                free or self.d_query == heads * self.d_k,
+                rule.format("num_heads", "d_k", heads * self.d_k),
+            ),
+            (
+                "d_key",
+                free or self.d_key == kv_heads * self.d_k,
+                rule.format("num_kv_heads", "d_k", kv_heads * self.d_k),
+            ),
             (
                 "d_value",
-                self.separate_value or self.d_value == self.d_key,
-                f"must be d_key={self.d_key} unless separate_value",
+                free or self.d_value == kv_heads * self.d_v,
+                rule.format("num_kv_heads", "d_v", kv_heads * self.d_v),
             ),
-            (
-                "d_out",
-                self.out_proj or self.d_out == concatenated,
-                f"must be num_heads * d_v = {concatenated} without an output projection",
-            ),
-            ("scale", _is_positive_number(self.scale), "must be a positive finite number"),
+            ("qkv_bias", free or not self.qkv_bias, "needs projections"),
         ]
-        flags = [field.name for field in fields(self) if field.type is bool]
-        rules += [(name, isinstance(getattr(self, name), bool), "must be true or false") for name in flags]
-        for name, holds, rule in rules:
-            if not holds:
-                raise ConfigError(name, getattr(self, name), rule)
+
+    def _number_rules(self) -> list[Rule]:
+        rotary = self.rotary_theta != 0
+        theta = not rotary or _is_positive_number(self.rotary_theta)
+        dropout = self.dropout == 0 or (_is_positive_number(self.dropout) and self.dropout < 1)
+        return [
+            ("scale", _is_positive_number(self.scale), "must be a positive finite number"),
+            ("dropout", dropout, "must be a number from 0 to below 1"),
+            ("rotary_theta", theta, "must be 0 or a positive finite number"),
+            ("rotary_theta", not (rotary and self.cross), "must be 0 with cross"),
+            ("d_k", not rotary or self.d_k % 2 == 0, "must be even for rotary position embedding"),
+            ("rotary_interleaved", rotary or not self.rotary_interleaved, "needs rotary_theta"),
+        ]
 
     @property
     def flops_per_query(self) -> int:
         """Floating-point operations of the linear layers for each query row (a multiply-add is two)."""
         output = self.num_heads * self.d_v * self.d_out if self.out_proj else 0
-        return 2 * (self.d_query * self.num_heads * self.d_k + output)
+        projection = 0 if self.projections == "none" else self.d_query * self.num_heads * self.d_k
+        return 2 * (projection + output)
 
     @property
     def flops_per_key(self) -> int:
         """Floating-point operations of the linear layers for each key row."""
-        return 2 * self.num_heads * (self.d_key * self.d_k + self.d_value * self.d_v)
+        if self.projections == "none":
+            return 0
+        return 2 * self.num_kv_heads * (self.d_key * self.d_k + self.d_value * self.d_v)
 
     @property
     def flops_per_pair(self) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from model.attention import MultiHeadAttention
 from model.config import DERIVED, AttentionConfig
+from tests.support.tables import linear_layers
 
 Array = NDArray[Any]
 # The reference and the float64 module add up in different orders; nothing else may differ.
@@ -25,7 +26,7 @@ def attention(module: MultiHeadAttention, inputs: list[Array], may_attend: Array
         may_attend: (B, H, Tq, Tk), every rule in one mask.
     """
     heads = module.config.num_heads
-    layers = (module.query_projection, module.key_projection, module.value_projection)
+    layers = linear_layers(module)
     q, k, v = (
         np.stack(np.split(_linear(layer, rows), heads, axis=-1), axis=1)  # (B, H, T, d)
         for layer, rows in zip(layers, inputs, strict=True)
@@ -40,7 +41,7 @@ def attention(module: MultiHeadAttention, inputs: list[Array], may_attend: Array
             weights[batch, head, row, allowed] = powers / powers.sum()
         context[batch, head, row] = weights[batch, head, row] @ v[batch, head]
     joined = np.concatenate(np.split(context, heads, axis=1), axis=-1)[:, 0]  # (B, Tq, H * d_v)
-    output = module.output_projection
+    output = module.output
     return (joined if output is None else _linear(output, joined)), weights
 
 

@@ -128,7 +128,7 @@ def test_a_causal_row_sees_its_own_and_earlier_keys_only(
 @pytest.mark.parametrize("return_weights", PATHS)
 @pytest.mark.parametrize("rule", ["key_lengths", "attention_mask"])
 @pytest.mark.parametrize("out_proj", [pytest.param(False, id="bare"), pytest.param(True, id="projected")])
-def test_a_row_without_keys_is_zero_before_the_output_projection(
+def test_a_row_without_keys_is_zero_before_the_output(
     rule: str, *, out_proj: bool, return_weights: bool
 ) -> None:
     config = AttentionConfig(d_query=4, num_heads=2, qkv_bias=True, out_proj=out_proj)
@@ -136,7 +136,7 @@ def test_a_row_without_keys_is_zero_before_the_output_projection(
     rules = {"key_lengths": torch.tensor([0, 3]), "attention_mask": torch.ones(2, 1, 3, 3, dtype=torch.bool)}
     rules["attention_mask"][0] = False
     context, weights = module(rows(0, 2, 3, 4), **{rule: rules[rule]}, return_weights=return_weights)
-    nothing = torch.zeros(4).double() if module.output_projection is None else module.output_projection.bias
+    nothing = torch.zeros(4).double() if module.output is None else module.output.bias
     assert torch.equal(context[0], nothing.detach().expand(3, 4))
     assert not torch.isclose(context[1], nothing).all(-1).any()
     assert weights is None or (weights[0] == 0).all()

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
 from tests.model.reference import ATOL, RTOL, random_module
-from tests.support.tables import GOLDEN_TABLES, GoldenTable
+from tests.support.tables import GOLDEN_TABLES, GoldenTable, linear_layers
 
 SMALL = st.integers(1, 5)
 
@@ -40,7 +40,7 @@ def test_one_head_with_identity_projections_is_scaled_dot_product_attention(
     )
     module, rng = MultiHeadAttention(config).double(), np.random.default_rng(seed)
     with torch.no_grad():
-        for projection in (module.query_projection, module.key_projection, module.value_projection):
+        for projection in linear_layers(module):
             nn.init.eye_(projection.weight)
     query, key, value = (
         torch.from_numpy(rng.standard_normal((batch, length, width)))
@@ -64,7 +64,7 @@ def torch_module(module: MultiHeadAttention) -> nn.MultiheadAttention:
         batch_first=True,
         dtype=torch.float64,
     )
-    parts = (module.query_projection, module.key_projection, module.value_projection)
+    parts = linear_layers(module)
     with torch.no_grad():
         if other.in_proj_weight is not None:
             other.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
@@ -72,8 +72,8 @@ def torch_module(module: MultiHeadAttention) -> nn.MultiheadAttention:
             for name, part in zip("qkv", parts, strict=True):
                 other.get_parameter(f"{name}_proj_weight").copy_(part.weight)
         other.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
-        assert module.output_projection is not None
-        other.out_proj.load_state_dict(module.output_projection.state_dict())
+        assert module.output is not None
+        other.out_proj.load_state_dict(module.output.state_dict())
     return other.eval()
 
 

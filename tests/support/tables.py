@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
+from model.projections import SeparateProjections
 
 TABLES = json.loads((Path(__file__).parents[1] / "data/attention_tables.json").read_text())
 TEXT = TABLES["text"]
@@ -54,16 +56,12 @@ class GoldenTable:
         module = MultiHeadAttention(self._config())
         weights = {name: torch.tensor(values) for name, values in self.case["weights"].items()}
         with torch.no_grad():
-            for name, projection in (
-                ("w_q", module.query_projection),
-                ("w_k", module.key_projection),
-                ("w_v", module.value_projection),
-            ):
+            for name, projection in zip(("w_q", "w_k", "w_v"), linear_layers(module), strict=True):
                 # [heads][d_in][d] to a linear layer's (heads * d, d_in).
                 projection.weight.copy_(weights[name].transpose(1, 2).flatten(0, 1))
-            if module.output_projection is not None:
-                module.output_projection.weight.copy_(weights["w_o"].T)
-                module.output_projection.bias.copy_(weights["b_o"])
+            if module.output is not None:
+                module.output.weight.copy_(weights["w_o"].T)
+                module.output.bias.copy_(weights["b_o"])
         return module.eval()
 
     def _config(self) -> AttentionConfig:
@@ -83,6 +81,13 @@ class GoldenTable:
             cross="key" in self.case["inputs"],
             scale=float(scale) if isinstance(scale, float) else 1 / math.sqrt(config["d_k"]),
         )
+
+
+def linear_layers(module: MultiHeadAttention) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    """The projections of query, key and value of a module that has one for each."""
+    projections = module.projections
+    assert isinstance(projections, SeparateProjections)
+    return projections.query, projections.key, projections.value
 
 
 GOLDEN_TABLES = [GoldenTable(case) for case in TABLES["cases"]]

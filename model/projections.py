@@ -1,0 +1,111 @@
+"""From input rows to the queries, keys and values of each head: four ways, one result.
+
+Shapes: B batch, Tq query rows, Tk key rows, H query heads, Hkv key and value heads, d_k and d_v widths
+of one head. Every way gives q (B, H, Tq, d_k), k (B, Hkv, Tk, d_k) and v (B, Hkv, Tk, d_v).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from model.config import AttentionConfig
+
+Heads = tuple[Tensor, Tensor, Tensor]
+
+
+def make_projections(config: AttentionConfig) -> nn.Module:
+    """The projections that a configuration names."""
+    return {
+        "separate": SeparateProjections,
+        "fused": FusedProjection,
+        "stacked": StackedProjections,
+        "none": NoProjections,
+    }[config.projections](config)
+
+
+class SeparateProjections(nn.Module):
+    """A linear layer for each of query, key and value."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+        keys, values = config.num_kv_heads * config.d_k, config.num_kv_heads * config.d_v
+        self.query = nn.Linear(config.d_query, config.num_heads * config.d_k, bias=config.qkv_bias)
+        self.key = nn.Linear(config.d_key, keys, bias=config.qkv_bias)
+        self.value = nn.Linear(config.d_value, values, bias=config.qkv_bias)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Heads:
+        """Projects (B, T, d) inputs."""
+        return split_heads(self.config, self.query(query), self.key(key), self.value(value))
+
+
+class FusedProjection(nn.Module):
+    """One linear layer whose output is cut into query, key and value, in this order."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+        keys, values = config.num_kv_heads * config.d_k, config.num_kv_heads * config.d_v
+        self.widths = [config.num_heads * config.d_k, keys, values]
+        self.fused = nn.Linear(config.d_query, sum(self.widths), bias=config.qkv_bias)
+
+    def forward(self, query: Tensor, _key: Tensor, _value: Tensor) -> Heads:
+        """Projects the (B, T, d) query, which is the key and the value too."""
+        return split_heads(self.config, *self.fused(query).split(self.widths, dim=-1))
+
+
+class StackedProjections(nn.Module):
+    """The weights of all heads in one (H, d_head, d) stack for each of query, key and value."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__()
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        self.query = _Stack(heads, config.d_k, config.d_query, bias=config.qkv_bias)
+        self.key = _Stack(kv_heads, config.d_k, config.d_key, bias=config.qkv_bias)
+        self.value = _Stack(kv_heads, config.d_v, config.d_value, bias=config.qkv_bias)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Heads:
+        """Projects (B, T, d) inputs, each in one batched product."""
+        return self.query(query), self.key(key), self.value(value)
+
+
+class _Stack(nn.Module):
+    """One batched product of rows with the weights of all heads."""
+
+    def __init__(self, heads: int, d_head: int, d_input: int, *, bias: bool) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(d_input)  # that of nn.Linear
+        self.weight = nn.Parameter(torch.empty(heads, d_head, d_input).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(heads, 1, d_head).uniform_(-bound, bound)) if bias else None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, T, d) to (B, H, T, d_head)."""
+        projected = rows[:, None] @ self.weight.transpose(1, 2)  # (B, 1, T, d) @ (H, d, d_head)
+        return projected if self.bias is None else projected + self.bias
+
+
+class NoProjections(nn.Module):
+    """The input rows themselves, cut into heads; nothing to train."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Heads:
+        """Cuts (B, T, d) inputs."""
+        return split_heads(self.config, query, key, value)
+
+
+def split_heads(config: AttentionConfig, query: Tensor, key: Tensor, value: Tensor) -> Heads:
+    """(B, T, heads * d_head) each to (B, heads, T, d_head)."""
+    return (
+        _split(query, config.num_heads, config.d_k),
+        _split(key, config.num_kv_heads, config.d_k),
+        _split(value, config.num_kv_heads, config.d_v),
+    )
+
+
+def _split(rows: Tensor, heads: int, width: int) -> Tensor:
+    batch, length, _ = rows.shape
+    return rows.view(batch, length, heads, width).transpose(1, 2)
