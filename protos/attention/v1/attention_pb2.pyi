@@ -229,6 +229,7 @@ class AttendRequest(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     MASK_FIELD_NUMBER: _builtins.int
     RETURN_WEIGHTS_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -265,6 +266,13 @@ class AttendRequest(_message.Message):
         causal rule, which always holds as well).
         """
 
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For models with rotary position embedding: positions of all query rows of
+        all sequences, concatenated in order. Left out, each sequence counts its
+        rows from 0.
+        """
+
     def __init__(
         self,
         *,
@@ -277,10 +285,11 @@ class AttendRequest(_message.Message):
         value: Global___VectorSequences | None = ...,
         mask: Global___AttentionMask | None = ...,
         return_weights: _builtins.bool = ...,
+        positions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "query", b"query", "query_input", b"query_input", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_query_input: _TypeAlias = _typing.Literal["query", "token_ids", "text"]  # noqa: Y015
     _WhichOneofArgType_query_input: _TypeAlias = _typing.Literal["query_input", b"query_input"]  # noqa: Y015
