@@ -91,7 +91,7 @@ REFUSALS = {
     "weights too large": (
         ask("multi-head-768x12", query=vectors(768, (2000,)), return_weights=True),
         "return_weights",
-        "the limit is 67108864",
+        "the limit is 67043328",
     ),
     "unknown words": (
         ask("sentence-self-attention", text=pb.TextSequences(texts=["Life is cheese, eat bread"])),
