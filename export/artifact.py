@@ -21,8 +21,6 @@ from export.manifest import (
     MANIFEST_FILE,
     NAME_PATTERN,
     ArtifactError,
-    Cost,
-    GoldenCase,
     Graph,
     GraphKind,
     Manifest,
@@ -30,8 +28,9 @@ from export.manifest import (
     file_hash,
     golden_tensors,
 )
-from export.signature import AttentionModule, Signature, signatures
-from model.text import TextAttention
+from export.precision import TOLERANCES, Precision, lowered, quantised
+from export.signature import AttentionModule, Signature
+from export.subject import Subject, attention_subject
 
 GOLDEN_FILE = "golden.safetensors"
 PARITY_FILE = "parity.json"
@@ -76,7 +75,22 @@ def write_artifact(
     naming: Naming,
     repository: Path,
     *,
-    tolerance: Tolerance = parity.FP32_TOLERANCE,
+    precision: Precision = Precision.FP32,
+    tolerance: Tolerance | None = None,
+    replace: bool = False,
+) -> tuple[Path, Manifest]:
+    """Exports an attention module, put into evaluation mode; as `publish`."""
+    subject = attention_subject(module)
+    return publish(subject, naming, repository, precision=precision, tolerance=tolerance, replace=replace)
+
+
+def publish(
+    subject: Subject,
+    naming: Naming,
+    repository: Path,
+    *,
+    precision: Precision = Precision.FP32,
+    tolerance: Tolerance | None = None,
     replace: bool = False,
 ) -> tuple[Path, Manifest]:
     """Exports a module into `<repository>/<name>/<version>/`.
@@ -85,10 +99,12 @@ def write_artifact(
     The same module gives the same bytes; writing it a second time changes nothing.
 
     Args:
-        module: Put into evaluation mode.
+        subject: The module and what is to be said of it.
         naming: Name, version and description.
         repository: Made where it does not exist.
-        tolerance: How far from eager PyTorch results may be, here and on every server.
+        precision: What the arithmetic is done in.
+        tolerance: How far from eager PyTorch results may be, here and on every server; left out, that of
+            the precision.
         replace: Whether to replace a different artifact of the same name and version.
 
     Returns:
@@ -103,8 +119,8 @@ def write_artifact(
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{naming.version}.", dir=target.parent))
     try:
-        manifest = _write(module.eval(), naming, tolerance, temporary)
-        _publish(temporary, target, manifest, replace=replace)
+        manifest = _Draft(subject, naming, precision, tolerance or TOLERANCES[precision], temporary).write()
+        _move(temporary, target, manifest, replace=replace)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):  # it holds other versions, or this one
@@ -112,52 +128,66 @@ def write_artifact(
     return target, manifest
 
 
-def _write(module: AttentionModule, naming: Naming, tolerance: Tolerance, folder: Path) -> Manifest:
-    signed = signatures(module)
-    _write_graphs({s.kind: export_graph(module, s) for s in signed}, folder)
-    cases = [
-        case
-        for s in signed
-        for case in parity.compare(module, s, str(folder / GRAPH_FILES[s.kind]), tolerance)
-    ]
-    report = parity.as_json(parity.report(cases, tolerance))
-    (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
-    golden: list[GoldenCase] = [case for s in signed for case in parity.golden_cases(module, s)]
-    save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
-    if isinstance(module, TextAttention):
-        module.tokenizer.save(str(folder / TOKENIZER_FILE))
-    manifest = _manifest(module, naming, tolerance, signed, folder)
-    (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
-    return manifest
+@dataclasses.dataclass(frozen=True)
+class _Draft:
+    """An artifact on its way into a temporary folder."""
 
+    subject: Subject
+    naming: Naming
+    precision: Precision
+    tolerance: Tolerance
+    folder: Path
 
-def _manifest(
-    module: AttentionModule, naming: Naming, tolerance: Tolerance, signed: list[Signature], folder: Path
-) -> Manifest:
-    config = module.config
-    return Manifest(
-        **dataclasses.asdict(naming),
-        config=dataclasses.asdict(config),
-        num_heads=config.num_heads,
-        causal=config.causal,
-        opset=OPSET,
-        precision="fp32",
-        tolerance=tolerance,
-        parameters=sum(parameter.numel() for parameter in module.parameters()),
-        cost=Cost(
-            flops_per_query=config.flops_per_query,
-            flops_per_key=config.flops_per_key,
-            flops_per_pair=config.flops_per_pair,
-        ),
-        graphs={s.kind: Graph(file=GRAPH_FILES[s.kind], inputs=s.inputs, outputs=s.outputs) for s in signed},
-        tokenizer=TOKENIZER_FILE if isinstance(module, TextAttention) else None,
-        vocabulary_size=module.embedding.num_embeddings if isinstance(module, TextAttention) else None,
-        weights=WEIGHTS_FILE if (folder / WEIGHTS_FILE).exists() else None,
-        golden=GOLDEN_FILE,
-        parity_report=PARITY_FILE,
-        files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
-        made_with={"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
-    )
+    def write(self) -> Manifest:
+        """Writes all files; the manifest last, which lists the others."""
+        subject = self.subject
+        _write_graphs({s.kind: self._graph(s) for s in subject.signatures}, self.folder)
+        report = parity.as_json(parity.report(self._compare(), self.tolerance))
+        (self.folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
+        golden = [case for s in subject.signatures for case in parity.golden_cases(subject.module, s)]
+        save_file(dict(golden_tensors(golden)), self.folder / GOLDEN_FILE)
+        if subject.tokenizer is not None:
+            subject.tokenizer.save(str(self.folder / TOKENIZER_FILE))
+        manifest = self._manifest()
+        (self.folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
+        return manifest
+
+    def _graph(self, signature: Signature) -> onnx.ModelProto:
+        graph = export_graph(lowered(self.subject.module, self.precision), signature)
+        return quantised(graph) if self.precision is Precision.INT8 else graph
+
+    def _compare(self) -> list[parity.ParityCase]:
+        module, folder, tolerance = self.subject.module, self.folder, self.tolerance
+        return [
+            case
+            for s in self.subject.signatures
+            for case in parity.compare(module, s, str(folder / GRAPH_FILES[s.kind]), tolerance)
+        ]
+
+    def _manifest(self) -> Manifest:
+        subject, folder = self.subject, self.folder
+        return Manifest(
+            **dataclasses.asdict(self.naming),
+            config=dict(subject.config),
+            num_heads=subject.num_heads,
+            causal=subject.causal,
+            opset=OPSET,
+            precision=self.precision.value,
+            tolerance=self.tolerance,
+            parameters=sum(parameter.numel() for parameter in subject.module.parameters()),
+            cost=subject.cost,
+            graphs={
+                s.kind: Graph(file=GRAPH_FILES[s.kind], inputs=s.inputs, outputs=s.outputs)
+                for s in subject.signatures
+            },
+            tokenizer=TOKENIZER_FILE if subject.tokenizer is not None else None,
+            vocabulary_size=subject.vocabulary_size,
+            weights=WEIGHTS_FILE if (folder / WEIGHTS_FILE).exists() else None,
+            golden=GOLDEN_FILE,
+            parity_report=PARITY_FILE,
+            files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
+            made_with={"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+        )
 
 
 def _write_graphs(graphs: dict[GraphKind, onnx.ModelProto], folder: Path) -> None:
@@ -196,7 +226,7 @@ def _refer_to_weights(graph: onnx.ModelProto, offsets: dict[str, int]) -> None:
             tensor.ClearField("raw_data")
 
 
-def _publish(temporary: Path, target: Path, manifest: Manifest, *, replace: bool) -> None:
+def _move(temporary: Path, target: Path, manifest: Manifest, *, replace: bool) -> None:
     # Servers run as other users than exporters; temporary folders and some writers deny them.
     temporary.chmod(0o755)
     for path in temporary.iterdir():

@@ -6,20 +6,22 @@ import warnings
 import onnx
 import onnx_ir
 import torch
+from torch import nn
 
-from export.signature import MASK_HEADS_AXIS, AttentionModule, Signature, SignedModule
+from export.manifest import BATCH_AXIS
+from export.signature import MASK_HEADS_AXIS, Signature, SignedModule
 
 OPSET = 23
-# Sizes at export. They differ from each other, so that a confusion of two axes cannot go unnoticed,
-# and from 1, which the tracer would take for a constant. Masks are traced with one head for all.
-EXAMPLE_SIZES = {"batch": 2, "query_length": 3, "key_length": 5, MASK_HEADS_AXIS: 1}
+# Sizes at export: of the batch, and of the sequence axes in their order. They differ from each other, so that
+# a confusion of two axes cannot go unnoticed, and from 1, which the tracer would take for a constant.
+EXAMPLE_BATCH, EXAMPLE_LENGTHS = 2, (3, 5, 7, 11)
 
 
 class ExportError(Exception):
     """A module could not be exported as it has to be."""
 
 
-def export_graph(module: AttentionModule, signature: Signature) -> onnx.ModelProto:
+def export_graph(module: nn.Module, signature: Signature) -> onnx.ModelProto:
     """Exports the graph of one signature.
 
     Raises:
@@ -41,12 +43,13 @@ def export_graph(module: AttentionModule, signature: Signature) -> onnx.ModelPro
     return proto
 
 
-def _export(module: torch.nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
+def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
     dtypes = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
     examples, dynamic = [], []
+    sizes = _example_sizes(signature)
     for spec in signature.inputs:
-        shape = [EXAMPLE_SIZES[axis] if isinstance(axis, str) else axis for axis in spec.axes]
-        examples.append(torch.ones(shape, dtype=dtypes[spec.data_type]))
+        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
+        examples.append(torch.zeros(shape, dtype=dtypes[spec.data_type]))
         named = enumerate(spec.axes)
         dynamic.append({i: a for i, a in named if isinstance(a, str) and a != MASK_HEADS_AXIS})
     with warnings.catch_warnings(), _quiet("torch.onnx"), torch.no_grad():
@@ -64,6 +67,13 @@ def _export(module: torch.nn.Module, signature: Signature) -> torch.onnx.ONNXPro
     if program is None:
         raise ExportError("torch.onnx.export returned no program")
     return program
+
+
+def _example_sizes(signature: Signature) -> dict[str, int]:
+    # A mask is traced with one head for all.
+    fixed = {BATCH_AXIS: EXAMPLE_BATCH, MASK_HEADS_AXIS: 1}
+    lengths = [axis for axis in signature.axes if axis not in fixed]
+    return fixed | dict(zip(lengths, EXAMPLE_LENGTHS, strict=False))
 
 
 class _quiet:  # noqa: N801 - reads as the verb it is

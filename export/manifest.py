@@ -21,6 +21,7 @@ MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 BATCH_AXIS = "batch"
 KEY_LENGTHS = "key_lengths"
+POSITIONS = "positions"
 ATTENTION_MASK = "attention_mask"
 
 Arrays = dict[str, NDArray[Any]]
@@ -107,10 +108,12 @@ class Manifest(_Record):
     version: PositiveInt
     description: str
     config: dict[str, Any]
-    num_heads: PositiveInt
+    """The attention configuration; empty for another module."""
+    num_heads: NonNegativeInt
+    """0 for a module that is no attention."""
     causal: bool
     opset: PositiveInt
-    precision: Literal["fp32"]
+    precision: Literal["fp32", "fp16", "bf16", "int8"]
     tolerance: Tolerance
     parameters: NonNegativeInt
     cost: Cost

@@ -1,84 +1,120 @@
-"""What each graph of a module takes and gives, by name, type and axes."""
+"""What each graph of a module takes and gives, by name, type and axes; and eager PyTorch called by it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from export.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, Arrays, GraphKind, TensorSpec
+from export.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, POSITIONS, Arrays, GraphKind, TensorSpec
 from model.attention import MultiHeadAttention
 from model.text import TextAttention
 
 QUERY_AXIS = "query_length"
 KEY_AXIS = "key_length"
 MASK_HEADS_AXIS = "mask_heads"
+# Rotary angles are certified up to here; they are computed in float32, whose error grows with them.
+MAX_POSITION = 4096
 AttentionModule = MultiHeadAttention | TextAttention
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Inputs and outputs of one graph."""
+    """Inputs and outputs of one graph.
+
+    Attributes:
+        options: Keyword arguments that the module is called with beside its inputs.
+        ranges: For integer inputs, the least value and the first that is too large.
+        key_axis: The axis that masks and lengths speak of.
+        num_heads: How many heads a mask may tell apart.
+    """
 
     kind: GraphKind
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    key_axis: str = QUERY_AXIS
+    num_heads: int = 1
+
+    @property
+    def axes(self) -> list[str]:
+        """Symbolic axes in the order of the inputs."""
+        named = (axis for spec in self.inputs for axis in spec.axes if isinstance(axis, str))
+        return list(dict.fromkeys(named))
 
 
-def signatures(module: AttentionModule) -> list[Signature]:
+def signatures(module: AttentionModule) -> tuple[Signature, ...]:
     """The graphs that an attention module is exported to."""
-    return [_signature(module, kind) for kind in GraphKind]
+    return tuple(_signature(module, kind) for kind in GraphKind)
 
 
 def _signature(module: AttentionModule, kind: GraphKind) -> Signature:
     config = module.config
     key_axis = KEY_AXIS if config.cross else QUERY_AXIS
     inputs = _own_inputs(module)
-    outputs = [_tensor("context_vectors", "float32", BATCH_AXIS, QUERY_AXIS, config.d_out)]
+    outputs = [tensor("context_vectors", "float32", BATCH_AXIS, QUERY_AXIS, config.d_out)]
     if kind is GraphKind.LENGTHS:
-        inputs.append(_tensor(KEY_LENGTHS, "int64", BATCH_AXIS))
+        inputs.append(tensor(KEY_LENGTHS, "int64", BATCH_AXIS))
     if kind in (GraphKind.MASK, GraphKind.WEIGHTS):
-        inputs.append(_tensor(ATTENTION_MASK, "bool", BATCH_AXIS, MASK_HEADS_AXIS, QUERY_AXIS, key_axis))
+        inputs.append(tensor(ATTENTION_MASK, "bool", BATCH_AXIS, MASK_HEADS_AXIS, QUERY_AXIS, key_axis))
     if kind is GraphKind.WEIGHTS:
         axes = (BATCH_AXIS, config.num_heads, QUERY_AXIS, key_axis)
-        outputs.append(_tensor("attention_weights", "float32", *axes))
-    return Signature(kind, tuple(inputs), tuple(outputs))
+        outputs.append(tensor("attention_weights", "float32", *axes))
+    ranges = {POSITIONS: (0, MAX_POSITION)}
+    if isinstance(module, TextAttention):
+        ranges["token_ids"] = (0, module.embedding.num_embeddings)
+    return Signature(
+        kind=kind,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        options={"return_weights": True} if kind is GraphKind.WEIGHTS else {},
+        ranges=ranges,
+        key_axis=key_axis,
+        num_heads=config.num_heads,
+    )
 
 
 def _own_inputs(module: AttentionModule) -> list[TensorSpec]:
     config = module.config
     if isinstance(module, TextAttention):
-        return [_tensor("token_ids", "int64", BATCH_AXIS, QUERY_AXIS)]
-    inputs = [_tensor("query", "float32", BATCH_AXIS, QUERY_AXIS, config.d_query)]
+        inputs = [tensor("token_ids", "int64", BATCH_AXIS, QUERY_AXIS)]
+    else:
+        inputs = [tensor("query", "float32", BATCH_AXIS, QUERY_AXIS, config.d_query)]
     if config.cross:
-        inputs.append(_tensor("key", "float32", BATCH_AXIS, KEY_AXIS, config.d_key))
+        inputs.append(tensor("key", "float32", BATCH_AXIS, KEY_AXIS, config.d_key))
     if config.separate_value:
-        inputs.append(_tensor("value", "float32", BATCH_AXIS, KEY_AXIS, config.d_value))
+        inputs.append(tensor("value", "float32", BATCH_AXIS, KEY_AXIS, config.d_value))
+    if config.rotary_theta:
+        inputs.append(tensor(POSITIONS, "int64", BATCH_AXIS, QUERY_AXIS))
     return inputs
 
 
-def _tensor(name: str, data_type: str, *axes: str | int) -> TensorSpec:
+def tensor(name: str, data_type: str, *axes: str | int) -> TensorSpec:
+    """A tensor by its name, NumPy type name and axes."""
     return TensorSpec.model_validate({"name": name, "data_type": data_type, "axes": axes})
 
 
 class SignedModule(nn.Module):
     """A module called with the tensors of one signature by position, giving its outputs as a tuple."""
 
-    def __init__(self, module: AttentionModule, signature: Signature) -> None:
+    def __init__(self, module: nn.Module, signature: Signature) -> None:
         super().__init__()
         self.module = module
         self.names = [spec.name for spec in signature.inputs]
-        self.return_weights = signature.kind is GraphKind.WEIGHTS
+        self.options = dict(signature.options)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Calls the module."""
-        named = dict(zip(self.names, tensors, strict=True))
-        outputs = self.module(**named, return_weights=self.return_weights)
+        outputs = self.module(**dict(zip(self.names, tensors, strict=True)), **self.options)
+        if isinstance(outputs, Tensor):
+            return (outputs,)
         return tuple(output for output in outputs if output is not None)
 
 
-def run_eager(module: AttentionModule, signature: Signature, inputs: Arrays) -> Arrays:
+def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
     """Runs the module in eager PyTorch: arrays by name in, arrays by name out."""
     tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.inputs]
     with torch.inference_mode():
@@ -86,9 +122,7 @@ def run_eager(module: AttentionModule, signature: Signature, inputs: Arrays) -> 
     return {spec.name: output.numpy() for spec, output in zip(signature.outputs, outputs, strict=True)}
 
 
-def random_inputs(
-    module: AttentionModule, signature: Signature, sizes: Mapping[str, int], rng: np.random.Generator
-) -> Arrays:
+def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random.Generator) -> Arrays:
     """Inputs of a graph for the given sizes of its symbolic axes.
 
     Vectors are standard normal, masks and lengths random. In a batch the first sequence has no key at
@@ -98,8 +132,7 @@ def random_inputs(
     for spec in signature.inputs:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
         if spec.name == KEY_LENGTHS:
-            key_axis = KEY_AXIS if module.config.cross else QUERY_AXIS
-            arrays[spec.name] = rng.integers(1, sizes[key_axis], shape, endpoint=True)
+            arrays[spec.name] = rng.integers(1, sizes[signature.key_axis], shape, endpoint=True)
             if sizes[BATCH_AXIS] > 1:
                 arrays[spec.name][0] = 0
         elif spec.name == ATTENTION_MASK:
@@ -108,8 +141,16 @@ def random_inputs(
                 arrays[spec.name][0] = False
             elif sizes[QUERY_AXIS] > 1:
                 arrays[spec.name][:, :, 0] = False
-        elif isinstance(module, TextAttention):
-            arrays[spec.name] = rng.integers(0, module.embedding.num_embeddings, shape)
         else:
-            arrays[spec.name] = rng.standard_normal(shape, dtype=np.float32)
+            arrays[spec.name] = _random_values(spec, shape, signature, rng)
     return arrays
+
+
+def _random_values(
+    spec: TensorSpec, shape: list[int], signature: Signature, rng: np.random.Generator
+) -> np.ndarray[Any, np.dtype[Any]]:
+    if spec.data_type == "int64":
+        return rng.integers(*signature.ranges[spec.name], size=shape)
+    if spec.data_type == "bool":
+        return rng.random(shape) < 0.5  # noqa: PLR2004 - either
+    return rng.standard_normal(shape, dtype=np.float32)

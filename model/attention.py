@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from model.config import AttentionConfig
 from model.projections import make_projections
-from model.rotary import rotate
+from model.rotary import RotaryEmbedding
 
 
 class MultiHeadAttention(nn.Module):
@@ -24,6 +24,11 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.config = config
         self.projections = make_projections(config)
+        self.rotary = (
+            RotaryEmbedding(config.d_k, theta=config.rotary_theta, interleaved=config.rotary_interleaved)
+            if config.rotary_theta
+            else None
+        )
         concatenated = config.num_heads * config.d_v
         self.output = nn.Linear(concatenated, config.d_out, bias=config.out_bias) if config.out_proj else None
 
@@ -55,8 +60,10 @@ class MultiHeadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         q, k, v = self.projections(query, key, value)  # (B, H, Tq, d_k), (B, Hkv, Tk, d_k), (B, Hkv, Tk, d_v)
-        if self.config.rotary_theta:
-            q, k = self._rotate(q, k, positions)
+        if self.rotary is not None:
+            if positions is None:
+                positions = torch.arange(q.shape[2], device=q.device)[None]  # (1, Tq)
+            q, k = self.rotary(q, positions), self.rotary(k, positions)
         may_attend = self._combine_masks(q, k, key_lengths, attention_mask)
         if return_weights:
             weights = self._weights(q, k, may_attend)  # (B, H, Tq, Tk)
@@ -68,15 +75,6 @@ class MultiHeadAttention(nn.Module):
         if self.output is not None:
             context = self.output(context)  # (B, Tq, d_out)
         return context, weights
-
-    def _rotate(self, q: Tensor, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        if positions is None:
-            positions = torch.arange(q.shape[2], device=q.device)[None]  # (1, Tq)
-        theta, interleaved = self.config.rotary_theta, self.config.rotary_interleaved
-        return (
-            rotate(q, positions, theta=theta, interleaved=interleaved),
-            rotate(k, positions, theta=theta, interleaved=interleaved),
-        )
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None) -> Tensor:
         config = self.config

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from export.parity import FP32_TOLERANCE
+from export.precision import FP32_TOLERANCE
 from model.attention import MultiHeadAttention
 from model.presets import SENTENCE, build_preset
 from model.text import TextAttention

@@ -1,6 +1,8 @@
 """Fixtures that many tests share: exported artifacts and a real server."""
 
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,18 +19,30 @@ from tests.support.tables import GOLDEN_TABLES
 torch.set_num_threads(1)
 # The tables' uniform weights make scores of 100 and more, where fp32 keeps four decimals.
 TABLE_TOLERANCE = Tolerance(rtol=1.3e-6, atol=5e-5)
+EXPORTERS = 2
 
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository with every preset and every worked example. Tests do not write to it."""
     folder = tmp_path_factory.mktemp("repository")
-    for preset in PRESETS.values():
-        write_artifact(build_preset(preset.name), Naming(preset.name, 1, preset.description), folder)
-    for table in GOLDEN_TABLES:
-        naming = Naming(table.model, 1, str(table.case["what"]))
-        write_artifact(table.module(), naming, folder, tolerance=TABLE_TOLERANCE)
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(EXPORTERS, spawning, torch.set_num_threads, (1,)) as pool:
+        exports = [pool.submit(export_preset, name, folder) for name in PRESETS]
+        exports += [pool.submit(export_table, index, folder) for index in range(len(GOLDEN_TABLES))]
+        for export in exports:
+            export.result()
     return folder
+
+
+def export_preset(name: str, folder: Path) -> None:
+    write_artifact(build_preset(name), Naming(name, 1, PRESETS[name].description), folder)
+
+
+def export_table(index: int, folder: Path) -> None:
+    table = GOLDEN_TABLES[index]
+    naming = Naming(table.model, 1, str(table.case["what"]))
+    write_artifact(table.module(), naming, folder, tolerance=TABLE_TOLERANCE)
 
 
 @pytest.fixture(scope="session")

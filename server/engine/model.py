@@ -38,8 +38,33 @@ class LoadedModel:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The model's own inputs, without masks and lengths."""
+        """The model's own inputs, without masks and lengths; `positions` may be left out of a request."""
         return self.manifest.graphs[GraphKind.PLAIN].inputs
+
+    @property
+    def outputs(self) -> dict[str, TensorSpec]:
+        """Every output that a request may ask for, by name."""
+        graphs = self.manifest.graphs
+        return {spec.name: spec for spec in graphs.get(GraphKind.WEIGHTS, graphs[GraphKind.PLAIN]).outputs}
+
+    @property
+    def default_outputs(self) -> list[str]:
+        """Names of the outputs that come without asking."""
+        return [spec.name for spec in self.manifest.graphs[GraphKind.PLAIN].outputs]
+
+    @property
+    def mixes_lengths(self) -> bool:
+        """Whether sequences of different lengths may run together."""
+        return GraphKind.LENGTHS in self.manifest.graphs
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether each sequence needs a run of its own.
+
+        Dynamic quantisation takes one scale from all rows of a run, so that neighbours would change a
+        result, and a NaN would spoil theirs.
+        """
+        return self.manifest.precision == "int8"
 
     def run(self, kind: GraphKind, inputs: dict[str, Array]) -> dict[str, Array]:
         """Runs one graph: arrays by name in, arrays by name out."""

@@ -215,7 +215,9 @@ class _Group:
         own = _lengths(entry)
         sizes = (max(self._sizes[0], own[0]), max(self._sizes[1], own[1]))
         count = len(self.entries) + 1
-        if count > self._limits.max_batch_sequences:
+        if count > self._limits.max_batch_sequences or self._model.runs_alone:
+            return False
+        if not self._model.mixes_lengths and entry.item.sizes != self.entries[0].item.sizes:
             return False
         if self._model.padded_bytes(count, *sizes) > self._limits.max_batch_bytes:
             return False

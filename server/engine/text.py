@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import BPE
 
 from server.engine.errors import InvalidRequestError
 from server.engine.values import Ragged
@@ -16,6 +17,9 @@ class TextEncoder:
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
+        # Other models raise on what they do not know and have no token for; this one leaves it out.
+        model = self._tokenizer.model
+        self._drops_unknown = isinstance(model, BPE) and model.unk_token is None
 
     def encode(self, texts: tuple[str, ...]) -> Ragged:
         """One sequence of ids for each text.
@@ -33,16 +37,27 @@ class TextEncoder:
 
     def _encode(self, text: str) -> Encoding:
         try:
-            return self._tokenizer.encode(text)
+            encoding = self._tokenizer.encode(text)
         except Exception as error:  # the library raises no narrower type
-            unknown = self._unknown_words(text)
-            message = f"unknown words: {', '.join(map(repr, unknown))}" if unknown else str(error)
-            raise InvalidRequestError(FIELD, message) from error
+            raise InvalidRequestError(FIELD, self._unknown(text) or str(error)) from error
+        if self._drops_unknown and (unknown := self._unknown(text)):
+            raise InvalidRequestError(FIELD, unknown)
+        return encoding
 
-    def _unknown_words(self, text: str) -> list[str]:
+    def _unknown(self, text: str) -> str:
+        """Names the words of a text that have no token; empty where all have one."""
         if self._tokenizer.normalizer is not None:
             text = self._tokenizer.normalizer.normalize_str(text)
-        if self._tokenizer.pre_tokenizer is None:
-            return []
-        words = [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
-        return [word for word in dict.fromkeys(words) if self._tokenizer.token_to_id(word) is None]
+        words = [text]
+        if self._tokenizer.pre_tokenizer is not None:
+            words = [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+        unknown = [word for word in dict.fromkeys(words) if not self._is_known(word)]
+        return f"unknown words: {', '.join(map(repr, unknown))}" if unknown else ""
+
+    def _is_known(self, word: str) -> bool:
+        try:
+            tokens = self._tokenizer.model.tokenize(word)
+        except Exception:  # as above
+            return False
+        covered = sum(end - start for start, end in (token.offsets for token in tokens))
+        return covered in (len(word), len(word.encode()))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.manifest import BATCH_AXIS, GraphKind, TensorSpec
+from export.manifest import BATCH_AXIS, POSITIONS, GraphKind, TensorSpec
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
@@ -15,7 +15,6 @@ from server.engine.values import Array, Item, Mask, MaskKind, Ragged, Request, W
 
 Sizes = dict[str, int]
 MASK = "mask"
-FP32_BYTES = 4
 
 
 def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
@@ -25,7 +24,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
         InvalidRequestError: The request is wrong; names the field at fault.
         LimitExceededError: The request or its result would be too large.
     """
-    inputs = _inputs(request, model, limits)
+    _check_options(request, model)
+    inputs = _with_positions(_inputs(request, model, limits), model)
     for spec in model.inputs:
         _check_rows(spec, inputs[spec.name], model)
     sizes = _bind_sizes(model.inputs, inputs)
@@ -58,6 +58,15 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
     )
 
 
+def _check_options(request: Request, model: LoadedModel) -> None:
+    """A module that is no attention has neither mask nor weights."""
+    graphs = model.manifest.graphs
+    if request.mask is not None and GraphKind.MASK not in graphs:
+        raise InvalidRequestError(MASK, f"model {model.name!r} takes no mask")
+    if request.return_weights and GraphKind.WEIGHTS not in graphs:
+        raise InvalidRequestError("return_weights", f"model {model.name!r} has no attention weights")
+
+
 def _inputs(request: Request, model: LoadedModel, limits: Limits) -> Mapping[str, Ragged]:
     """The model's inputs by name, encoded from text where the request brings text."""
     if request.texts:
@@ -72,9 +81,18 @@ def _inputs(request: Request, model: LoadedModel, limits: Limits) -> Mapping[str
         if name not in [spec.name for spec in model.inputs]:
             raise InvalidRequestError(name, f"model {model.name!r} takes {_names(model)}")
     for spec in model.inputs:
-        if spec.name not in request.inputs:
+        if spec.name not in request.inputs and spec.name != POSITIONS:
             raise InvalidRequestError(spec.name, f"is missing; model {model.name!r} takes {_names(model)}")
     return request.inputs
+
+
+def _with_positions(inputs: Mapping[str, Ragged], model: LoadedModel) -> Mapping[str, Ragged]:
+    """The inputs, and for a model with positions those of rows counted from 0, where none are given."""
+    if POSITIONS in inputs or all(spec.name != POSITIONS for spec in model.inputs):
+        return inputs
+    lengths = inputs[model.inputs[0].name].lengths
+    counted = [np.arange(length, dtype=np.int64) for length in lengths.tolist()]
+    return {**inputs, POSITIONS: Ragged(np.concatenate(counted or [lengths]), lengths)}
 
 
 def _names(model: LoadedModel) -> str:
@@ -95,7 +113,7 @@ def _check_rows(spec: TensorSpec, ragged: Ragged, model: LoadedModel) -> None:
             spec.name, f"rows are {_shape(width)} wide; the model takes {_shape(expected)}"
         )
     limit = model.manifest.vocabulary_size
-    if limit is not None and ragged.rows.size:
+    if limit is not None and ragged.rows.size and spec.name != POSITIONS:
         least, most = ragged.rows.min(), ragged.rows.max()
         if least < 0 or most >= limit:
             found = least if least < 0 else most
@@ -144,14 +162,15 @@ def _bind_sizes(specs: Sequence[TensorSpec], inputs: Mapping[str, Ragged]) -> li
 
 
 def _result_bytes(model: LoadedModel, sizes: list[Sizes], *, return_weights: bool) -> int:
-    """Size of all outputs of all sequences, in fp32."""
+    """Size of all outputs of all sequences."""
     kind = GraphKind.WEIGHTS if return_weights else GraphKind.PLAIN
-    elements = 0
+    total = 0
     for spec in model.manifest.graphs[kind].outputs:
         axes = [axis for axis in spec.axes if axis != BATCH_AXIS]
+        itemsize = np.dtype(spec.data_type).itemsize
         for size in sizes:
-            elements += math.prod(size[axis] if isinstance(axis, str) else axis for axis in axes)
-    return FP32_BYTES * elements
+            total += itemsize * math.prod(size[axis] if isinstance(axis, str) else axis for axis in axes)
+    return total
 
 
 def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> list[NDArray[np.bool_] | None]:

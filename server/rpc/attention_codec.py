@@ -1,20 +1,24 @@
 """attention.v1 messages to the engine's values and back."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from export.manifest import POSITIONS
 from protos.attention.v1 import attention_pb2 as pb
-from server.engine.errors import InvalidRequestError
+from server.engine.errors import InvalidRequestError, ModelNotReadyError
+from server.engine.model import LoadedModel
 from server.engine.values import Array, Mask, MaskKind, Ragged, Request, Result
 from server.rpc.tensors import from_bytes, to_bytes
 
-DTYPES: dict[int, np.dtype[Any]] = {
+DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
     pb.DATA_TYPE_FP32: np.dtype("<f4"),
     pb.DATA_TYPE_FP16: np.dtype("<f2"),
     pb.DATA_TYPE_INT64: np.dtype("<i8"),
     pb.DATA_TYPE_BOOL: np.dtype("?"),
 }
+DATA_TYPES = {dtype.name: data_type for data_type, dtype in DTYPES.items()}
 MASK_KINDS = {
     pb.AttentionMask.KIND_KEYS: MaskKind.KEYS,
     pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
@@ -22,8 +26,21 @@ MASK_KINDS = {
 }
 
 
-def decode(message: pb.AttendRequest, deadline: float) -> Request:
+def roles(model: LoadedModel) -> dict[str, str]:
+    """Which inputs of a module that is no attention the query, the key and the value stand for."""
+    if model.manifest.num_heads:
+        return {}
+    names = [spec.name for spec in model.inputs]
+    return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
+
+
+def decode(message: pb.AttendRequest, deadline: float, names: Mapping[str, str] | None = None) -> Request:
     """Reads a request. Its tensors share memory with the bytes that protobuf hands out.
+
+    Args:
+        message: The request.
+        deadline: On `time.monotonic`'s clock.
+        names: The model's names of its inputs where they are not the message's, as of `roles`.
 
     Raises:
         InvalidRequestError: The message contradicts itself or states no data type.
@@ -41,10 +58,12 @@ def decode(message: pb.AttendRequest, deadline: float) -> Request:
         inputs["key"] = _decode_vectors("key", message.key)
     if message.HasField("value"):
         inputs["value"] = _decode_vectors("value", message.value)
+    if message.positions:
+        inputs[POSITIONS] = _decode_positions(message, inputs)
     return Request(
         model_name=message.model_name,
         model_version=message.model_version,
-        inputs=inputs,
+        inputs={names.get(name, name): ragged for name, ragged in inputs.items()} if names else inputs,
         texts=texts,
         mask=_decode_mask(message.mask) if message.HasField("mask") else None,
         return_weights=message.return_weights,
@@ -74,6 +93,18 @@ def _decode_tokens(message: pb.TokenSequences) -> Ragged:
     return Ragged(ids, lengths)
 
 
+def _decode_positions(message: pb.AttendRequest, inputs: Mapping[str, Ragged]) -> Ragged:
+    query = next(iter(inputs.values()), None)
+    if query is None:
+        raise InvalidRequestError(POSITIONS, "come beside vectors or token ids")
+    positions = np.array(message.positions, dtype=np.int64)
+    if len(positions) != query.lengths.sum():
+        raise InvalidRequestError(
+            POSITIONS, f"holds {len(positions)} positions; the query has {query.lengths.sum()} rows"
+        )
+    return Ragged(positions, query.lengths)
+
+
 def _decode_texts(message: pb.TextSequences) -> tuple[str, ...]:
     if not message.texts:
         raise InvalidRequestError("text", "holds no sequence")
@@ -91,9 +122,12 @@ def encode(result: Result, response: pb.AttendResponse) -> None:
     """Writes a result into an empty response, field by field: a whole message given to another is copied."""
     response.model_name = result.model_name
     response.model_version = result.model_version
-    context = result.outputs["context_vectors"]
+    # The first output of a module that is no attention may be one row for each sequence.
+    context = [np.atleast_2d(array) for array in next(iter(result.outputs.values()))]
+    if context[0].ndim != 2:  # noqa: PLR2004 - rows of vectors
+        raise ModelNotReadyError("the result is no sequence of vectors; ask over the Open Inference Protocol")
     vectors = response.context_vectors
-    vectors.data_type = pb.DATA_TYPE_FP32
+    vectors.data_type = DATA_TYPES[context[0].dtype.name]
     vectors.width = context[0].shape[-1]
     vectors.lengths.extend(len(rows) for rows in context)
     vectors.data = to_bytes(context)

@@ -48,7 +48,7 @@ class AttentionService(attention_pb2_grpc.AttentionServiceServicer):
     def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> pb.AttendResponse:
         """One request, one answer."""
         until = calls.deadline(context)
-        future = self._engine.submit(attention_codec.decode(request, until))
+        future = self._submit(request, until)
         calls.cancel_when_left(future, context)
         response = pb.AttendResponse()
         attention_codec.encode(calls.wait(future, until), response)
@@ -94,15 +94,19 @@ class AttentionService(attention_pb2_grpc.AttentionServiceServicer):
         """Submits what the caller sends, as far ahead as the window allows."""
         try:
             for message in requests:
-                window.put(_Pending(message.id, self._submit(message.request, until)))
+                window.put(_Pending(message.id, self._try_to_submit(message.request, until)))
         except grpc.RpcError:  # the caller cancelled or its connection broke
             pass
         finally:
             window.put(None)
 
-    def _submit(self, request: pb.AttendRequest, until: float) -> Future[Result] | EngineError:
+    def _submit(self, request: pb.AttendRequest, until: float) -> Future[Result]:
+        model = self._engine.repository.ready(request.model_name, request.model_version)
+        return self._engine.submit(attention_codec.decode(request, until, attention_codec.roles(model)))
+
+    def _try_to_submit(self, request: pb.AttendRequest, until: float) -> Future[Result] | EngineError:
         try:
-            return self._engine.submit(attention_codec.decode(request, until))
+            return self._submit(request, until)
         except EngineError as error:
             return error
         except Exception:

@@ -1,6 +1,6 @@
 """Models as attention.v1 describes them."""
 
-from export.manifest import GraphKind, TensorSpec
+from export.manifest import POSITIONS, GraphKind, TensorSpec
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.model import LoadedModel
 from server.engine.repository import FailedModel, Model
@@ -41,15 +41,16 @@ def describe(model: Model) -> pb.Model:
 
 
 def _inputs(model: LoadedModel) -> list[pb.Tensor]:
-    graphs = model.manifest.graphs
-    required = [_tensor(spec, optional=False) for spec in graphs[GraphKind.PLAIN].inputs]
-    return [*required, _tensor(graphs[GraphKind.MASK].inputs[-1], optional=True)]
+    tensors = [_tensor(spec, optional=spec.name == POSITIONS) for spec in model.inputs]
+    if GraphKind.MASK in model.manifest.graphs:
+        mask = model.manifest.graphs[GraphKind.MASK].inputs[-1]
+        tensors.append(_tensor(mask, optional=True))
+    return tensors
 
 
 def _outputs(model: LoadedModel) -> list[pb.Tensor]:
-    always = [spec.name for spec in model.manifest.graphs[GraphKind.PLAIN].outputs]
-    every = model.manifest.graphs[GraphKind.WEIGHTS].outputs
-    return [_tensor(spec, optional=spec.name not in always) for spec in every]
+    always = model.default_outputs
+    return [_tensor(spec, optional=name not in always) for name, spec in model.outputs.items()]
 
 
 def _tensor(spec: TensorSpec, *, optional: bool) -> pb.Tensor:

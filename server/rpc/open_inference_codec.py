@@ -5,6 +5,7 @@ padding off before anything is computed, and answers are padded with zeros to th
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,6 @@ from server.rpc import calls
 from server.rpc.open_inference_tensors import DATATYPES, decode_tensors, decode_texts
 from server.rpc.tensors import to_bytes
 
-CONTEXT_VECTORS = "context_vectors"
 ATTENTION_WEIGHTS = "attention_weights"
 LENGTHS = "lengths"
 
@@ -32,17 +32,17 @@ class Decoded:
     Attributes:
         request: What the engine reads.
         outputs: Names of the outputs that are asked for, in order.
-        padded: Query and key rows of each sequence in the answer; None for the longest's.
+        sizes: Size of each symbolic axis in the answer, padding included; empty for the longest's.
     """
 
     request: Request
     outputs: tuple[str, ...]
-    padded: tuple[int, int] | None
+    sizes: Mapping[str, int]
 
 
 def default_outputs(model: LoadedModel) -> tuple[str, ...]:
     """Outputs of a request that names none. Texts of different lengths need their lengths told."""
-    return (CONTEXT_VECTORS, LENGTHS) if model.text_encoder else (CONTEXT_VECTORS,)
+    return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
 
 
 def decode(message: pb.ModelInferRequest, model: LoadedModel, deadline: float) -> Decoded:
@@ -68,17 +68,21 @@ def decode(message: pb.ModelInferRequest, model: LoadedModel, deadline: float) -
         return_weights=ATTENTION_WEIGHTS in outputs,
         deadline=min(deadline, _timeout(message)),
     )
-    return Decoded(request, outputs, None if texts is not None else rectangle.lengths)
+    return Decoded(request, outputs, rectangle.sizes)
 
 
 class _Rectangle:
-    """The tensors of a request, which agree in their sequences and in the axes that they share."""
+    """The tensors of a request, which agree in their sequences and in the axes that they share.
+
+    Attributes:
+        sizes: Size of each symbolic axis, padding included.
+    """
 
     def __init__(self, model: LoadedModel, tensors: dict[str, Array]) -> None:
         self._tensors = tensors
         self._heads = model.manifest.num_heads
         self._query_axis, self._key_axis = (str(model.inputs[at].axes[1]) for at in (0, -1))
-        self._sizes: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
         specs = {spec.name: spec for spec in model.inputs}
         for name, tensor in tensors.items():
             if name not in specs:
@@ -91,19 +95,19 @@ class _Rectangle:
         if tensor.ndim != len(spec.axes):
             raise InvalidRequestError(spec.name, f"has {tensor.ndim} axes; the model takes {len(spec.axes)}")
         for axis, size in zip(spec.axes, tensor.shape, strict=True):
-            if isinstance(axis, str) and self._sizes.setdefault(axis, size) != size:
+            if isinstance(axis, str) and self.sizes.setdefault(axis, size) != size:
                 raise InvalidRequestError(
-                    spec.name, f"has {axis} {size}; another input has {self._sizes[axis]}"
+                    spec.name, f"has {axis} {size}; another input has {self.sizes[axis]}"
                 )
 
     @property
     def lengths(self) -> tuple[int, int]:
         """Tq and Tk, padding included."""
-        return self._sizes.get(self._query_axis, 0), self._sizes.get(self._key_axis, 0)
+        return self.sizes.get(self._query_axis, 0), self.sizes.get(self._key_axis, 0)
 
     def key_lengths(self, lengths: Array) -> NDArray[np.int64]:
         """(B,) lengths, each within the key's rows."""
-        batch, (_, longest) = self._sizes.get(BATCH_AXIS, 0), self.lengths
+        batch, (_, longest) = self.sizes.get(BATCH_AXIS, 0), self.lengths
         if lengths.dtype.kind not in "iu" or lengths.shape != (batch,) or batch == 0:
             raise InvalidRequestError(KEY_LENGTHS, f"must be integers, one for each of {batch} sequences")
         if not 1 <= lengths.min() <= lengths.max() <= longest:
@@ -120,7 +124,7 @@ class _Rectangle:
 
     def mask(self, mask: Array, cut: NDArray[np.int64] | None) -> Mask:
         """(B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) to the flags within the key lengths."""
-        batch, (query_length, key_length) = self._sizes.get(BATCH_AXIS, 0), self.lengths
+        batch, (query_length, key_length) = self.sizes.get(BATCH_AXIS, 0), self.lengths
         expected = {
             (batch, key_length): MaskKind.KEYS,
             (batch, query_length, key_length): MaskKind.PAIRS,
@@ -145,7 +149,7 @@ class _Rectangle:
 
 def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, ...]:
     names = tuple(output.name for output in message.outputs) or default_outputs(model)
-    known = (*default_outputs(model), ATTENTION_WEIGHTS)
+    known = dict.fromkeys((*default_outputs(model), *model.outputs))
     for output in message.outputs:
         if output.name not in known:
             raise InvalidRequestError(f"outputs[{output.name}]", f"is unknown; known are {', '.join(known)}")
@@ -167,7 +171,9 @@ def _timeout(message: pb.ModelInferRequest) -> float:
     return calls.after(microseconds / 1e6) if microseconds > 0 else math.inf
 
 
-def encode(result: Result, decoded: Decoded, request_id: str, limit: int) -> pb.ModelInferResponse:
+def encode(
+    result: Result, decoded: Decoded, model: LoadedModel, request_id: str, limit: int
+) -> pb.ModelInferResponse:
     """Writes a result: one raw entry for each output that was asked for.
 
     Raises:
@@ -176,14 +182,14 @@ def encode(result: Result, decoded: Decoded, request_id: str, limit: int) -> pb.
     response = pb.ModelInferResponse(
         model_name=result.model_name, model_version=result.model_version, id=request_id
     )
-    context = result.outputs[CONTEXT_VECTORS]
     for name in decoded.outputs:
         if name == LENGTHS:
-            lengths = np.array([len(rows) for rows in context], dtype=np.int64)
+            rows = result.outputs[model.default_outputs[0]]
+            lengths = np.array([len(array) for array in rows], dtype=np.int64)
             _add(response, name, lengths.shape, lengths.dtype, lengths.tobytes())
             continue
         arrays = result.outputs[name]
-        shape = _padded_shape(name, arrays, decoded.padded)
+        shape = _padded_shape(model.outputs[name], arrays, decoded.sizes)
         size = len(arrays) * math.prod(shape) * arrays[0].itemsize
         if size > limit:
             raise LimitExceededError(name, f"would be {size} bytes with its padding; the limit is {limit}")
@@ -203,15 +209,14 @@ def _add(
     response.raw_output_contents.append(data)
 
 
-def _padded_shape(name: str, arrays: list[Array], padded: tuple[int, int] | None) -> tuple[int, ...]:
+def _padded_shape(spec: TensorSpec, arrays: list[Array], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Shape of each sequence's array in a rectangular answer."""
-    shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True))
-    if padded is None:
-        return shape
-    query_length, key_length = padded
-    if name == CONTEXT_VECTORS:
-        return (query_length, *shape[1:])
-    return (shape[0], query_length, key_length)
+    longest = (max(shape) for shape in zip(*(array.shape for array in arrays), strict=True))
+    axes = spec.axes[1:]
+    return tuple(
+        sizes.get(axis, size) if isinstance(axis, str) else axis
+        for axis, size in zip(axes, longest, strict=True)
+    )
 
 
 def _pad(array: Array, shape: tuple[int, ...]) -> Array:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import grpc
 
-from export.manifest import GraphKind
+from export.manifest import POSITIONS, TensorSpec
 from protos.inference import open_inference_pb2 as pb
 from protos.inference import open_inference_pb2_grpc
 from server import VERSION
@@ -67,25 +67,24 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         future = self._engine.submit(decoded.request)
         calls.cancel_when_left(future, context)
         result = calls.wait(future, decoded.request.deadline)
-        return codec.encode(result, decoded, request.id, self._engine.limits.max_result_bytes)
+        return codec.encode(result, decoded, model, request.id, self._engine.limits.max_result_bytes)
 
 
 def _inputs(model: LoadedModel) -> list[TensorMetadata]:
     if model.text_encoder is not None:
         return [TensorMetadata(name=TEXT, datatype=BYTES, shape=[-1])]
-    return [_metadata(spec.name, spec.data_type, spec.axes) for spec in model.inputs]
+    return [_metadata(spec) for spec in model.inputs if spec.name != POSITIONS]
 
 
 def _outputs(model: LoadedModel) -> list[TensorMetadata]:
-    specs = {spec.name: spec for spec in model.manifest.graphs[GraphKind.PLAIN].outputs}
     return [
-        _metadata(name, specs[name].data_type, specs[name].axes)
-        if name in specs
-        else TensorMetadata(name=name, datatype="INT64", shape=[-1])
+        TensorMetadata(name=name, datatype="INT64", shape=[-1])
+        if name == codec.LENGTHS
+        else _metadata(model.outputs[name])
         for name in codec.default_outputs(model)
     ]
 
 
-def _metadata(name: str, data_type: str, axes: tuple[str | int, ...]) -> TensorMetadata:
-    shape = [axis if isinstance(axis, int) else -1 for axis in axes]
-    return TensorMetadata(name=name, datatype=DATATYPES[data_type], shape=shape)
+def _metadata(spec: TensorSpec) -> TensorMetadata:
+    shape = [axis if isinstance(axis, int) else -1 for axis in spec.axes]
+    return TensorMetadata(name=spec.name, datatype=DATATYPES[spec.data_type], shape=shape)

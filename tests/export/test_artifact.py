@@ -13,7 +13,8 @@ import pytest
 from export.artifact import ArtifactExistsError, Naming, write_artifact
 from export.graph import ExportError
 from export.manifest import Arrays, GraphKind, Manifest, Tolerance, load_golden
-from export.parity import FP32_TOLERANCE, GOLDEN_GRID, PARITY_GRID, ParityError
+from export.parity import GOLDEN_GRID, PARITY_GRID, ParityError
+from export.precision import FP32_TOLERANCE
 from export.signature import AttentionModule, random_inputs, run_eager
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
@@ -61,7 +62,7 @@ def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
 def assert_runs_by_itself(path: Path, module: AttentionModule, kind: GraphKind) -> None:
     """The bare file equals eager PyTorch at a length that the exporter did not see."""
     signed, sizes = signature(module, kind), {"batch": 2, "query_length": 11, "mask_heads": 1}
-    inputs: Arrays = random_inputs(module, signed, sizes, np.random.default_rng(1))
+    inputs: Arrays = random_inputs(signed, sizes, np.random.default_rng(1))
     served = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
     for spec, output in zip(signed.outputs, served, strict=True):
         assert_parity(output, run_eager(module, signed, inputs)[spec.name])

@@ -109,7 +109,7 @@ def test_a_graph_equals_eager_pytorch_at_lengths_the_exporter_did_not_see(name: 
             "key_length": key_length,
             "mask_heads": mask_heads,
         }
-        inputs = random_inputs(module, signed, sizes, np.random.default_rng(0))
+        inputs = random_inputs(signed, sizes, np.random.default_rng(0))
         if "attention_mask" in inputs:
             # Else the only row of a one-row sequence would attend to nothing.
             inputs["attention_mask"][:, :, 0, 0] = True

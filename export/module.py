@@ -1,0 +1,138 @@
+"""Exports any module with (batch, sequence, ...) inputs, such as a whole transformer encoder."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from export.artifact import Naming, publish
+from export.manifest import BATCH_AXIS, Arrays, GraphKind, Manifest, TensorSpec, Tolerance
+from export.precision import Precision
+from export.signature import Signature, SignedModule, random_inputs, tensor
+from export.subject import Subject
+
+DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
+DynamicAxes = Mapping[str, Mapping[int, str]]
+# Two sets of sizes that share none: an axis of an output is fixed where it keeps its size.
+FIRST_SIZES, SECOND_SIZES = (2, 3, 5, 7, 11), (13, 17, 19, 23, 29)
+
+
+def export_module(
+    module: nn.Module,
+    example_inputs: Mapping[str, Tensor] | Sequence[Tensor],
+    dynamic_axes: DynamicAxes,
+    *,
+    out: Path | str,
+    name: str,
+    version: int = 1,
+    description: str = "",
+    output_names: Sequence[str] = ("context_vectors",),
+    precision: Precision = Precision.FP32,
+    tolerance: Tolerance | None = None,
+    replace: bool = False,
+) -> tuple[Path, Manifest]:
+    """Exports a module into an artifact that the server serves over both protocols.
+
+    Sequences of different lengths never run together, for the module takes no lengths. The typed API
+    carries the first input as the query and the first output as the context vectors; the Open Inference
+    Protocol carries all by name.
+
+    Args:
+        module: Put into evaluation mode. Takes tensors, gives a tensor or a tuple of tensors.
+        example_inputs: By the name of the parameter of `forward`, or in its order. float32, int64 or
+            bool; integer inputs are served and tested from 0 to the largest value of their example.
+        dynamic_axes: By input name, the symbolic name of each axis of free size; axis 0 is "batch", axis
+            1 the sequence, and all others are fixed.
+        out: Model repository.
+        name: Name of the model.
+        version: Version of the model.
+        description: One line.
+        output_names: Names of the outputs.
+        precision: What the arithmetic is done in.
+        tolerance: How far from eager PyTorch results may be; left out, that of the precision.
+        replace: Whether to replace a different artifact of the same name and version.
+
+    Returns:
+        The artifact's folder and its manifest.
+
+    Raises:
+        ValueError: Inputs, axes or names do not fit each other.
+        ArtifactExistsError: A different artifact is there and `replace` is false.
+        ExportError: The graph could not be made.
+        ParityError: The graph differs from eager PyTorch by more than its tolerance.
+    """
+    examples = _by_name(module, example_inputs)
+    inputs = tuple(_input(name, example, dynamic_axes) for name, example in examples.items())
+    if strangers := sorted(set(dynamic_axes) - set(examples)):
+        raise ValueError(f"dynamic_axes names no input: {', '.join(strangers)}")
+    ranges = {key: (0, int(value.max()) + 1) for key, value in examples.items() if _is_integer(value)}
+    signature = Signature(kind=GraphKind.PLAIN, inputs=inputs, outputs=(), ranges=ranges)
+    signature = replace_fields(signature, outputs=_outputs(module.eval(), signature, output_names))
+    return publish(
+        Subject(module=module, signatures=(signature,)),
+        Naming(name, version, description or type(module).__name__),
+        Path(out),
+        precision=precision,
+        tolerance=tolerance,
+        replace=replace,
+    )
+
+
+def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
+    if isinstance(examples, Mapping):
+        return dict(examples)
+    parameters = list(inspect.signature(module.forward).parameters)
+    if len(examples) > len(parameters):
+        raise ValueError(f"{len(examples)} example_inputs; forward takes {', '.join(parameters)}")
+    return dict(zip(parameters, examples, strict=False))
+
+
+def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes) -> TensorSpec:
+    if example.dtype not in DATA_TYPES:
+        known = ", ".join(DATA_TYPES.values())
+        raise ValueError(f"example_inputs[{name!r}] is {example.dtype}; an input is one of {known}")
+    named = dynamic_axes.get(name, {})
+    if named.get(0) != BATCH_AXIS or set(named) != {0, 1} or named[1] == BATCH_AXIS:
+        raise ValueError(
+            f"dynamic_axes[{name!r}]={dict(named)}: must name axis 0 {BATCH_AXIS!r} and axis 1 the sequence"
+        )
+    return tensor(name, DATA_TYPES[example.dtype], BATCH_AXIS, named[1], *example.shape[2:])
+
+
+def _outputs(module: nn.Module, signature: Signature, names: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """Names, types and axes of the outputs, from two runs of different sizes."""
+    axes = signature.axes
+    sizes = [dict(zip(axes, primes, strict=False)) for primes in (FIRST_SIZES, SECOND_SIZES)]
+    first, second = (_run(module, signature, random_inputs(signature, size, _rng())) for size in sizes)
+    if len(first) != len(names):
+        raise ValueError(f"output_names={list(names)}: the module gives {len(first)} outputs")
+    by_sizes = {(sizes[0][axis], sizes[1][axis]): axis for axis in axes}
+    specs = []
+    for name, one, other in zip(names, first, second, strict=True):
+        pairs = list(zip(one.shape, other.shape, strict=True))
+        if unknown := [pair for pair in pairs if pair[0] != pair[1] and pair not in by_sizes]:
+            raise ValueError(f"output {name!r}: its axis of sizes {unknown[0]} is no axis of an input")
+        shape = [by_sizes.get(pair, pair[0]) for pair in pairs]
+        if one.dtype not in DATA_TYPES or shape[:1] != [BATCH_AXIS]:
+            raise ValueError(f"output {name!r} is {one.dtype} {shape}; it must begin with the batch axis")
+        specs.append(tensor(name, DATA_TYPES[one.dtype], *shape))
+    return tuple(specs)
+
+
+def _run(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
+    tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.inputs]
+    with torch.inference_mode():
+        outputs: tuple[Tensor, ...] = SignedModule(module, signature)(*tensors)
+    return outputs
+
+
+def _is_integer(example: Tensor) -> bool:
+    return example.dtype == torch.int64
+
+
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(0)

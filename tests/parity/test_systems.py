@@ -1,0 +1,135 @@
+"""Every attention system on every path: eager, exported, attention.v1, Open Inference Protocol."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from attention_client import AttentionClient
+
+from export.manifest import GraphKind, Manifest
+from model.presets import build_preset
+from model.text import TextAttention
+from scripts.local_server import ServerProcess
+from tests.support import open_inference
+from tests.support.eager import Array, assert_parity
+
+# The rows of the list of systems that this project serves. Rows 11, 12, 16 and 17 are properties that have
+# tests of their own as well: dropout, masks, intermediate results, cost figures.
+SYSTEMS = {
+    "1 text to vectors": "sentence-self-attention",
+    "2 simple self-attention": "simple-self-attention",
+    "3 scaled dot-product attention": "scaled-dot-product-attention",
+    "4 single-head self-attention": "self-attention",
+    "5 linear layers, fused": "fused-self-attention",
+    "6 concatenated multi-head": "concatenated-multi-head",
+    "7 stacked multi-head": "stacked-multi-head",
+    "8 split multi-head": "multi-head-768x12",
+    "9 causal self-attention": "causal-self-attention",
+    "10 causal multi-head": "causal-768x12",
+    "11 dropout": "dropout-multi-head",
+    "12 padding and full masks": "multi-head-64x4",
+    "13 rotary multi-head": "rotary-768x12",
+    "13 with grouped heads": "grouped-query-768x12x4",
+    "14 single-head cross-attention": "cross-attention",
+    "15 multi-head cross-attention": "cross-768x12",
+}
+BATCH, QUERY_LENGTH, KEY_LENGTH = 3, 9, 14
+Case = dict[str, Array]
+Outputs = dict[str, Array]
+build = cache(build_preset)
+
+
+def random_case(name: str, *, masked: bool) -> Case:
+    """Named tensors for one preset; positions that do not count from 0 where it takes them."""
+    rng = np.random.default_rng(11)
+    module, config = build(name), build(name).config
+    key_length = KEY_LENGTH if config.cross else QUERY_LENGTH
+    if isinstance(module, TextAttention):
+        case: Case = {"token_ids": rng.integers(0, 6, (BATCH, QUERY_LENGTH))}
+    else:
+        case = {"query": rng.standard_normal((BATCH, QUERY_LENGTH, config.d_query), np.float32)}
+    if config.cross:
+        case["key"] = rng.standard_normal((BATCH, key_length, config.d_key), np.float32)
+    if config.separate_value:
+        case["value"] = rng.standard_normal((BATCH, key_length, config.d_value), np.float32)
+    if config.rotary_theta:
+        case["positions"] = rng.integers(0, 500, (BATCH, QUERY_LENGTH))
+    mask = rng.random((BATCH, config.num_heads, QUERY_LENGTH, key_length)) < 0.6
+    mask[0, :, 2] = False
+    return case | {"attention_mask": mask} if masked else case
+
+
+def eager(name: str, case: Case) -> Outputs:
+    tensors = {key: torch.from_numpy(value) for key, value in case.items()}
+    with torch.inference_mode():
+        context, _ = build(name)(**tensors)
+        _, weights = build(name)(**tensors, return_weights=True)
+    return {"context_vectors": context.numpy(), "attention_weights": weights.numpy()}
+
+
+def exported(repository: Path, name: str, case: Case) -> Outputs:
+    """The ONNX files by themselves, in a bare session."""
+    folder = repository / name / "1"
+    graphs = Manifest.load(folder).graphs
+    config = build(name).config
+    key_length = KEY_LENGTH if config.cross else QUERY_LENGTH
+    every_key = {"attention_mask": np.ones((BATCH, 1, QUERY_LENGTH, key_length), bool)}
+
+    def run(kind: GraphKind, inputs: Case) -> list[Array]:
+        path = str(folder / graphs[kind].file)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        outputs: list[Array] = session.run(None, inputs)
+        return outputs
+
+    kind = GraphKind.MASK if "attention_mask" in case else GraphKind.PLAIN
+    return {
+        "context_vectors": run(kind, case)[0],
+        "attention_weights": run(GraphKind.WEIGHTS, every_key | case)[1],
+    }
+
+
+def typed(client: AttentionClient, name: str, case: Case) -> Outputs:
+    options = {"mask": case["attention_mask"]} if "attention_mask" in case else {}
+
+    def ask(*, return_weights: bool) -> Outputs:
+        if "token_ids" in case:
+            answer = client.attend_tokens(name, case["token_ids"], return_weights=return_weights, **options)
+        else:
+            inputs = [case[key] for key in ("query", "key", "value") if key in case]
+            positions = case.get("positions")
+            answer = client.attend(
+                name, *inputs, positions=positions, return_weights=return_weights, **options
+            )
+        weights = {} if answer.attention_weights is None else {"attention_weights": answer.attention_weights}
+        return {"context_vectors": answer.context_vectors, **weights}
+
+    return ask(return_weights=True) | ask(return_weights=False)
+
+
+def open_protocol(server: ServerProcess, name: str, case: Case) -> Outputs:
+    both = ["context_vectors", "attention_weights"]
+    with_weights = open_inference.infer(server.target, name, case, both)
+    return with_weights | open_inference.infer(server.target, name, case, both[:1])
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["every key", "masked"])
+@pytest.mark.parametrize("path", ["exported", "attention.v1", "open inference"])
+@pytest.mark.parametrize("name", SYSTEMS.values(), ids=SYSTEMS)
+def test_equals_eager(
+    repository: Path, server: ServerProcess, client: AttentionClient, name: str, path: str, masked: bool
+) -> None:
+    case = random_case(name, masked=masked)
+    paths: dict[str, Callable[[], Outputs]] = {
+        "exported": lambda: exported(repository, name, case),
+        "attention.v1": lambda: typed(client, name, case),
+        "open inference": lambda: open_protocol(server, name, case),
+    }
+    found, expected = paths[path](), eager(name, case)
+    for output in expected:
+        assert_parity(found[output], expected[output])
+    if masked:
+        assert not found["attention_weights"][0, :, 2].any()
