@@ -1,8 +1,9 @@
-"""Command line: `python -m export --list`, `python -m export PRESET --out REPOSITORY`."""
+"""Command line: `python -m export --list`, `… PRESET --out REPO`, `… --weights FILE --layout L --out REPO`."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -13,11 +14,24 @@ from export.graph import ExportError
 from export.manifest import Manifest, Tolerance
 from export.parity import ParityError
 from export.precision import TOLERANCES, Precision
+from export.signature import AttentionModule
+from model.checkpoints import LAYOUTS, load_checkpoint
 from model.presets import PRESETS, build_preset
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-console = Console()
-errors = Console(stderr=True)
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+EXAMPLE_LENGTH = 128
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A module to export, and what to call it where the caller does not say."""
+
+    module: AttentionModule
+    name: str
+    description: str
 
 
 @app.command()
@@ -25,10 +39,20 @@ def export(
     preset: Annotated[str, typer.Argument(help="Which preset to export; --list shows them.")] = "",
     *,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets and stop.")] = False,
+    describe: Annotated[bool, typer.Option("--describe", help="Describe the module and stop.")] = False,
     out: Annotated[Path | None, typer.Option(help="Model repository to write into.")] = None,
     name: Annotated[str, typer.Option(help="Name of the model; the preset's where left out.")] = "",
     version: Annotated[int, typer.Option(min=1, help="Version of the model.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of a preset's weights.")] = 0,
+    weights: Annotated[
+        Path | None, typer.Option(help="Checkpoint (.safetensors, .pt) in place of a preset.")
+    ] = None,
+    layout: Annotated[str, typer.Option(help=f"Its layout: {', '.join(sorted(LAYOUTS))}.")] = "",
+    prefix: Annotated[str, typer.Option(help="What stands before the layout's own names in it.")] = "",
+    heads: Annotated[int, typer.Option(min=1, help="Its number of query heads.")] = 1,
+    causal: Annotated[bool, typer.Option("--causal", help="Attend to no later row.")] = False,
+    cross: Annotated[bool, typer.Option("--cross", help="Keys from another sequence.")] = False,
+    rotary_theta: Annotated[float, typer.Option(help="Base frequency of layout llama.")] = 10_000.0,
     precision: Annotated[Precision, typer.Option(help="Element type of the graphs.")] = Precision.FP32,
     rtol: Annotated[
         float | None, typer.Option(min=0, help="Tolerated difference from eager PyTorch, relative.")
@@ -42,16 +66,26 @@ def export(
     if list_presets:
         _print_presets()
         return
-    if preset not in PRESETS:
-        _fail(f"preset {preset!r} does not exist; --list shows those that do" if preset else "name a preset")
-    if out is None:
-        _fail("--out is missing: the model repository to write into")
     try:
-        naming = Naming(name or preset, version, PRESETS[preset].description)
+        if weights is None:
+            chosen = _preset(preset, seed)
+        else:
+            chosen = _checkpoint(
+                weights,
+                layout=layout,
+                prefix=prefix,
+                heads=heads,
+                causal=causal,
+                cross=cross,
+                rotary_theta=rotary_theta,
+            )
+        if describe:
+            _print_description(chosen)
+            return
         folder, manifest = write_artifact(
-            build_preset(preset, seed=seed),
-            naming,
-            out,
+            chosen.module,
+            Naming(name or chosen.name, version, chosen.description),
+            _required(out, "--out", "the model repository to write into"),
             precision=precision,
             tolerance=_tolerance(precision, rtol, atol),
             replace=replace,
@@ -59,6 +93,37 @@ def export(
     except (ArtifactExistsError, ExportError, ParityError, OSError, ValueError) as error:
         _fail(str(error))
     _print_artifact(folder, manifest)
+
+
+def _preset(name: str, seed: int) -> _Chosen:
+    if not name:
+        raise ValueError("name a preset (--list shows them), or bring --weights")
+    if name not in PRESETS:
+        raise ValueError(f"preset {name!r} does not exist; --list shows those that do")
+    return _Chosen(build_preset(name, seed=seed), name, PRESETS[name].description)
+
+
+def _checkpoint(
+    weights: Path, *, layout: str, prefix: str, heads: int, causal: bool, cross: bool, rotary_theta: float
+) -> _Chosen:
+    checkpoint = load_checkpoint(
+        weights,
+        layout=_required(layout, "--layout", f"one of {', '.join(sorted(LAYOUTS))}"),
+        prefix=prefix,
+        heads=heads,
+        causal=causal,
+        cross=cross,
+        rotary_theta=rotary_theta,
+    )
+    for name in checkpoint.left_out:
+        console.print(f"left out, for it is no part of attention: {name}", markup=False)
+    return _Chosen(checkpoint.module, "", f"{layout} checkpoint {weights.name}, {prefix or 'no prefix'}")
+
+
+def _required(value: Value | None, option: str, meaning: str) -> Value:
+    if not value:
+        raise ValueError(f"{option} is missing: {meaning}")
+    return value
 
 
 def _tolerance(precision: Precision, rtol: float | None, atol: float | None) -> Tolerance:
@@ -73,6 +138,23 @@ def _print_presets() -> None:
     console.print(table)
 
 
+def _print_description(chosen: _Chosen) -> None:
+    config = chosen.module.config
+    length = EXAMPLE_LENGTH
+    linear = length * (config.flops_per_query + config.flops_per_key)
+    products = length * length * config.flops_per_pair
+    parameters = sum(parameter.numel() for parameter in chosen.module.parameters())
+    for line in (
+        f"{chosen.name}: {chosen.description}",
+        f"  {config}",
+        f"  {parameters:,} parameters",
+        f"  floating-point operations (a multiply-add is two): {config.flops_per_query:,} for each query row, "
+        f"{config.flops_per_key:,} for each key row, {config.flops_per_pair:,} for each pair of them",
+        f"  a sequence of {length} rows: {linear:,} in the linear layers, {products:,} in the attention products",
+    ):
+        console.print(line, markup=False)
+
+
 def _print_artifact(folder: Path, manifest: Manifest) -> None:
     tolerance = manifest.tolerance
     report = json.loads((folder / manifest.parity_report).read_bytes())
@@ -84,11 +166,11 @@ def _print_artifact(folder: Path, manifest: Manifest) -> None:
         f"  largest difference from eager PyTorch {found}; "
         f"tolerated {tolerance.atol:g} + {tolerance.rtol:g} x |value|",
     ):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line)
 
 
 def _fail(message: str) -> NoReturn:
-    errors.print(f"error: {message}", highlight=False, markup=False, soft_wrap=True)
+    errors.print(f"error: {message}")
     raise typer.Exit(1)
 
 

@@ -73,7 +73,7 @@ def quantised(graph: onnx.ModelProto) -> onnx.ModelProto:
         quantize_dynamic(
             graph,
             path,
-            op_types_to_quantize=["MatMul", "Gemm"],
+            op_types_to_quantize=types,
             weight_type=QuantType.QInt8,
             per_channel=True,
         )

@@ -9,10 +9,12 @@ import pytest
 import torch
 from attention_client import AttentionClient
 
+from export import export_module
 from export.artifact import Naming, write_artifact
 from export.manifest import Tolerance
 from model.presets import PRESETS, build_preset
 from scripts.local_server import ServerProcess, serving
+from tests.support import modules
 from tests.support.tables import GOLDEN_TABLES
 
 # The references are small; threads of PyTorch's beside those of the servers under test only contend.
@@ -30,6 +32,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ProcessPoolExecutor(EXPORTERS, spawning, torch.set_num_threads, (1,)) as pool:
         exports = [pool.submit(export_preset, name, folder) for name in PRESETS]
         exports += [pool.submit(export_table, index, folder) for index in range(len(GOLDEN_TABLES))]
+        exports += [pool.submit(export_others, folder)]
         for export in exports:
             export.result()
     return folder
@@ -43,6 +46,15 @@ def export_table(index: int, folder: Path) -> None:
     table = GOLDEN_TABLES[index]
     naming = Naming(table.model, 1, str(table.case["what"]))
     write_artifact(table.module(), naming, folder, tolerance=TABLE_TOLERANCE)
+
+
+def export_others(folder: Path) -> None:
+    write_artifact(modules.causal_cross(), Naming(modules.CAUSAL_CROSS, 1, ""), folder)
+    for name, preset, precision in modules.LOWERED:
+        write_artifact(build_preset(preset), Naming(name, 1, ""), folder, precision=precision)
+    example = (torch.zeros(2, 3, 32),)
+    axes = {"src": {0: "batch", 1: "sequence"}}
+    export_module(modules.encoder(), example, axes, out=folder, name=modules.ENCODER)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.local_server import ROOT, ServerProcess
 
-DOCUMENTS = ("README.md", "clients/python/README.md")
+DOCUMENTS = ("README.md", "clients/python/README.md", "docs/attention-weights.md")
 DOCUMENTED_TARGET = "127.0.0.1:8001"
 
 

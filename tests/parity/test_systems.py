@@ -5,17 +5,14 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
-import torch
 from attention_client import AttentionClient
 
-from export.manifest import GraphKind, Manifest
 from model.presets import build_preset
 from model.text import TextAttention
 from scripts.local_server import ServerProcess
-from tests.support import open_inference
-from tests.support.eager import Array, assert_parity
+from tests.parity import paths
+from tests.support.eager import assert_parity
 
 # The rows of the list of systems that this project serves. Rows 11, 12, 16 and 17 are properties that have
 # tests of their own as well: dropout, masks, intermediate results, cost figures.
@@ -38,18 +35,16 @@ SYSTEMS = {
     "15 multi-head cross-attention": "cross-768x12",
 }
 BATCH, QUERY_LENGTH, KEY_LENGTH = 3, 9, 14
-Case = dict[str, Array]
-Outputs = dict[str, Array]
 build = cache(build_preset)
 
 
-def random_case(name: str, *, masked: bool) -> Case:
+def random_case(name: str, *, masked: bool) -> paths.Case:
     """Named tensors for one preset; positions that do not count from 0 where it takes them."""
     rng = np.random.default_rng(11)
     module, config = build(name), build(name).config
     key_length = KEY_LENGTH if config.cross else QUERY_LENGTH
     if isinstance(module, TextAttention):
-        case: Case = {"token_ids": rng.integers(0, 6, (BATCH, QUERY_LENGTH))}
+        case: paths.Case = {"token_ids": rng.integers(0, 6, (BATCH, QUERY_LENGTH))}
     else:
         case = {"query": rng.standard_normal((BATCH, QUERY_LENGTH, config.d_query), np.float32)}
     if config.cross:
@@ -63,59 +58,6 @@ def random_case(name: str, *, masked: bool) -> Case:
     return case | {"attention_mask": mask} if masked else case
 
 
-def eager(name: str, case: Case) -> Outputs:
-    tensors = {key: torch.from_numpy(value) for key, value in case.items()}
-    with torch.inference_mode():
-        context, _ = build(name)(**tensors)
-        _, weights = build(name)(**tensors, return_weights=True)
-    return {"context_vectors": context.numpy(), "attention_weights": weights.numpy()}
-
-
-def exported(repository: Path, name: str, case: Case) -> Outputs:
-    """The ONNX files by themselves, in a bare session."""
-    folder = repository / name / "1"
-    graphs = Manifest.load(folder).graphs
-    config = build(name).config
-    key_length = KEY_LENGTH if config.cross else QUERY_LENGTH
-    every_key = {"attention_mask": np.ones((BATCH, 1, QUERY_LENGTH, key_length), bool)}
-
-    def run(kind: GraphKind, inputs: Case) -> list[Array]:
-        path = str(folder / graphs[kind].file)
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        outputs: list[Array] = session.run(None, inputs)
-        return outputs
-
-    kind = GraphKind.MASK if "attention_mask" in case else GraphKind.PLAIN
-    return {
-        "context_vectors": run(kind, case)[0],
-        "attention_weights": run(GraphKind.WEIGHTS, every_key | case)[1],
-    }
-
-
-def typed(client: AttentionClient, name: str, case: Case) -> Outputs:
-    options = {"mask": case["attention_mask"]} if "attention_mask" in case else {}
-
-    def ask(*, return_weights: bool) -> Outputs:
-        if "token_ids" in case:
-            answer = client.attend_tokens(name, case["token_ids"], return_weights=return_weights, **options)
-        else:
-            inputs = [case[key] for key in ("query", "key", "value") if key in case]
-            positions = case.get("positions")
-            answer = client.attend(
-                name, *inputs, positions=positions, return_weights=return_weights, **options
-            )
-        weights = {} if answer.attention_weights is None else {"attention_weights": answer.attention_weights}
-        return {"context_vectors": answer.context_vectors, **weights}
-
-    return ask(return_weights=True) | ask(return_weights=False)
-
-
-def open_protocol(server: ServerProcess, name: str, case: Case) -> Outputs:
-    both = ["context_vectors", "attention_weights"]
-    with_weights = open_inference.infer(server.target, name, case, both)
-    return with_weights | open_inference.infer(server.target, name, case, both[:1])
-
-
 @pytest.mark.parametrize("masked", [False, True], ids=["every key", "masked"])
 @pytest.mark.parametrize("path", ["exported", "attention.v1", "open inference"])
 @pytest.mark.parametrize("name", SYSTEMS.values(), ids=SYSTEMS)
@@ -123,12 +65,12 @@ def test_equals_eager(
     repository: Path, server: ServerProcess, client: AttentionClient, name: str, path: str, masked: bool
 ) -> None:
     case = random_case(name, masked=masked)
-    paths: dict[str, Callable[[], Outputs]] = {
-        "exported": lambda: exported(repository, name, case),
-        "attention.v1": lambda: typed(client, name, case),
-        "open inference": lambda: open_protocol(server, name, case),
+    routes: dict[str, Callable[[], paths.Outputs]] = {
+        "exported": lambda: paths.exported(repository, name, case),
+        "attention.v1": lambda: paths.typed(client, name, case),
+        "open inference": lambda: paths.open_protocol(server, name, case),
     }
-    found, expected = paths[path](), eager(name, case)
+    found, expected = routes[path](), paths.eager(build(name), case)
     for output in expected:
         assert_parity(found[output], expected[output])
     if masked:

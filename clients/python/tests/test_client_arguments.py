@@ -11,7 +11,7 @@ from attention_client.streaming import encode_item
 from attention_client.values import Ask
 
 ASK = Ask(model="m")
-ONE, BATCH = np.ones((3, 4)), np.ones((2, 3, 4))
+ONE, BATCH, GRID = np.ones((3, 4)), np.ones((2, 3, 4)), np.ones((2, 3, 3, 4))
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,11 @@ ONE, BATCH = np.ones((3, 4)), np.ones((2, 3, 4))
         pytest.param(AttendInputs(ONE > 0), "query", id="booleans"),
         pytest.param(AttendInputs(np.zeros((1, 1), [("a", "f4")])), "query", id="structs"),
         pytest.param(AttendInputs(np.ones(3)), "query", id="rank-1"),
-        pytest.param(AttendInputs(np.ones((1, 1, 1, 1))), "query", id="rank-4"),
         pytest.param(AttendInputs(np.ones((0, 4))), "query", id="no-rows"),
         pytest.param(AttendInputs(np.ones((3, 0))), "query", id="no-width"),
         pytest.param(AttendInputs(np.ones((0, 3, 4))), "query", id="empty-batch"),
+        pytest.param(AttendInputs(np.ones((2, 0, 3, 4))), "query", id="empty-leading-axis"),
+        pytest.param(AttendInputs(np.ones((2, 0, 0, 0))), "query", id="empty-everywhere"),
         pytest.param(AttendInputs([]), "query", id="empty-list"),
         pytest.param(AttendInputs([[1.0, 2.0]]), "query[0]", id="one-sequence-as-nested-lists"),
         pytest.param(AttendInputs([ONE, [[1.0], [1.0, 2.0]]]), "query[1]", id="ragged-rows"),
@@ -36,14 +37,26 @@ ONE, BATCH = np.ones((3, 4)), np.ones((2, 3, 4))
         pytest.param(AttendInputs(ONE, BATCH), "key", id="batch-of-keys-for-one-query"),
         pytest.param(AttendInputs(BATCH, BATCH[:1]), "key", id="another-number-of-keys"),
         pytest.param(AttendInputs([ONE], [ONE, ONE]), "key", id="another-number-in-a-list"),
+        pytest.param(AttendInputs(GRID, GRID.swapaxes(0, 1)), "key", id="leading-axes-swapped"),
+        pytest.param(AttendInputs(GRID, GRID.reshape(6, 3, 4)), "key", id="leading-axes-flattened"),
+        pytest.param(AttendInputs(GRID, GRID, GRID[:, :1]), "value", id="other-leading-axes-of-values"),
         pytest.param(AttendInputs(ONE, ONE, [ONE]), "value", id="list-of-values-for-one-query"),
         pytest.param(AttendInputs(ONE, ONE, ONE[:2]), "value", id="fewer-values-than-keys"),
         pytest.param(AttendInputs(ONE, lengths=[3]), "lengths", id="lengths-for-one"),
         pytest.param(AttendInputs([ONE], lengths=[3]), "lengths", id="lengths-for-a-list"),
         pytest.param(AttendInputs(BATCH, lengths=[3]), "lengths", id="too-few-lengths"),
+        pytest.param(AttendInputs(GRID, lengths=[3] * 6), "lengths", id="lengths-flattened"),
         pytest.param(AttendInputs(BATCH, lengths=[3, 0]), "lengths", id="length-0"),
         pytest.param(AttendInputs(BATCH, lengths=[3, 4]), "lengths", id="length-past-the-rows"),
         pytest.param(AttendInputs(BATCH, lengths=[3.0, 2.0]), "lengths", id="lengths-not-integers"),
+        pytest.param(AttendInputs(ONE, positions=[0.0, 1.0, 2.0]), "positions", id="positions-not-integers"),
+        pytest.param(AttendInputs(ONE, positions=np.arange(2)), "positions", id="too-few-positions"),
+        pytest.param(AttendInputs(ONE, positions=np.zeros((1, 3), int)), "positions", id="batch-for-one"),
+        pytest.param(AttendInputs(BATCH, positions=np.arange(3)), "positions", id="positions-of-one-row"),
+        pytest.param(AttendInputs(GRID, positions=np.zeros((6, 3), int)), "positions", id="flattened"),
+        pytest.param(AttendInputs([ONE], positions=np.zeros((1, 3), int)), "positions", id="array-for-list"),
+        pytest.param(AttendInputs([ONE, ONE[:1]], positions=[[0], [0]]), "positions", id="too-few-in-a-list"),
+        pytest.param(AttendInputs([ONE], positions=[[0, 1, 2]] * 2), "positions", id="too-many-lists"),
     ],
 )
 def test_wrong_vectors_are_refused_with_field_expected_and_found(inputs: AttendInputs, field: str):
@@ -59,7 +72,7 @@ def test_wrong_vectors_are_refused_with_field_expected_and_found(inputs: AttendI
     [
         pytest.param(np.array([1.0]), "token_ids", id="floats"),
         pytest.param(np.array([], int), "token_ids", id="empty"),
-        pytest.param(np.ones((1, 1, 1), int), "token_ids", id="rank-3"),
+        pytest.param(np.ones((2, 0, 1), int), "token_ids", id="empty-leading-axis"),
         pytest.param([1, 2], "token_ids[0]", id="plain-list-of-integers"),
     ],
 )

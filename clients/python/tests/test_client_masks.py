@@ -73,6 +73,17 @@ def test_the_mask_of_a_padded_batch_is_cut_to_the_valid_part(data: st.DataObject
     check(encode_vectors(ASK, inputs).request.mask, rank, pieces)
 
 
+@given(st.data(), st.sampled_from(["self", "cross"]))
+def test_leading_axes_come_before_every_rank_of_mask(data: st.DataObject, attention: str):
+    rank, queries = data.draw(RANKS), data.draw(SIZES)
+    keys = data.draw(SIZES) if attention == "cross" else queries
+    leading = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=3).map(tuple))
+    mask = data.draw(arrays(bool, (*leading, *mask_shape(rank, queries, keys))))
+    key = np.ones((*leading, keys, 2)) if attention == "cross" else None
+    request = encode_vectors(ASK, AttendInputs(np.ones((*leading, queries, 2)), key, mask=mask)).request
+    check(request.mask, rank, [mask[index] for index in np.ndindex(leading)])
+
+
 def test_the_first_bit_is_the_lowest():
     inputs = AttendInputs(np.ones((9, 1)), mask=[True] + [False] * 7 + [True])
     assert encode_vectors(ASK, inputs).request.mask.bits == bytes([1, 1])
@@ -102,6 +113,11 @@ TRUE = np.ones
         pytest.param(BATCH[0], np.True_, id="rank-0"),
         pytest.param(BATCH, TRUE(3, bool), id="no-batch-axis"),
         pytest.param(BATCH, TRUE((3, 3), bool), id="another-batch-size"),
+        pytest.param(BATCH, TRUE(2, bool), id="batch-axis-alone"),
+        pytest.param(BATCH, np.ones((2, 0), bool), id="no-keys"),
+        pytest.param(BATCH, TRUE((2, 1, 1, 3, 3), bool), id="rank-4-for-each-of-a-batch"),
+        pytest.param(BATCH[None], TRUE((2, 3), bool), id="one-leading-axis-of-two"),
+        pytest.param(BATCH[None], TRUE((2, 1, 3), bool), id="leading-axes-swapped"),
         pytest.param(list(BATCH), TRUE((2, 3), bool), id="array-for-a-list"),
         pytest.param(list(BATCH), [TRUE(3, bool)], id="one-mask-for-two"),
         pytest.param(list(BATCH), [TRUE(3, bool), TRUE((3, 3), bool)], id="two-ranks"),

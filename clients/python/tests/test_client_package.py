@@ -42,8 +42,16 @@ def test_lives_beside_tritonclient(order: str):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["text"], ["text", "--model", "m"], ["attend", "--model", "m"], ["--timeout", "x", "models"]],
-    ids=["no-command", "no-model", "no-text", "no-files", "timeout-no-number"],
+    [
+        pytest.param([], id="no-command"),
+        pytest.param(["text"], id="no-model"),
+        pytest.param(["text", "--model", "m"], id="no-text"),
+        pytest.param(["weights", "--model", "m"], id="no-text-for-weights"),
+        pytest.param(["weights", "--model", "m", "--text", "a", "--head", "x"], id="head-no-number"),
+        pytest.param(["describe"], id="no-model-to-describe"),
+        pytest.param(["attend", "--model", "m"], id="no-files"),
+        pytest.param(["--timeout", "x", "models"], id="timeout-no-number"),
+    ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
@@ -76,6 +84,14 @@ def test_a_bad_file_exits_with_1_and_writes_nothing(
     assert main([*UNREACHABLE, "attend", "--model", "m", "--query", str(query), "--out", str(out)]) == 1
     assert words in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_plot_without_matplotlib_names_the_extra_and_asks_no_server():
+    arguments = [*UNREACHABLE, "weights", "--model", "m", "--text", "a", "--plot", "a.png"]
+    hidden = "import sys; sys.modules['matplotlib'] = None; from attention_client.cli import main"
+    done = python("-c", f"{hidden}; sys.exit(main({arguments}))")
+    assert done.returncode == 1
+    assert done.stderr == "error: --plot needs matplotlib: pip install 'attention-client[plot]'\n"
 
 
 def test_runs_as_a_module():

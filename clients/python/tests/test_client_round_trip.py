@@ -108,6 +108,34 @@ def test_lengths_cut_key_and_value_and_never_the_query_of_cross_attention(data: 
     assert (result.attention_weights[0, :, :, lengths[0] :] == 0).all()
 
 
+@given(st.data())
+def test_leading_axes_come_back_as_they_were(data: st.DataObject):
+    leading = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple))
+    rows, width = data.draw(SIZES), data.draw(SIZES)
+    query = data.draw(arrays(np.float32, (*leading, rows, width), elements=FLOATS))
+    lengths = data.draw(st.none() | arrays(np.int64, leading, elements=st.integers(1, rows)))
+    call = encode_vectors(ASK, AttendInputs(query, lengths=lengths))
+    result = decode_result(echo(call), call.layout)
+    valid = np.full(leading, rows) if lengths is None else lengths
+    weights = parts([(2, length, length) for length in valid.flat])
+    expected = np.zeros((*leading, 2, rows, rows), np.float32)
+    for index, own in zip(np.ndindex(leading), weights, strict=True):
+        query[index][valid[index] :] = 0
+        expected[index][:, : valid[index], : valid[index]] = own
+    np.testing.assert_array_equal(result.context_vectors, query)
+    np.testing.assert_array_equal(result.attention_weights, expected)
+
+
+def test_key_and_value_travel_with_the_querys_leading_axes():
+    key = np.arange(2 * 3 * 4 * 2.0).reshape(2, 3, 4, 2)
+    call = encode_vectors(ASK, AttendInputs(np.ones((2, 3, 1, 5)), key, key[..., :1]))
+    assert list(call.request.key.lengths) == list(call.request.value.lengths) == [4] * 6
+    np.testing.assert_array_equal(np.frombuffer(call.request.key.data, "<f4"), key.ravel())
+    result = decode_result(echo(call), call.layout)
+    assert result.context_vectors.shape == (2, 3, 1, 5)
+    assert result.attention_weights.shape == (2, 3, 2, 1, 4)
+
+
 @pytest.mark.parametrize(
     "array",
     [
@@ -146,6 +174,7 @@ def test_results_are_writable_and_their_own():
         pytest.param(np.array([3, 1, 2]), None, [3, 1, 2], [3], id="one"),
         pytest.param(np.array([[3, 1], [2, 4]], np.int32), None, [3, 1, 2, 4], [2, 2], id="batch"),
         pytest.param(np.array([[3, 0], [2, 4]]), [1, 2], [3, 2, 4], [1, 2], id="padded-batch"),
+        pytest.param(np.array([[[3], [1]]]), None, [3, 1], [1, 1], id="leading-axes"),
         pytest.param([np.array([3]), [1, 2]], None, [3, 1, 2], [1, 2], id="list"),
     ],
 )

@@ -1,35 +1,24 @@
 """The asynchronous client on grpc.aio: changes with the list of calls, as the synchronous one does."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
-import grpc
-from grpc import aio
 from numpy.typing import ArrayLike
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_client.connection import (
-    DEFAULT_MAX_MESSAGE_BYTES,
-    DEFAULT_TARGET,
-    DEFAULT_TIMEOUT,
-    channel_options,
-    seconds,
-)
+from attention_client.connection_async import AsyncConnection
 from attention_client.decoding import decode_result
 from attention_client.encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client.errors import AttentionClientError
 from attention_client.models import ModelInfo
-from attention_client.readiness import Readiness, wait_until_ready_async
-from attention_client.stream_async import StreamCall, as_async, attend_stream, translated_async
+from attention_client.stream_async import StreamCall, as_async, attend_stream
 from attention_client.streaming import plan_stream
 from attention_client.values import (
     Array,
     Arrays,
     Ask,
     AttendInputs,
+    AttendOptions,
     AttentionResult,
     CallOptions,
     FloatArray,
@@ -40,44 +29,12 @@ from attention_client.values import (
     Texts,
 )
 
-_RequestT = TypeVar("_RequestT")
-_ResponseT = TypeVar("_ResponseT")
 
-
-class AsyncAttentionClient:
+class AsyncAttentionClient(AsyncConnection):
     """AttentionClient for asyncio: the same calls, to be awaited, with the same arguments and errors.
 
     Made inside a running event loop, and used on that loop only.
     """
-
-    def __init__(
-        self,
-        target: str = DEFAULT_TARGET,
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
-        asyncio.get_running_loop()  # raises where there is none; grpc.aio would bind to one that never runs
-        self._target, self._timeout = target, seconds(timeout)
-        options = channel_options(max_message_bytes)
-        if credentials is None:
-            self._channel = aio.insecure_channel(target, options)
-        else:
-            self._channel = aio.secure_channel(target, credentials, options)
-        self._stub = AttentionServiceStub(self._channel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the connection; calls under way raise CallCancelledError."""
-        await self._channel.close()
 
     @overload
     async def attend(
@@ -86,7 +43,7 @@ class AsyncAttentionClient:
         query: Array,
         key: Array | None = None,
         value: Array | None = None,
-        **options: Unpack[PaddedOptions],
+        **options: Unpack[AttendOptions],
     ) -> AttentionResult[FloatArray]: ...
     @overload
     async def attend(
@@ -95,7 +52,7 @@ class AsyncAttentionClient:
         query: Sequence[ArrayLike],
         key: Sequence[ArrayLike] | None = None,
         value: Sequence[ArrayLike] | None = None,
-        **options: Unpack[PaddedOptions],
+        **options: Unpack[AttendOptions],
     ) -> AttentionResult[list[FloatArray]]: ...
     async def attend(
         self,
@@ -106,13 +63,14 @@ class AsyncAttentionClient:
         *,
         mask: Arrays | None = None,
         lengths: ArrayLike | None = None,
+        positions: Arrays | None = None,
         return_weights: bool = False,
         timeout: float | None = None,
         version: str = "",
     ) -> AttentionResult[Any]:
         """As `AttentionClient.attend`."""
         ask = Ask(model=model, version=version, return_weights=return_weights)
-        call = encode_vectors(ask, AttendInputs(query, key, value, mask, lengths))
+        call = encode_vectors(ask, AttendInputs(query, key, value, mask, lengths, positions))
         return await self._attend(call, timeout)
 
     @overload
@@ -214,22 +172,8 @@ class AsyncAttentionClient:
         response = await self._call(self._stub.GetModel, request, timeout)
         return ModelInfo.from_proto(response.model)
 
-    async def wait_until_ready(self, timeout: float | None = None) -> None:
-        """As `AttentionClient.wait_until_ready`."""
-        readiness = Readiness(self._target, seconds(timeout, default=self._timeout))
-        await wait_until_ready_async(self._channel, readiness)
-
     async def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
         return decode_result(await self._call(self._stub.Attend, call.request, timeout), call.layout)
-
-    async def _call(
-        self,
-        method: aio.UnaryUnaryMultiCallable[_RequestT, _ResponseT],
-        request: _RequestT,
-        timeout: float | None,
-    ) -> _ResponseT:
-        with translated_async():
-            return await method(request, timeout=seconds(timeout, default=self._timeout))
 
     def _open_stream(self, timeout: float | None) -> StreamCall:
         return self._stub.AttendStream(timeout=timeout)

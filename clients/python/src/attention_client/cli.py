@@ -1,4 +1,4 @@
-"""The command line: changes with its commands and what they print.
+"""The command line: changes with its commands and their options.
 
 Exit codes: 0 done, 1 no result (one line on stderr says why), 2 wrong usage.
 """
@@ -6,17 +6,17 @@ Exit codes: 0 done, 1 no result (one line on stderr says why), 2 wrong usage.
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 from attention_client.client import AttentionClient
 from attention_client.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from attention_client.errors import AttentionClientError
-from attention_client.models import ModelInfo, TensorInfo
-from attention_client.values import Array, FloatArray
-
-_SHOWN_ELEMENTS = 6
+from attention_client.errors import AttentionClientError, invalid
+from attention_client.printing import description, models_table, vectors_table, weights_table, word_labels
+from attention_client.values import Array
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,14 +44,26 @@ def _parser() -> argparse.ArgumentParser:
     models = commands.add_parser("models", help="list the server's models")
     models.set_defaults(run=_models)
 
+    describe = commands.add_parser("describe", help="print all that the server says of a model")
+    describe.add_argument("--model", required=True, metavar="NAME")
+    describe.add_argument("--version", default="", metavar="V", help="default: the highest")
+    describe.set_defaults(run=_describe)
+
     text = commands.add_parser("text", help="print the context vectors of texts")
     text.add_argument("--model", required=True, metavar="NAME")
     text.add_argument("texts", nargs="+", metavar="TEXT")
     text.set_defaults(run=_text)
 
+    weights = commands.add_parser("weights", help="print or draw the attention weights of a text")
+    weights.add_argument("--model", required=True, metavar="NAME")
+    weights.add_argument("--text", required=True, metavar="TEXT")
+    weights.add_argument("--head", type=int, metavar="N", help="that head only, from 0; default: all")
+    weights.add_argument("--plot", type=Path, metavar="FILE", help="draw heat maps too; needs the extra plot")
+    weights.set_defaults(run=_weights)
+
     attend = commands.add_parser("attend", help="compute the context vectors of arrays in .npy files")
     attend.add_argument("--model", required=True, metavar="NAME")
-    attend.add_argument("--query", required=True, type=Path, metavar="FILE", help="(T, d) or (B, T, d)")
+    attend.add_argument("--query", required=True, type=Path, metavar="FILE", help="(T, d) or (..., T, d)")
     attend.add_argument("--key", type=Path, metavar="FILE")
     attend.add_argument("--value", type=Path, metavar="FILE")
     attend.add_argument("--out", required=True, type=Path, metavar="FILE")
@@ -60,15 +72,50 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _models(client: AttentionClient, _: argparse.Namespace) -> None:
-    header = ("NAME", "VERSION", "STATE", "INPUTS", "PARITY")
-    _print_table([header, *(_model_row(model) for model in client.models())])
+    sys.stdout.write(models_table(client.models()))
+
+
+def _describe(client: AttentionClient, options: argparse.Namespace) -> None:
+    sys.stdout.write(description(client.model(options.model, options.version)))
 
 
 def _text(client: AttentionClient, options: argparse.Namespace) -> None:
     result = client.attend_text(options.model, options.texts)
     for text, vectors in zip(options.texts, result.context_vectors, strict=True):
         sys.stdout.write(f"{text}  {vectors.shape}, {result.model_name} {result.model_version}\n")
-        _print_table(_vector_rows(text, vectors))
+        sys.stdout.write(vectors_table(word_labels(text, len(vectors)), vectors))
+
+
+def _weights(client: AttentionClient, options: argparse.Namespace) -> None:
+    heat_maps = None if options.plot is None else _heat_maps()  # before the server is asked in vain
+    result = client.attend_text(options.model, options.text, return_weights=True)
+    weights = result.attention_weights
+    if weights is None:
+        raise ValueError(f"{result.model_name} answered no attention weights")
+    heads, labels = _heads(options.head, len(weights)), word_labels(options.text, weights.shape[-1])
+    title = f"{result.model_name}, version {result.model_version}"
+    if heat_maps is not None:
+        maps = heat_maps.HeatMaps(weights=weights[heads], heads=heads, labels=labels, title=title)
+        heat_maps.save(maps, options.plot)
+    sys.stdout.write(f"{options.text}  {weights.shape}, {title}; rows are queries, columns keys\n")
+    for head in heads:
+        sys.stdout.write(f"\nhead {head}\n{weights_table(labels, weights[head])}")
+
+
+def _heads(chosen: int | None, count: int) -> list[int]:
+    if chosen is None:
+        return list(range(count))
+    if not 0 <= chosen < count:
+        raise invalid("--head", f"0 to {count - 1}", chosen)
+    return [chosen]
+
+
+def _heat_maps() -> ModuleType:
+    try:
+        return import_module("attention_client.heat_maps")
+    except ModuleNotFoundError as error:
+        message = "--plot needs matplotlib: pip install 'attention-client[plot]'"
+        raise ValueError(message) from error
 
 
 def _attend(client: AttentionClient, options: argparse.Namespace) -> None:
@@ -88,34 +135,3 @@ def _load(path: Path | None) -> Array | None:
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{path} holds several arrays; give a .npy file")  # noqa: TRY004 - the file is wrong
     return array
-
-
-def _model_row(model: ModelInfo) -> tuple[str, ...]:
-    state = f"{model.state}: {model.state_reason}" if model.state_reason else model.state
-    inputs = ", ".join(_tensor(tensor) for tensor in model.inputs) or "-"
-    parity = "-"
-    if model.parity is not None:
-        error, limit = model.parity.measured_max_abs_error, model.parity.absolute_tolerance
-        parity = f"{error:.1e} (atol {limit:.0e}, rtol {model.parity.relative_tolerance:.0e})"
-    return model.name, model.version, state, inputs, parity
-
-
-def _tensor(tensor: TensorInfo) -> str:
-    axes = ", ".join(str(axis) for axis in tensor.axes)
-    return f"{tensor.name}{'?' if tensor.optional else ''} {tensor.data_type} ({axes})"
-
-
-def _vector_rows(text: str, vectors: FloatArray) -> list[tuple[str, ...]]:
-    """One row per token: its word, where the words are as many as the rows, or else its number."""
-    words = text.split()
-    labels = words if len(words) == len(vectors) else [str(index) for index in range(len(vectors))]
-    more = ("...",) if vectors.shape[1] > _SHOWN_ELEMENTS else ()
-    numbers = ([f"{number: .4f}" for number in row[:_SHOWN_ELEMENTS]] for row in vectors)
-    return [("  " + label, *row, *more) for label, row in zip(labels, numbers, strict=True)]
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")

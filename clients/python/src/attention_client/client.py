@@ -1,29 +1,20 @@
 """The synchronous client: changes with the list of calls.
 
-Notation: B sequences, T rows of a sequence, Tq query rows, Tk key rows, H heads, d elements of a row.
+Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows, Tk key rows, H heads,
+d elements of a row.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
-import grpc
 from numpy.typing import ArrayLike
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_client.connection import (
-    DEFAULT_MAX_MESSAGE_BYTES,
-    DEFAULT_TARGET,
-    DEFAULT_TIMEOUT,
-    channel_options,
-    seconds,
-)
+from attention_client.connection_sync import Connection
 from attention_client.decoding import decode_result
 from attention_client.encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
-from attention_client.errors import AttentionClientError, translated
+from attention_client.errors import AttentionClientError
 from attention_client.models import ModelInfo
-from attention_client.readiness import Readiness, wait_until_ready
 from attention_client.stream_sync import StreamCall, attend_stream
 from attention_client.streaming import plan_stream
 from attention_client.values import (
@@ -31,6 +22,7 @@ from attention_client.values import (
     Arrays,
     Ask,
     AttendInputs,
+    AttendOptions,
     AttentionResult,
     CallOptions,
     FloatArray,
@@ -41,11 +33,8 @@ from attention_client.values import (
     Texts,
 )
 
-_RequestT = TypeVar("_RequestT")
-_ResponseT = TypeVar("_ResponseT")
 
-
-class AttentionClient:
+class AttentionClient(Connection):
     """Asks an attention server for context vectors. Safe to share between threads.
 
     Every call raises AttentionClientError where there is no result; `errors` draws its subclasses.
@@ -60,34 +49,6 @@ class AttentionClient:
         InvalidArgumentError: The timeout or the limit is not positive.
     """
 
-    def __init__(
-        self,
-        target: str = DEFAULT_TARGET,
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
-        self._target, self._timeout = target, seconds(timeout)
-        options = channel_options(max_message_bytes)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(target, options)
-        else:
-            self._channel = grpc.secure_channel(target, credentials, options)
-        self._stub = AttentionServiceStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection; calls under way raise CallCancelledError."""
-        self._channel.close()
-
     @overload
     def attend(
         self,
@@ -95,7 +56,7 @@ class AttentionClient:
         query: Array,
         key: Array | None = None,
         value: Array | None = None,
-        **options: Unpack[PaddedOptions],
+        **options: Unpack[AttendOptions],
     ) -> AttentionResult[FloatArray]: ...
     @overload
     def attend(
@@ -104,7 +65,7 @@ class AttentionClient:
         query: Sequence[ArrayLike],
         key: Sequence[ArrayLike] | None = None,
         value: Sequence[ArrayLike] | None = None,
-        **options: Unpack[PaddedOptions],
+        **options: Unpack[AttendOptions],
     ) -> AttentionResult[list[FloatArray]]: ...
     def attend(
         self,
@@ -115,6 +76,7 @@ class AttentionClient:
         *,
         mask: Arrays | None = None,
         lengths: ArrayLike | None = None,
+        positions: Arrays | None = None,
         return_weights: bool = False,
         timeout: float | None = None,
         version: str = "",
@@ -123,14 +85,17 @@ class AttentionClient:
 
         Args:
             model: Name of the model.
-            query: One sequence (Tq, d), a batch (B, Tq, d), or a list or tuple of (Tq_i, d); real numbers of
-                any type, sent as float32.
-            key: For cross-attention; of the same kind, and as many sequences.
+            query: One sequence (Tq, d), a batch (..., Tq, d) with any number of leading axes, or a list or
+                tuple of (Tq_i, d); real numbers of any type, sent as float32.
+            key: For cross-attention; of the same kind, with the same leading axes or as many sequences.
             value: For models that separate it from the key; as many rows as the key.
             mask: Booleans, True = may attend. (Tk,), (Tq, Tk) or (H, Tq, Tk) for one sequence; the same
-                with B before it for a batch; a list of them, all of one rank, for a list.
-            lengths: Integers (B,), for a batch only: how many rows of each key sequence are valid; in
-                self-attention, of each sequence. The others are not sent, and their results are zeros.
+                with the leading axes before it for a batch; a list of them, all of one rank, for a list.
+            lengths: Integers of the shape of the leading axes, for a batch only: how many rows of each key
+                sequence are valid; in self-attention, of each sequence. The others are not sent, and their
+                results are zeros.
+            positions: For models with rotary position embedding: integers (Tq,), (..., Tq) or a list of
+                (Tq_i,), of the query's kind; None for 0 to Tq - 1 in each sequence.
             return_weights: Whether to return the attention weights too.
             timeout: Seconds; None for the client's.
             version: Version of the model; empty for its highest.
@@ -140,7 +105,8 @@ class AttentionClient:
             AttentionClientError: There is no result for another reason.
         """
         ask = Ask(model=model, version=version, return_weights=return_weights)
-        return self._attend(encode_vectors(ask, AttendInputs(query, key, value, mask, lengths)), timeout)
+        call = encode_vectors(ask, AttendInputs(query, key, value, mask, lengths, positions))
+        return self._attend(call, timeout)
 
     @overload
     def attend_text(
@@ -183,7 +149,7 @@ class AttentionClient:
         timeout: float | None = None,
         version: str = "",
     ) -> AttentionResult[Any]:
-        """Self-attention over token ids: integers (T,), (B, T) or a list of (T_i,); otherwise as `attend`."""
+        """Self-attention over token ids, integers (T,), (..., T) or a list of (T_i,); else as `attend`."""
         ask = Ask(model=model, version=version, return_weights=return_weights)
         return self._attend(encode_tokens(ask, token_ids, mask=mask, lengths=lengths), timeout)
 
@@ -260,27 +226,8 @@ class AttentionClient:
         request = pb.GetModelRequest(name=name, version=version)
         return ModelInfo.from_proto(self._call(self._stub.GetModel, request, timeout).model)
 
-    def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Returns once the server says that it is ready; a refused connection is tried again.
-
-        Raises:
-            DeadlineExceededError: It did not within `timeout` seconds; the message says what was seen last.
-            AttentionClientError: The server refuses the question, which waiting does not cure.
-        """
-        readiness = Readiness(self._target, seconds(timeout, default=self._timeout))
-        wait_until_ready(self._channel, readiness)
-
     def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
         return decode_result(self._call(self._stub.Attend, call.request, timeout), call.layout)
-
-    def _call(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[_RequestT, _ResponseT]",
-        request: _RequestT,
-        timeout: float | None,
-    ) -> _ResponseT:
-        with translated():
-            return method(request, timeout=seconds(timeout, default=self._timeout))
 
     def _open_stream(self, requests: Iterator[pb.AttendStreamRequest], timeout: float | None) -> StreamCall:
         return self._stub.AttendStream(requests, timeout=timeout)

@@ -1,6 +1,6 @@
 """An answer made into arrays of the kind of the query: changes with the response message.
 
-Notation: B sequences, Tq query rows, Tk key rows, H heads, d elements of a row.
+Notation: "..." the leading axes of a batch, Tq query rows, Tk key rows, H heads, d elements of a row.
 """
 
 import math
@@ -68,11 +68,12 @@ def _in_kind(
 ) -> FloatArray | list[FloatArray]:
     """Cuts the elements of all sequences into their shapes, in the kind of the query."""
     ends = list(accumulate((math.prod(shape) for shape in shapes), initial=0))
-    if len(shapes) != layout.count or ends[-1] != flat.size:
+    asked = math.prod(layout.leading)
+    if len(shapes) != asked or ends[-1] != flat.size:
         sizes = f"{len(shapes)} sequences of {ends[-1]} elements in all"
-        raise _unreadable(field, f"{sizes} do not fit {layout.count} asked for and {flat.size} received")
+        raise _unreadable(field, f"{sizes} do not fit {asked} asked for and {flat.size} received")
     if layout.form is Form.BATCH:
-        return _batch(field, flat, shapes, padded=padded)
+        return _batch(field, flat, shapes, padded=padded).reshape(*layout.leading, *padded)
     own = flat.astype(np.float32)  # the one copy; what follows are views
     parts = [
         own[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)
@@ -81,7 +82,7 @@ def _in_kind(
 
 
 def _batch(field: str, flat: FloatArray, shapes: Sequence[_Shape], *, padded: _Shape) -> FloatArray:
-    """(B, *padded), with zeros past each sequence's shape."""
+    """(number of sequences, *padded), with zeros past each sequence's shape."""
     if all(shape == padded for shape in shapes):
         return flat.astype(np.float32).reshape(len(shapes), *padded)
     batch = np.zeros((len(shapes), *padded), np.float32)

@@ -1,17 +1,17 @@
 """A call's arguments made into a request: changes with the request message.
 
-Notation: B sequences, Tq query rows, Tk key rows, d elements of a row.
+Notation: "..." the leading axes of a batch, Tq query rows, Tk key rows, d elements of a row.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client.arrays import as_array
 from attention_client.errors import invalid
 from attention_client.masks import Span, encode_mask
-from attention_client.sequences import Form, Sequences, texts, token_ids, vectors
+from attention_client.sequences import Form, Sequences, integers, texts, vectors
 from attention_client.values import Arrays, Ask, AttendInputs, Texts
 
 
@@ -21,13 +21,13 @@ class Layout:
 
     Attributes:
         form: The kind of the query.
-        count: Number of sequences: B.
+        leading: The axes that count its sequences; see Sequences.
         query_rows: Tq of a batch, padding included; unused otherwise.
         key_rows: Tk of a batch, padding included; unused otherwise.
     """
 
     form: Form
-    count: int
+    leading: tuple[int, ...]
     query_rows: int = 0
     key_rows: int = 0
 
@@ -43,38 +43,40 @@ class EncodedCall:
 def encode_vectors(ask: Ask, inputs: AttendInputs) -> EncodedCall:
     """Encodes a call with vectors.
 
-    Lengths cut the key and value sequences; the query too where it is the key, in self-attention.
+    Lengths cut the key and value sequences; the query and its positions too where the query is the key, in
+    self-attention.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or shape, or two do not fit together.
     """
     key, value = _key_and_value(inputs)
-    query = vectors("query", inputs.query, inputs.lengths if key is None else None)
-    for field, other in (("key", key), ("value", value)):
-        if other is not None:
-            _check_alike(field, other, query)
+    query_lengths = inputs.lengths if key is None else None
+    query = vectors("query", inputs.query, query_lengths)
+    if key is not None:
+        _check_alike(key, query)
     request = _request(ask)
     _fill(request.query, query)
     if key is not None:
         _fill(request.key, key)
     if value is not None:
         _fill(request.value, value)
+    if inputs.positions is not None:
+        request.positions.extend(_positions(inputs.positions, query, query_lengths))
     return _finish(request, query, key or query, inputs.mask)
 
 
 def encode_tokens(
     ask: Ask, ids: Arrays, *, mask: Arrays | None = None, lengths: ArrayLike | None = None
 ) -> EncodedCall:
-    """Encodes a call with token ids: (T,), (B, T) or a list of (T_i,) integers.
+    """Encodes a call with token ids: (T,), (..., T) or a list of (T_i,) integers.
 
     Raises:
         InvalidArgumentError: An argument has a wrong type or shape, or two do not fit together.
     """
-    sequences = token_ids("token_ids", ids, lengths)
-    flat = np.concatenate([piece.ravel() for piece in sequences.pieces])
+    sequences = integers("token_ids", ids, lengths)
     request = _request(ask)
     request.token_ids.lengths.extend(sequences.lengths)
-    request.token_ids.ids.extend(flat.tolist())
+    request.token_ids.ids.extend(sequences.numbers)
     return _finish(request, sequences, sequences, mask)
 
 
@@ -85,11 +87,12 @@ def encode_texts(ask: Ask, text: str | Texts, *, mask: Arrays | None = None) -> 
         InvalidArgumentError: An argument has a wrong type.
     """
     form, strings = texts("text", text)
+    leading = () if form is Form.ONE else (len(strings),)
     request = _request(ask)
     request.text.texts.extend(strings)
     if mask is not None:
-        request.mask.CopyFrom(encode_mask(mask, form, [None] * len(strings)))
-    return EncodedCall(request, Layout(form, len(strings)))
+        request.mask.CopyFrom(encode_mask(mask, form, leading, [None] * len(strings)))
+    return EncodedCall(request, Layout(form, leading))
 
 
 def _request(ask: Ask) -> pb.AttendRequest:
@@ -107,17 +110,35 @@ def _key_and_value(inputs: AttendInputs) -> tuple[Sequences | None, Sequences | 
     if inputs.value is None:
         return key, None
     value = vectors("value", inputs.value, inputs.lengths)
-    if value.rows != key.rows:
-        raise invalid("value", f"as many rows as the key, {_brief(key.rows)}", _brief(value.rows))
+    _check_alike(value, key)
+    _check_rows(value, key)
     return key, value
 
 
-def _check_alike(field: str, other: Sequences, query: Sequences) -> None:
-    if other.form is not query.form:
-        raise invalid(field, f"{query.form.value}, as the query is", other.form.value)
-    if len(other.lengths) != len(query.lengths):
-        expected = f"as many sequences as the query, {len(query.lengths)}"
-        raise invalid(field, expected, len(other.lengths))
+def _positions(positions: Arrays, query: Sequences, lengths: ArrayLike | None) -> list[int]:
+    """Nested lists beside an array are an array; as of a mask, the query's kind says how to read them."""
+    given = positions if query.form is Form.LIST else as_array("positions", positions)
+    sequences = integers("positions", given, lengths)
+    _check_alike(sequences, query)
+    _check_rows(sequences, query)
+    return sequences.numbers
+
+
+def _check_alike(found: Sequences, other: Sequences) -> None:
+    """Both are of one kind, and their sequences are counted by the same axes."""
+    if found.form is not other.form:
+        raise invalid(found.field, f"{other.form.value}, as the {other.field} is", found.form.value)
+    if found.leading != other.leading:
+        if other.form is Form.LIST:
+            expected = f"as many sequences as the {other.field}, {len(other.rows)}"
+            raise invalid(found.field, expected, len(found.rows))
+        raise invalid(found.field, f"the {other.field}'s leading axes, {other.leading}", found.leading)
+
+
+def _check_rows(found: Sequences, other: Sequences) -> None:
+    if found.rows != other.rows:
+        expected = f"as many rows as the {other.field}, {_brief(other.rows)}"
+        raise invalid(found.field, expected, _brief(found.rows))
 
 
 def _fill(message: pb.VectorSequences, sequences: Sequences) -> None:
@@ -133,8 +154,8 @@ def _finish(request: pb.AttendRequest, query: Sequences, key: Sequences, mask: A
         given = zip(query.rows, key.rows, strict=True)
         valid = zip(query.lengths, key.lengths, strict=True)
         spans = [Span(given=rows, valid=lengths) for rows, lengths in zip(given, valid, strict=True)]
-        request.mask.CopyFrom(encode_mask(mask, query.form, spans))
-    layout = Layout(query.form, len(query.lengths), query.rows[0], key.rows[0])
+        request.mask.CopyFrom(encode_mask(mask, query.form, query.leading, spans))
+    layout = Layout(query.form, query.leading, query.rows[0], key.rows[0])
     return EncodedCall(request, layout)
 
 

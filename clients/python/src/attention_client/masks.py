@@ -1,6 +1,6 @@
 """Boolean masks as bits: changes with how the wire carries masks.
 
-Notation: B sequences, Tq query rows, Tk key rows, H heads. True = may attend.
+Notation: "..." the leading axes of a batch, Tq query rows, Tk key rows, H heads. True = may attend.
 """
 
 from collections.abc import Sequence
@@ -34,19 +34,22 @@ class Span:
     valid: tuple[int, int]
 
 
-def encode_mask(mask: Arrays, form: Form, spans: Sequence[Span | None]) -> pb.AttentionMask:
+def encode_mask(
+    mask: Arrays, form: Form, leading: tuple[int, ...], spans: Sequence[Span | None]
+) -> pb.AttentionMask:
     """Packs the masks of all sequences, eight to a byte.
 
     Args:
-        mask: One sequence: (Tk,), (Tq, Tk) or (H, Tq, Tk). A batch: the same with B before it. A list: a
-            list of masks as for one sequence, all of one rank and of one H.
+        mask: One sequence: (Tk,), (Tq, Tk) or (H, Tq, Tk). A batch: the same with its leading axes before
+            it. A list: a list of masks as for one sequence, all of one rank and of one H.
         form: The kind of the query, and so of the mask.
+        leading: The axes that count the query's sequences; see Sequences.
         spans: What each sequence's mask covers; None where only the server knows, as for text.
 
     Raises:
         InvalidArgumentError: A mask is not boolean, or its shape is not one of those.
     """
-    pieces = _per_sequence(mask, form, len(spans))
+    pieces = _per_sequence(mask, form, leading)
     spread = {piece.shape[:-2] if piece.ndim > 1 else None for _, piece in pieces}  # None, () or (H,)
     if len(spread) != 1:
         found = ", ".join(str(piece.shape) for _, piece in pieces)
@@ -57,25 +60,34 @@ def encode_mask(mask: Arrays, form: Form, spans: Sequence[Span | None]) -> pb.At
     return pb.AttentionMask(kind=kind, bits=np.packbits(bits, bitorder="little").tobytes())
 
 
-def _per_sequence(mask: Arrays, form: Form, count: int) -> list[tuple[str, _Mask]]:
+def _per_sequence(mask: Arrays, form: Form, leading: tuple[int, ...]) -> list[tuple[str, _Mask]]:
     """One mask per sequence, each with its name for errors."""
-    if form is Form.ONE:
-        return [("mask", _checked_rank("mask", as_booleans("mask", mask)))]
-    if form is Form.LIST and not isinstance(mask, list | tuple):
+    if form is Form.LIST:
+        return _from_list(mask, leading[0])
+    array = as_booleans("mask", mask)
+    if array.shape[: len(leading)] != leading:
+        raise invalid("mask", f"{_SHAPES} after the query's leading axes {leading}", f"shape {array.shape}")
+    _check_rank("mask", array, leading)
+    own = array.shape[len(leading) :]  # (Tk,), (Tq, Tk) or (H, Tq, Tk)
+    names = [f"mask{list(index) if index else ''}" for index in np.ndindex(leading)]
+    return list(zip(names, array.reshape(len(names), *own), strict=True))
+
+
+def _from_list(mask: Arrays, count: int) -> list[tuple[str, _Mask]]:
+    if not isinstance(mask, list | tuple):
         raise invalid("mask", "a list of masks, as the query is a list", f"a {type(mask).__name__}")
-    items = mask if form is Form.LIST else np.atleast_1d(as_booleans("mask", mask))
-    if len(items) != count:
-        raise invalid("mask", f"{count} masks, one per sequence", len(items))
+    if len(mask) != count:
+        raise invalid("mask", f"{count} masks, one per sequence", len(mask))
     names = [f"mask[{index}]" for index in range(count)]
-    return [
-        (name, _checked_rank(name, as_booleans(name, item))) for name, item in zip(names, items, strict=True)
-    ]
+    arrays = [as_booleans(name, item) for name, item in zip(names, mask, strict=True)]
+    for name, array in zip(names, arrays, strict=True):
+        _check_rank(name, array)
+    return list(zip(names, arrays, strict=True))
 
 
-def _checked_rank(name: str, mask: _Mask) -> _Mask:
-    if not 1 <= mask.ndim <= len(_KINDS):
+def _check_rank(name: str, mask: _Mask, leading: tuple[int, ...] = ()) -> None:
+    if not 1 <= mask.ndim - len(leading) <= len(_KINDS):
         raise invalid(name, f"{_SHAPES} for each sequence", f"shape {mask.shape}")
-    return mask
 
 
 def _cut(name: str, mask: _Mask, span: Span | None) -> _Mask:

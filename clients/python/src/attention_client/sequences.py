@@ -1,10 +1,12 @@
 """One sequence, a batch or a list made uniform: changes with the kinds of argument that a call accepts.
 
-Notation: B sequences, T rows of a sequence, d elements of a row. Token ids have no d.
+Notation: "..." the leading axes of a batch, T rows of a sequence, d elements of a row. Token ids and
+positions have no d.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -26,8 +28,8 @@ class _Kind:
     batch: str
 
 
-_VECTORS = _Kind(rank=2, convert=as_floats, one="(T, d)", batch="(B, T, d)")
-_TOKENS = _Kind(rank=1, convert=as_integers, one="(T,)", batch="(B, T)")
+_VECTORS = _Kind(rank=2, convert=as_floats, one="(T, d)", batch="(..., T, d)")
+_INTEGERS = _Kind(rank=1, convert=as_integers, one="(T,)", batch="(..., T)")
 
 
 class Form(Enum):
@@ -43,14 +45,19 @@ class Sequences:
     """The sequences of one argument.
 
     Attributes:
+        field: The argument's name, for errors.
         form: How the caller gave them.
+        leading: The axes that count them: none for one sequence, all before T for a batch, (number of
+            sequences,) for a list.
         pieces: Arrays that hold the valid rows of all sequences in order: one per sequence, (T_i, d), or a
-            single batch, (B, T, d), where all rows are valid.
+            single batch, (number of sequences, T, d), where all rows are valid.
         lengths: Valid rows of each sequence.
         rows: Rows of each sequence as the caller gave it: equal to its length, or more where it is padded.
     """
 
+    field: str
     form: Form
+    leading: tuple[int, ...]
     pieces: tuple[Array, ...]
     lengths: tuple[int, ...]
     rows: tuple[int, ...]
@@ -67,14 +74,20 @@ class Sequences:
             return self.pieces[0].tobytes()
         return b"".join(np.ascontiguousarray(piece).data for piece in self.pieces)
 
+    @property
+    def numbers(self) -> list[int]:
+        """All valid integers in order, of ids or positions."""
+        flat: list[int] = np.concatenate([piece.ravel() for piece in self.pieces]).tolist()
+        return flat
+
 
 def vectors(field: str, value: Arrays, lengths: ArrayLike | None = None) -> Sequences:
-    """Reads (T, d), (B, T, d) or a list of (T_i, d) of real numbers.
+    """Reads (T, d), (..., T, d) or a list of (T_i, d) of real numbers.
 
     Args:
         field: The argument's name, for errors.
         value: The sequences.
-        lengths: Valid rows of each sequence of a batch, (B,) integers.
+        lengths: Valid rows of each sequence of a batch: integers, of the shape of its leading axes.
 
     Raises:
         InvalidArgumentError: The type, rank or size of an array is none of those, or of a length.
@@ -86,9 +99,9 @@ def vectors(field: str, value: Arrays, lengths: ArrayLike | None = None) -> Sequ
     return _cut(sequences, lengths)
 
 
-def token_ids(field: str, value: Arrays, lengths: ArrayLike | None = None) -> Sequences:
-    """Reads (T,), (B, T) or a list of (T_i,) integers; as `vectors` otherwise."""
-    return _cut(_read(field, value, _TOKENS), lengths)
+def integers(field: str, value: Arrays, lengths: ArrayLike | None = None) -> Sequences:
+    """Reads (T,), (..., T) or a list of (T_i,) integers, token ids or positions; as `vectors` otherwise."""
+    return _cut(_read(field, value, _INTEGERS), lengths)
 
 
 def texts(field: str, value: str | Texts) -> tuple[Form, tuple[str, ...]]:
@@ -113,13 +126,17 @@ def _read(field: str, value: Arrays, kind: _Kind) -> Sequences:
     if isinstance(value, list | tuple):
         return _read_list(field, value, kind)
     array = kind.convert(field, value)
-    if array.ndim not in {kind.rank, kind.rank + 1}:
+    if array.ndim < kind.rank:
         raise invalid(field, f"{kind.one}, {kind.batch} or a list of {kind.one}", f"shape {array.shape}")
-    form = Form.ONE if array.ndim == kind.rank else Form.BATCH
-    count = 1 if form is Form.ONE else array.shape[0]
-    rows = (int(array.shape[-kind.rank]),) * count
+    leading, own = array.shape[: -kind.rank], array.shape[-kind.rank :]
+    if 0 in leading:
+        raise invalid(field, "at least one sequence", f"shape {array.shape}")
+    count = math.prod(leading)
+    rows = (int(own[0]),) * count
     _refuse_empty(field, rows)
-    return Sequences(form, (array,), rows, rows)
+    if not leading:
+        return Sequences(field, Form.ONE, leading, (array,), rows, rows)
+    return Sequences(field, Form.BATCH, leading, (array.reshape(count, *own),), rows, rows)
 
 
 def _read_list(field: str, value: Sequence[Any], kind: _Kind) -> Sequences:
@@ -130,7 +147,7 @@ def _read_list(field: str, value: Sequence[Any], kind: _Kind) -> Sequences:
             raise invalid(f"{field}[{index}]", kind.one, found)
     rows = tuple(int(piece.shape[0]) for piece in pieces)
     _refuse_empty(field, rows)
-    return Sequences(Form.LIST, pieces, rows, rows)
+    return Sequences(field, Form.LIST, (len(pieces),), pieces, rows, rows)
 
 
 def _cut(sequences: Sequences, lengths: ArrayLike | None) -> Sequences:
@@ -139,19 +156,19 @@ def _cut(sequences: Sequences, lengths: ArrayLike | None) -> Sequences:
         return sequences
     if sequences.form is not Form.BATCH:
         raise invalid("lengths", f"None, for {sequences.form.value} has no padding", "lengths")
-    valid = _read_lengths(lengths, sequences.rows)
+    valid = _read_lengths(lengths, sequences.leading, sequences.rows[0])
     (batch,) = sequences.pieces
     pieces = tuple(batch[index, :length] for index, length in enumerate(valid))
-    return Sequences(Form.BATCH, pieces, valid, sequences.rows)
+    return replace(sequences, pieces=pieces, lengths=valid)
 
 
-def _read_lengths(lengths: ArrayLike, rows: tuple[int, ...]) -> tuple[int, ...]:
+def _read_lengths(lengths: ArrayLike, leading: tuple[int, ...], rows: int) -> tuple[int, ...]:
     array = as_integers("lengths", lengths)
-    if array.shape != (len(rows),):
-        raise invalid("lengths", f"shape ({len(rows)},), one per sequence", f"shape {array.shape}")
-    valid = tuple(int(length) for length in array)
-    if min(valid) < 1 or max(valid) > rows[0]:
-        raise invalid("lengths", f"values from 1 to {rows[0]}, the rows given", list(valid))
+    if array.shape != leading:
+        raise invalid("lengths", f"shape {leading}, one per sequence", f"shape {array.shape}")
+    valid = tuple(int(length) for length in array.flat)
+    if min(valid) < 1 or max(valid) > rows:
+        raise invalid("lengths", f"values from 1 to {rows}, the rows given", list(valid))
     return valid
 
 

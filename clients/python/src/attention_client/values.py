@@ -1,6 +1,7 @@
 """What goes into a call and comes out of it: changes with what a caller may ask or is told.
 
-Notation: B sequences, T rows of a sequence, Tq query rows, Tk key rows, H heads, d elements of a row.
+Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows, Tk key rows, H heads,
+d elements of a row.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray: TypeAlias = NDArray[np.float32]
 Array: TypeAlias = NDArray[Any]
-# One array is one sequence or a batch of equal ones; a list or a tuple is one sequence per item.
+# One array is one sequence or, with leading axes, a batch of equal ones; a list or a tuple holds one
+# sequence per item.
 Arrays: TypeAlias = Array | Sequence[ArrayLike]
 Texts: TypeAlias = list[str] | tuple[str, ...]
 AnswerT = TypeVar("AnswerT", FloatArray, list[FloatArray])
@@ -26,9 +28,9 @@ class AttentionResult(Generic[AnswerT]):
     holds the memory of all.
 
     Attributes:
-        context_vectors: float32; (Tq, d) for one sequence, (B, Tq, d) for a batch, a list of (Tq_i, d) for a
-            list. Rows past a length are zeros.
-        attention_weights: float32, or None where they were not asked for; (H, Tq, Tk), (B, H, Tq, Tk) or a
+        context_vectors: float32; (Tq, d) for one sequence, (..., Tq, d) for a batch, a list of (Tq_i, d) for
+            a list. Rows past a length are zeros.
+        attention_weights: float32, or None where they were not asked for; (H, Tq, Tk), (..., H, Tq, Tk) or a
             list of (H, Tq_i, Tk_i). Rows and columns past a length are zeros.
         model_name: Name of the model that answered.
         model_version: Version of the model that answered.
@@ -49,6 +51,7 @@ class AttendInputs:
     value: Arrays | None = None
     mask: Arrays | None = None
     lengths: ArrayLike | None = None
+    positions: Arrays | None = None
 
 
 # An array, a list or a tuple is a query.
@@ -76,9 +79,15 @@ class CallOptions(TypedDict, total=False):
 
 
 class PaddedOptions(CallOptions, total=False):
-    """Keyword arguments of `attend` and `attend_tokens`."""
+    """Keyword arguments of `attend_tokens`."""
 
     lengths: ArrayLike | None
+
+
+class AttendOptions(PaddedOptions, total=False):
+    """Keyword arguments of `attend`."""
+
+    positions: Arrays | None
 
 
 class StreamOptions(TypedDict, total=False):
