@@ -1,4 +1,4 @@
-"""Command line: `python -m export --list`, `… PRESET --out REPO`, `… --weights FILE --layout L --out REPO`."""
+"""Command line: `python -m export PRESET --out REPO`, or `--weights FILE --layout LAYOUT` for a preset."""
 
 import json
 from dataclasses import dataclass
@@ -148,9 +148,9 @@ def _print_description(chosen: _Chosen) -> None:
         f"{chosen.name}: {chosen.description}",
         f"  {config}",
         f"  {parameters:,} parameters",
-        f"  floating-point operations (a multiply-add is two): {config.flops_per_query:,} for each query row, "
-        f"{config.flops_per_key:,} for each key row, {config.flops_per_pair:,} for each pair of them",
-        f"  a sequence of {length} rows: {linear:,} in the linear layers, {products:,} in the attention products",
+        f"  floating-point operations: {config.flops_per_query:,} a query row, "
+        f"{config.flops_per_key:,} a key row, {config.flops_per_pair:,} a pair of them",
+        f"  for {length} rows: {linear:,} in the linear layers, {products:,} in the attention products",
     ):
         console.print(line, markup=False)
 
