@@ -23,7 +23,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[str]:
-    """Commands of the project's own environment; the server's is covered by every other test here."""
+    """Commands of the project's own environment, but those that other tests run."""
     lines = [line for _, block in blocks("sh") for line in block.splitlines()]
     elsewhere = (
         "-m server",
@@ -55,7 +55,8 @@ def test_python_block(server: ServerProcess, tmp_path: Path, document: str, bloc
 def test_command(server: ServerProcess, tmp_path: Path, command: str) -> None:
     command = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
     command = command.replace("attention-client ", f"attention-client --server {server.target} ")
-    command = command.replace("--out artifacts", f"--out {tmp_path}").replace("/tmp/", f"{tmp_path}/")
+    command = command.replace("--out artifacts", f"--out {tmp_path}")
+    command = command.replace("--plot ", f"--plot {tmp_path}/")
     result = subprocess.run(
         ["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
