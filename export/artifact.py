@@ -1,7 +1,6 @@
 """Writes artifacts, whole or not at all: graphs over shared weights, golden vectors, reports, manifest."""
 
 import dataclasses
-import hashlib
 import json
 import platform
 import re
@@ -12,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import onnx
-from onnx.external_data_helper import set_external_data
 from safetensors.numpy import save_file
 
 from export import parity
@@ -30,24 +28,18 @@ from export.manifest import (
 )
 from export.precision import TOLERANCES, Precision, lowered, quantised
 from export.signature import AttentionModule, Signature
+from export.storage import WEIGHTS_FILE, write_graphs
 from export.subject import Subject, attention_subject
 
 GOLDEN_FILE = "golden.safetensors"
 PARITY_FILE = "parity.json"
 TOKENIZER_FILE = "tokenizer.json"
-WEIGHTS_FILE = "weights.bin"
 GRAPH_FILES = {
     GraphKind.PLAIN: "model.onnx",
     GraphKind.LENGTHS: "model.lengths.onnx",
     GraphKind.MASK: "model.mask.onnx",
     GraphKind.WEIGHTS: "model.weights.onnx",
 }
-# Weights of a model from this size on lie in one file beside its graphs, which then share them.
-EXTERNAL_BYTES = 1 << 20
-# Tensors below this size stay in the graph: the shapes and scalars that the runtime folds.
-EXTERNAL_TENSOR_BYTES = 1 << 10
-# Memory maps begin at page boundaries.
-ALIGNMENT = 4096
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 
 
@@ -141,7 +133,7 @@ class _Draft:
     def write(self) -> Manifest:
         """Writes all files; the manifest last, which lists the others."""
         subject = self.subject
-        _write_graphs({s.kind: self._graph(s) for s in subject.signatures}, self.folder)
+        write_graphs({GRAPH_FILES[s.kind]: self._graph(s) for s in subject.signatures}, self.folder)
         report = parity.as_json(parity.report(self._compare(), self.tolerance))
         (self.folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
         golden = [case for s in subject.signatures for case in parity.golden_cases(subject.module, s)]
@@ -188,42 +180,6 @@ class _Draft:
             files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
             made_with={"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
         )
-
-
-def _write_graphs(graphs: dict[GraphKind, onnx.ModelProto], folder: Path) -> None:
-    tensors = {
-        hashlib.sha256(tensor.raw_data).hexdigest(): tensor.raw_data
-        for graph in graphs.values()
-        for tensor in graph.graph.initializer
-        if len(tensor.raw_data) >= EXTERNAL_TENSOR_BYTES
-    }
-    if sum(map(len, tensors.values())) >= EXTERNAL_BYTES:
-        offsets = _write_weights(tensors, folder / WEIGHTS_FILE)
-        for graph in graphs.values():
-            _refer_to_weights(graph, offsets)
-    for kind, graph in graphs.items():
-        path = folder / GRAPH_FILES[kind]
-        path.write_bytes(graph.SerializeToString(deterministic=True))
-        onnx.checker.check_model(path)
-
-
-def _write_weights(tensors: dict[str, bytes], path: Path) -> dict[str, int]:
-    """Writes each distinct tensor once and returns its offset by its hash."""
-    offsets = {}
-    with path.open("wb") as file:
-        for digest, data in tensors.items():
-            file.write(b"\0" * (-file.tell() % ALIGNMENT))
-            offsets[digest] = file.tell()
-            file.write(data)
-    return offsets
-
-
-def _refer_to_weights(graph: onnx.ModelProto, offsets: dict[str, int]) -> None:
-    for tensor in graph.graph.initializer:
-        offset = offsets.get(hashlib.sha256(tensor.raw_data).hexdigest())
-        if offset is not None:
-            set_external_data(tensor, WEIGHTS_FILE, offset=offset, length=len(tensor.raw_data))
-            tensor.ClearField("raw_data")
 
 
 def _move(temporary: Path, target: Path, manifest: Manifest, *, replace: bool) -> None:

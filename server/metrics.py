@@ -10,6 +10,7 @@ from prometheus_client import (
 )
 
 from server.engine.model import LoadedModel
+from server.engine.observer import Run
 from server.engine.repository import Repository
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -71,23 +72,14 @@ class Metrics:
         self._calls.labels(method, code).inc()
         self._call_seconds.labels(method).observe(seconds)
 
-    def ran(
-        self,
-        model: str,
-        *,
-        sequences: int,
-        tokens: int,
-        padding: int,
-        waited: list[float],
-        seconds: float,
-    ) -> None:
+    def ran(self, run: Run) -> None:
         """One run ended."""
-        self._run_sequences.labels(model).observe(sequences)
-        self._run_seconds.labels(model).observe(seconds)
-        self._tokens.labels(model).inc(tokens)
-        self._padding.labels(model).inc(padding)
-        for wait in waited:
-            self._waited.labels(model).observe(wait)
+        self._run_sequences.labels(run.model).observe(run.sequences)
+        self._run_seconds.labels(run.model).observe(run.seconds)
+        self._tokens.labels(run.model).inc(run.tokens)
+        self._padding.labels(run.model).inc(run.padding)
+        for seconds in run.waited:
+            self._waited.labels(run.model).observe(seconds)
 
     def serve(self, host: str, port: int) -> "MetricsServer":
         """Shows the metrics on http://host:port/metrics."""

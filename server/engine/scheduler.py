@@ -24,7 +24,7 @@ from server.engine.errors import (
 )
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.observer import Observer
+from server.engine.observer import Observer, Run
 from server.engine.values import Array, Item, Result, Work
 
 log = logging.getLogger(__name__)
@@ -191,12 +191,14 @@ class Scheduler:
         rows = [sum(size.values()) for size in sizes]
         longest = sum(max(size[axis] for size in sizes) for axis in sizes[0])
         self._observer.ran(
-            entries[0].progress.work.model.name,
-            sequences=len(entries),
-            tokens=sum(rows),
-            padding=longest * len(entries) - sum(rows),
-            waited=[started - entry.progress.queued_at for entry in entries],
-            seconds=time.monotonic() - started,
+            Run(
+                model=entries[0].progress.work.model.name,
+                sequences=len(entries),
+                tokens=sum(rows),
+                padding=longest * len(entries) - sum(rows),
+                waited=[started - entry.progress.queued_at for entry in entries],
+                seconds=time.monotonic() - started,
+            )
         )
 
 

@@ -3,12 +3,12 @@
 import dataclasses
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.observer import Run
 from server.engine.scheduler import Scheduler
 from server.engine.session import Session
 from server.engine.values import Array, Result, Work
@@ -54,35 +54,14 @@ class Gate:
         self._opened.set()
 
 
-@dataclass(frozen=True)
-class Run:
-    """What an observer was told of one run."""
-
-    model: str
-    sequences: int
-    tokens: int
-    padding: int
-    waited: list[float]
-    seconds: float
-
-
 class Recorder:
     """Keeps what it is told."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
 
-    def ran(
-        self,
-        model: str,
-        *,
-        sequences: int,
-        tokens: int,
-        padding: int,
-        waited: list[float],
-        seconds: float,
-    ) -> None:
-        self.runs.append(Run(model, sequences, tokens, padding, waited, seconds))
+    def ran(self, run: Run) -> None:
+        self.runs.append(run)
 
     @property
     def sizes(self) -> list[int]:

@@ -19,6 +19,7 @@ from server.engine.errors import (
 )
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.observer import Run
 from server.engine.scheduler import Scheduler
 from server.engine.values import Array, Work
 from tests.server.samples import assert_answers, work_of
@@ -205,7 +206,7 @@ class FailsOnce:
     def __init__(self) -> None:
         self._failed = False
 
-    def ran(self, model: str, **_: object) -> None:
+    def ran(self, run: Run) -> None:  # noqa: ARG002
         if not self._failed:
             self._failed = True
             raise RuntimeError(model)
