@@ -206,10 +206,10 @@ class FailsOnce:
     def __init__(self) -> None:
         self._failed = False
 
-    def ran(self, run: Run) -> None:  # noqa: ARG002
+    def ran(self, run: Run) -> None:
         if not self._failed:
             self._failed = True
-            raise RuntimeError(model)
+            raise RuntimeError(run.model)
 
 
 def test_an_observer_that_fails_changes_no_result(self_model: LoadedModel) -> None:
