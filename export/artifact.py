@@ -173,7 +173,6 @@ class _Draft:
                 for s in subject.signatures
             },
             tokenizer=TOKENIZER_FILE if subject.tokenizer is not None else None,
-            vocabulary_size=subject.vocabulary_size,
             weights=WEIGHTS_FILE if (folder / WEIGHTS_FILE).exists() else None,
             golden=GOLDEN_FILE,
             parity_report=PARITY_FILE,

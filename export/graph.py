@@ -52,7 +52,7 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
         examples.append(torch.zeros(shape, dtype=dtypes[spec.data_type]))
         named = enumerate(spec.axes)
         dynamic.append({i: a for i, a in named if isinstance(a, str) and a != MASK_HEADS_AXIS})
-    with warnings.catch_warnings(), _quiet("torch.onnx"), torch.no_grad():
+    with warnings.catch_warnings(), quiet("torch.onnx"), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,
@@ -76,7 +76,7 @@ def _example_sizes(signature: Signature) -> dict[str, int]:
     return fixed | dict(zip(lengths, EXAMPLE_LENGTHS, strict=False))
 
 
-class _quiet:  # noqa: N801 - reads as the verb it is
+class quiet:  # noqa: N801 - reads as the verb it is
     """Holds back a logger's messages below errors while the block runs."""
 
     def __init__(self, name: str) -> None:

@@ -55,6 +55,8 @@ class TensorSpec(_Record):
     name: str
     data_type: Literal["float32", "int64", "bool"]
     axes: tuple[str | PositiveInt, ...]
+    limit: PositiveInt | None = None
+    """For ids, which count from 0: the first that is too large."""
 
 
 class Graph(_Record):
@@ -120,8 +122,6 @@ class Manifest(_Record):
     graphs: dict[GraphKind, Graph]
     tokenizer: FileName | None = None
     """For models that take text: the tokenizer, as the `tokenizers` library writes it."""
-    vocabulary_size: PositiveInt | None = None
-    """For models that take token ids: the first id that is too large."""
     weights: FileName | None = None
     """For models with large weights: the file that all graphs refer to."""
     golden: FileName

@@ -10,13 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from export.artifact import Naming, publish
-from export.manifest import BATCH_AXIS, Arrays, GraphKind, Manifest, TensorSpec, Tolerance
+from export.manifest import (
+    ATTENTION_MASK,
+    BATCH_AXIS,
+    KEY_LENGTHS,
+    POSITIONS,
+    Arrays,
+    GraphKind,
+    Manifest,
+    TensorSpec,
+    Tolerance,
+)
 from export.precision import Precision
 from export.signature import Signature, SignedModule, random_inputs, tensor
 from export.subject import Subject
 
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 DynamicAxes = Mapping[str, Mapping[int, str]]
+# What requests call by these names is no input of a module.
+RESERVED = frozenset({ATTENTION_MASK, KEY_LENGTHS, POSITIONS, "text", "lengths"})
 # Two sets of sizes that share none: an axis of an output is fixed where it keeps its size.
 FIRST_SIZES, SECOND_SIZES = (2, 3, 5, 7, 11), (13, 17, 19, 23, 29)
 
@@ -69,8 +81,7 @@ def export_module(
     inputs = tuple(_input(name, example, dynamic_axes) for name, example in examples.items())
     if strangers := sorted(set(dynamic_axes) - set(examples)):
         raise ValueError(f"dynamic_axes names no input: {', '.join(strangers)}")
-    ranges = {key: (0, int(value.max()) + 1) for key, value in examples.items() if _is_integer(value)}
-    signature = Signature(kind=GraphKind.PLAIN, inputs=inputs, outputs=(), ranges=ranges)
+    signature = Signature(kind=GraphKind.PLAIN, inputs=inputs, outputs=())
     signature = replace_fields(signature, outputs=_outputs(module.eval(), signature, output_names))
     return publish(
         Subject(module=module, signatures=(signature,)),
@@ -83,12 +94,19 @@ def export_module(
 
 
 def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
-    if isinstance(examples, Mapping):
-        return dict(examples)
-    parameters = list(inspect.signature(module.forward).parameters)
-    if len(examples) > len(parameters):
-        raise ValueError(f"{len(examples)} example_inputs; forward takes {', '.join(parameters)}")
-    return dict(zip(parameters, examples, strict=False))
+    parameters = inspect.signature(module.forward).parameters
+    if not isinstance(examples, Mapping):
+        if len(examples) > len(parameters):
+            raise ValueError(f"{len(examples)} example_inputs; forward takes {', '.join(parameters)}")
+        examples = dict(zip(parameters, examples, strict=False))
+    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    if not examples or set(examples) - set(parameters) or set(required) - set(examples):
+        raise ValueError(f"example_inputs={list(examples)}: forward takes {', '.join(parameters)}")
+    if taken := sorted(set(examples) & RESERVED):
+        raise ValueError(
+            f"example_inputs: {', '.join(taken)} has a meaning of its own in requests; rename it"
+        )
+    return dict(examples)
 
 
 def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes) -> TensorSpec:
@@ -96,11 +114,26 @@ def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes) -> TensorSpec:
         known = ", ".join(DATA_TYPES.values())
         raise ValueError(f"example_inputs[{name!r}] is {example.dtype}; an input is one of {known}")
     named = dynamic_axes.get(name, {})
-    if named.get(0) != BATCH_AXIS or set(named) != {0, 1} or named[1] == BATCH_AXIS:
+    if (
+        named.get(0) != BATCH_AXIS
+        or set(named) != {0, 1}
+        or named[1] == BATCH_AXIS
+        or example.ndim < len(named)
+    ):
         raise ValueError(
             f"dynamic_axes[{name!r}]={dict(named)}: must name axis 0 {BATCH_AXIS!r} and axis 1 the sequence"
         )
-    return tensor(name, DATA_TYPES[example.dtype], BATCH_AXIS, named[1], *example.shape[2:])
+    shape = (BATCH_AXIS, named[1], *example.shape[2:])
+    return tensor(name, DATA_TYPES[example.dtype], *shape, limit=_limit(name, example))
+
+
+def _limit(name: str, example: Tensor) -> int | None:
+    """The first id that is too large: one above the largest of the example."""
+    if example.dtype != torch.int64:
+        return None
+    if example.numel() == 0 or example.min() < 0:
+        raise ValueError(f"example_inputs[{name!r}]: ids must be there, and count from 0")
+    return int(example.max()) + 1
 
 
 def _outputs(module: nn.Module, signature: Signature, names: Sequence[str]) -> tuple[TensorSpec, ...]:
@@ -128,10 +161,6 @@ def _run(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tenso
     with torch.inference_mode():
         outputs: tuple[Tensor, ...] = SignedModule(module, signature)(*tensors)
     return outputs
-
-
-def _is_integer(example: Tensor) -> bool:
-    return example.dtype == torch.int64
 
 
 def _rng() -> np.random.Generator:

@@ -11,6 +11,7 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
+from export.graph import quiet
 from export.manifest import Tolerance
 
 
@@ -67,7 +68,8 @@ class _HalfPrecision(nn.Module):
 
 def quantised(graph: onnx.ModelProto) -> onnx.ModelProto:
     """The graph with 8-bit linear layers (ONNX Runtime's dynamic quantisation, standard operators)."""
-    with tempfile.TemporaryDirectory() as folder:
+    # It recommends its own shape inference, which graphs that were inferred by the exporter do not need.
+    with tempfile.TemporaryDirectory() as folder, quiet(""):
         path = Path(folder) / "graph.onnx"
         types = ["MatMul", "Gemm"]
         quantize_dynamic(

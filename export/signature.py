@@ -26,7 +26,6 @@ class Signature:
 
     Attributes:
         options: Keyword arguments that the module is called with beside its inputs.
-        ranges: For integer inputs, the least value and the first that is too large.
         key_axis: The axis that masks and lengths speak of.
         num_heads: How many heads a mask may tell apart.
     """
@@ -35,7 +34,6 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
-    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     key_axis: str = QUERY_AXIS
     num_heads: int = 1
 
@@ -63,15 +61,11 @@ def _signature(module: AttentionModule, kind: GraphKind) -> Signature:
     if kind is GraphKind.WEIGHTS:
         axes = (BATCH_AXIS, config.num_heads, QUERY_AXIS, key_axis)
         outputs.append(tensor("attention_weights", "float32", *axes))
-    ranges = {POSITIONS: (0, MAX_POSITION)}
-    if isinstance(module, TextAttention):
-        ranges["token_ids"] = (0, module.embedding.num_embeddings)
     return Signature(
         kind=kind,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         options={"return_weights": True} if kind is GraphKind.WEIGHTS else {},
-        ranges=ranges,
         key_axis=key_axis,
         num_heads=config.num_heads,
     )
@@ -80,7 +74,8 @@ def _signature(module: AttentionModule, kind: GraphKind) -> Signature:
 def _own_inputs(module: AttentionModule) -> list[TensorSpec]:
     config = module.config
     if isinstance(module, TextAttention):
-        inputs = [tensor("token_ids", "int64", BATCH_AXIS, QUERY_AXIS)]
+        vocabulary = module.embedding.num_embeddings
+        inputs = [tensor("token_ids", "int64", BATCH_AXIS, QUERY_AXIS, limit=vocabulary)]
     else:
         inputs = [tensor("query", "float32", BATCH_AXIS, QUERY_AXIS, config.d_query)]
     if config.cross:
@@ -92,9 +87,9 @@ def _own_inputs(module: AttentionModule) -> list[TensorSpec]:
     return inputs
 
 
-def tensor(name: str, data_type: str, *axes: str | int) -> TensorSpec:
-    """A tensor by its name, NumPy type name and axes."""
-    return TensorSpec.model_validate({"name": name, "data_type": data_type, "axes": axes})
+def tensor(name: str, data_type: str, *axes: str | int, limit: int | None = None) -> TensorSpec:
+    """A tensor by its name, NumPy type name and axes; ids also by the first that is too large."""
+    return TensorSpec.model_validate({"name": name, "data_type": data_type, "axes": axes, "limit": limit})
 
 
 class SignedModule(nn.Module):
@@ -142,15 +137,15 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random
             elif sizes[QUERY_AXIS] > 1:
                 arrays[spec.name][:, :, 0] = False
         else:
-            arrays[spec.name] = _random_values(spec, shape, signature, rng)
+            arrays[spec.name] = _random_values(spec, shape, rng)
     return arrays
 
 
 def _random_values(
-    spec: TensorSpec, shape: list[int], signature: Signature, rng: np.random.Generator
+    spec: TensorSpec, shape: list[int], rng: np.random.Generator
 ) -> np.ndarray[Any, np.dtype[Any]]:
     if spec.data_type == "int64":
-        return rng.integers(*signature.ranges[spec.name], size=shape)
+        return rng.integers(spec.limit or MAX_POSITION, size=shape)
     if spec.data_type == "bool":
         return rng.random(shape) < 0.5  # noqa: PLR2004 - either
     return rng.standard_normal(shape, dtype=np.float32)

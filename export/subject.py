@@ -25,13 +25,11 @@ class Subject:
     causal: bool = False
     cost: Cost = UNKNOWN_COST
     tokenizer: Tokenizer | None = None
-    vocabulary_size: int | None = None
 
 
 def attention_subject(module: AttentionModule) -> Subject:
     """An attention module with all its graphs."""
     config = module.config
-    text = module if isinstance(module, TextAttention) else None
     return Subject(
         module=module.eval(),
         signatures=signatures(module),
@@ -43,6 +41,5 @@ def attention_subject(module: AttentionModule) -> Subject:
             flops_per_key=config.flops_per_key,
             flops_per_pair=config.flops_per_pair,
         ),
-        tokenizer=text.tokenizer if text else None,
-        vocabulary_size=text.embedding.num_embeddings if text else None,
+        tokenizer=module.tokenizer if isinstance(module, TextAttention) else None,
     )

@@ -147,7 +147,8 @@ class AttentionConfig:
     def _number_rules(self) -> list[Rule]:
         rotary = self.rotary_theta != 0
         theta = not rotary or _is_positive_number(self.rotary_theta)
-        dropout = self.dropout == 0 or (_is_positive_number(self.dropout) and self.dropout < 1)
+        dropout = self.dropout is not False and self.dropout == 0
+        dropout = dropout or (_is_positive_number(self.dropout) and self.dropout < 1)
         return [
             ("scale", _is_positive_number(self.scale), "must be a positive finite number"),
             ("dropout", dropout, "must be a number from 0 to below 1"),

@@ -103,7 +103,8 @@ def load_model(folder: Path, device: Device) -> LoadedModel:
     except ProviderError:
         raise
     except Exception as error:  # both libraries raise many types; each says which file it could not read
-        raise ArtifactError(f"{folder}: {error}") from error
+        message = f"{folder}: {manifest.precision} graphs do not load on {device.provider}: {error}"
+        raise ArtifactError(message) from error
     measured_error = _self_test(manifest, sessions, folder / manifest.golden)
     provider = sessions[GraphKind.PLAIN].provider
     return LoadedModel(manifest, sessions, encoder, measured_error, provider)

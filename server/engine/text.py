@@ -17,6 +17,9 @@ class TextEncoder:
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
+        # Lengths are the server's to limit, and padding the scheduler's.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         # Other models raise on what they do not know and have no token for; this one leaves it out.
         model = self._tokenizer.model
         self._drops_unknown = isinstance(model, BPE) and model.unk_token is None
@@ -46,6 +49,8 @@ class TextEncoder:
 
     def _unknown(self, text: str) -> str:
         """Names the words of a text that have no token; empty where all have one."""
+        for token in self._tokenizer.get_added_tokens_decoder().values():
+            text = text.replace(token.content, " ")
         if self._tokenizer.normalizer is not None:
             text = self._tokenizer.normalizer.normalize_str(text)
         words = [text]
@@ -59,5 +64,5 @@ class TextEncoder:
             tokens = self._tokenizer.model.tokenize(word)
         except Exception:  # as above
             return False
-        covered = sum(end - start for start, end in (token.offsets for token in tokens))
-        return covered in (len(word), len(word.encode()))
+        covered: int = sum(end - start for start, end in (token.offsets for token in tokens))  # in bytes
+        return covered == len(word.encode())

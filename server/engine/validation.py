@@ -27,7 +27,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
     _check_options(request, model)
     inputs = _with_positions(_inputs(request, model, limits), model)
     for spec in model.inputs:
-        _check_rows(spec, inputs[spec.name], model)
+        _check_rows(spec, inputs[spec.name])
     sizes = _bind_sizes(model.inputs, inputs)
     for spec in model.inputs:
         _check_lengths(TEXT if request.texts else spec.name, inputs[spec.name].lengths, limits)
@@ -99,8 +99,8 @@ def _names(model: LoadedModel) -> str:
     return ", ".join(spec.name for spec in model.inputs)
 
 
-def _check_rows(spec: TensorSpec, ragged: Ragged, model: LoadedModel) -> None:
-    """Number of rows, element type, width of a row and range of token ids."""
+def _check_rows(spec: TensorSpec, ragged: Ragged) -> None:
+    """Number of rows, element type, width of a row and range of ids."""
     if len(ragged.rows) != ragged.lengths.sum():
         raise InvalidRequestError(
             spec.name, f"holds {len(ragged.rows)} rows; its lengths sum to {ragged.lengths.sum()}"
@@ -112,8 +112,8 @@ def _check_rows(spec: TensorSpec, ragged: Ragged, model: LoadedModel) -> None:
         raise InvalidRequestError(
             spec.name, f"rows are {_shape(width)} wide; the model takes {_shape(expected)}"
         )
-    limit = model.manifest.vocabulary_size
-    if limit is not None and ragged.rows.size and spec.name != POSITIONS:
+    limit = spec.limit
+    if limit is not None and ragged.rows.size:
         least, most = ragged.rows.min(), ragged.rows.max()
         if least < 0 or most >= limit:
             found = least if least < 0 else most

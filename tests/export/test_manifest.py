@@ -49,7 +49,6 @@ def manifest(tmp_path: Path) -> Manifest:
         cost=Cost(flops_per_query=1, flops_per_key=2, flops_per_pair=3),
         graphs={GraphKind.PLAIN: Graph(file="model.onnx", inputs=(query,), outputs=(context,))},
         tokenizer="tokenizer.json",
-        vocabulary_size=5,
         golden="golden.safetensors",
         parity_report="parity.json",
         files={name: file_hash(tmp_path / name) for name in FILES},

@@ -1,0 +1,107 @@
+"""Arguments of `export_module` that do not fit each other are refused before anything is written."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from export import export_module
+
+
+class Adding(nn.Module):
+    """Adds the ids' mean to rows, and what a test makes of that."""
+
+    def __init__(self, change: Callable[[Tensor], Any] = lambda rows: rows) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, rows: Tensor, ids: Tensor) -> Any:
+        return self.change(rows + ids.float().mean(dim=1)[:, None, None])
+
+
+EXAMPLES = {"rows": torch.zeros(2, 3, 4), "ids": torch.zeros(2, 5, dtype=torch.int64)}
+AXES: dict[str, dict[int, str]] = {"rows": {0: "batch", 1: "length"}, "ids": {0: "batch", 1: "ids_length"}}
+
+
+def axes(**changed: dict[int, str]) -> dict[str, Any]:
+    return {"dynamic_axes": AXES | changed}
+
+
+def changing(change: Callable[[Tensor], Any]) -> dict[str, Any]:
+    return {"module": Adding(change)}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "axis 0 of another name": (
+        axes(rows={0: "sequences", 1: "length"}),
+        r"dynamic_axes\['rows'\]=.*: must name axis 0 'batch' and axis 1",
+    ),
+    "axis 0 missing": (axes(rows={1: "length"}), r"dynamic_axes\['rows'\]"),
+    "axis 1 missing": (axes(rows={0: "batch"}), r"dynamic_axes\['rows'\]"),
+    "axis 1 named batch": (axes(rows={0: "batch", 1: "batch"}), r"dynamic_axes\['rows'\]"),
+    "axis 2 named": (axes(rows={0: "batch", 1: "length", 2: "width"}), r"dynamic_axes\['rows'\]"),
+    "input without axes": ({"dynamic_axes": {"rows": AXES["rows"]}}, r"dynamic_axes\['ids'\]=\{\}"),
+    "axes of no input": (axes(other={0: "batch", 1: "length"}), "dynamic_axes names no input: other"),
+    "float64": (
+        {"example_inputs": EXAMPLES | {"rows": torch.zeros(2, 3, 4, dtype=torch.float64)}},
+        r"example_inputs\['rows'\] is torch.float64; an input is one of float32, int64, bool",
+    ),
+    "too many inputs": (
+        {"example_inputs": (*EXAMPLES.values(), torch.zeros(2, 3, 4))},
+        "3 example_inputs; forward takes rows, ids",
+    ),
+    "too many output names": (
+        {"output_names": ["context_vectors", "other"]},
+        r"output_names=\['context_vectors', 'other'\]: the module gives 1 outputs",
+    ),
+    "too few output names": (
+        changing(lambda rows: (rows, rows)),
+        r"output_names=\['context_vectors'\]: the module gives 2 outputs",
+    ),
+    "axis of no input": (
+        changing(lambda rows: torch.cat([rows, rows], dim=1)),
+        "output 'context_vectors': its axis of sizes .* is no axis of an input",
+    ),
+    "output without batch": (changing(lambda rows: rows.mean(dim=0)), "must begin with the batch axis"),
+    "output of float64": (changing(lambda rows: rows.double()), "is torch.float64"),
+    "name with a slash": ({"name": "a/b"}, "name='a/b': must match"),
+    "version 0": ({"version": 0}, "version=0: must be a positive integer"),
+}
+
+
+class Masked(nn.Module):
+    """Takes an input of a name that the server has taken for its own."""
+
+    def forward(self, rows: Tensor, attention_mask: Tensor) -> Tensor:
+        return rows * attention_mask[..., None]
+
+
+def test_an_input_named_as_the_server_s_own_is_refused(tmp_path: Path) -> None:
+    examples = {"rows": EXAMPLES["rows"], "attention_mask": torch.ones(2, 3, dtype=torch.bool)}
+    dynamic_axes = {"rows": AXES["rows"], "attention_mask": AXES["rows"]}
+    with pytest.raises(ValueError, match="attention_mask"):
+        export_module(Masked(), examples, dynamic_axes, name="masked", out=tmp_path)
+
+
+def test_an_input_that_forward_has_not_is_refused(tmp_path: Path) -> None:
+    examples = EXAMPLES | {"other": torch.zeros(2, 3)}
+    dynamic_axes = AXES | {"other": AXES["rows"]}
+    with pytest.raises(ValueError, match="other"):
+        export_module(Adding(), examples, dynamic_axes, name="adding", out=tmp_path)
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "module": Adding(),
+        "example_inputs": EXAMPLES,
+        "dynamic_axes": AXES,
+        "name": "adding",
+        "out": tmp_path,
+    }
+    with pytest.raises(ValueError, match=message):
+        export_module(**(given | changed))
+    assert not list(tmp_path.iterdir())
