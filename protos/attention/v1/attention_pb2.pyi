@@ -355,7 +355,9 @@ class AttendResponse(_message.Message):
     """Version of the model that answered."""
     @_builtins.property
     def context_vectors(self) -> Global___VectorSequences:
-        """Context vectors: one row per query row, in the order of the request."""
+        """Context vectors: one row per query row, in the order of the request. For a
+        module that is no attention, its first output.
+        """
 
     @_builtins.property
     def attention_weights(self) -> Global___AttentionWeights:
@@ -655,7 +657,7 @@ class Model(_message.Message):
     description: _builtins.str
     """One line on what the model is."""
     num_heads: _builtins.int
-    """H."""
+    """H; 0 for a module that is no attention."""
     causal: _builtins.bool
     """Whether a query row sees no key after its own position."""
     accepts_text: _builtins.bool
