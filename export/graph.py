@@ -14,7 +14,7 @@ from export.signature import MASK_HEADS_AXIS, Signature, SignedModule
 OPSET = 23
 # Sizes at export: of the batch, and of the sequence axes in their order. They differ from each other, so that
 # a confusion of two axes cannot go unnoticed, and from 1, which the tracer would take for a constant.
-EXAMPLE_BATCH, EXAMPLE_LENGTHS = 2, (3, 5, 7, 11)
+EXAMPLE_BATCH, EXAMPLE_LENGTHS = 2, (3, 5, 11, 17)
 
 
 class ExportError(Exception):
