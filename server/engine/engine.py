@@ -20,8 +20,12 @@ class Engine:
         self.limits = limits or Limits()
         self._scheduler = Scheduler(self.limits, observer or Unobserved())
 
-    def submit(self, request: Request) -> Future[Result]:
+    def submit(self, request: Request, *, run_here: bool = False) -> Future[Result]:
         """Validates a request and queues it.
+
+        Args:
+            request: What the caller asks for.
+            run_here: Whether the calling thread may run it, where nothing else runs or waits.
 
         Returns:
             A future that resolves with the result or an `EngineError`. Cancelling it gives the request up.
@@ -30,7 +34,7 @@ class Engine:
             EngineError: The request is refused; nothing was queued.
         """
         model = self.repository.ready(request.model_name, request.model_version)
-        return self._scheduler.submit(validate(request, model, self.limits))
+        return self._scheduler.submit(validate(request, model, self.limits), run_here=run_here)
 
     def close(self) -> None:
         """Takes no more requests, and returns when those that were accepted have their results."""

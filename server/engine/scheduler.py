@@ -1,4 +1,4 @@
-"""Decides what runs together and when: one queue, one thread that runs.
+"""Decides what runs together and when: one queue, one run at a time.
 
 Sequences that wait for the same model and the same kind of answer run together where that is cheaper
 than one after the other; nothing waits for company that has not arrived. The oldest sequence of the
@@ -77,12 +77,18 @@ class Scheduler:
         self._held: set[Work] = set()
         self._changed = threading.Condition()
         self._in_flight_bytes = 0
+        self._running = False
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work) -> Future[Result]:
+    def submit(self, work: Work, *, run_here: bool = False) -> Future[Result]:
         """Queues work; its future resolves with the result or an `EngineError`.
+
+        Args:
+            work: What to run.
+            run_here: Whether the calling thread, which has nothing else to do, may run a single sequence
+                itself where nothing runs or waits: that saves waking another thread and being woken.
 
         Raises:
             OverloadedError: The limit of memory in flight is reached.
@@ -100,9 +106,16 @@ class Scheduler:
             self._in_flight_bytes = bytes_held
             self._held.add(work)
             progress = _Progress(work, time.monotonic())
-            self._queue.extend(_Entry(progress, index) for index in range(len(work.items)))
-            self._changed.notify()
+            entries = [_Entry(progress, index) for index in range(len(work.items))]
+            run_here = run_here and len(entries) == 1 and not self._running and not self._queue
+            if run_here:
+                self._running = True
+            else:
+                self._queue.extend(entries)
+                self._changed.notify()
         work.future.add_done_callback(lambda _: self._drop(work))
+        if run_here:
+            self._run_alone(entries)
         return work.future
 
     def close(self) -> None:
@@ -128,17 +141,27 @@ class Scheduler:
 
     def _loop(self) -> None:
         while entries := self._next():
+            self._run_alone(entries)
+
+    def _run_alone(self, entries: list[_Entry]) -> None:
+        """Runs entries, and then lets the next run begin. One run at a time has all cores."""
+        try:
             self._run(entries)
+        finally:
+            with self._changed:
+                self._running = False
+                self._changed.notify()
 
     def _next(self) -> list[_Entry]:
-        """Waits for work and takes the entries of one run; empty when closed and done."""
+        """Waits for its turn and takes the entries of one run; empty when closed and done."""
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._queue or self._closing)
+                self._changed.wait_for(lambda: not self._running and (self._queue or self._closing))
                 if not self._queue:
                     return []
                 head = self._queue.popleft()
                 if _is_wanted(head):
+                    self._running = True
                     return [head, *self._take_company(head)]
 
     def _take_company(self, head: _Entry) -> list[_Entry]:

@@ -48,7 +48,7 @@ class AttentionService(attention_pb2_grpc.AttentionServiceServicer):
     def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> pb.AttendResponse:
         """One request, one answer."""
         until = calls.deadline(context)
-        future = self._submit(request, until)
+        future = self._submit(request, until, run_here=True)
         calls.cancel_when_left(future, context)
         response = pb.AttendResponse()
         attention_codec.encode(calls.wait(future, until), response)
@@ -100,9 +100,10 @@ class AttentionService(attention_pb2_grpc.AttentionServiceServicer):
         finally:
             window.put(None)
 
-    def _submit(self, request: pb.AttendRequest, until: float) -> Future[Result]:
+    def _submit(self, request: pb.AttendRequest, until: float, *, run_here: bool = False) -> Future[Result]:
         model = self._engine.repository.ready(request.model_name, request.model_version)
-        return self._engine.submit(attention_codec.decode(request, until, attention_codec.roles(model)))
+        decoded = attention_codec.decode(request, until, attention_codec.roles(model))
+        return self._engine.submit(decoded, run_here=run_here)
 
     def _try_to_submit(self, request: pb.AttendRequest, until: float) -> Future[Result] | EngineError:
         try:

@@ -64,7 +64,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         """One request, one answer."""
         model = self._engine.repository.ready(request.model_name, request.model_version)
         decoded = codec.decode(request, model, calls.deadline(context))
-        future = self._engine.submit(decoded.request)
+        future = self._engine.submit(decoded.request, run_here=True)
         calls.cancel_when_left(future, context)
         result = calls.wait(future, decoded.request.deadline)
         return codec.encode(result, decoded, model, request.id, self._engine.limits.max_result_bytes)
