@@ -49,7 +49,7 @@ def export(
     ] = None,
     layout: Annotated[str, typer.Option(help=f"Its layout: {', '.join(sorted(LAYOUTS))}.")] = "",
     prefix: Annotated[str, typer.Option(help="What stands before the layout's own names in it.")] = "",
-    heads: Annotated[int, typer.Option(min=1, help="Its number of query heads.")] = 1,
+    heads: Annotated[int | None, typer.Option(min=1, help="Number of query heads of the checkpoint.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Attend to no later row.")] = False,
     cross: Annotated[bool, typer.Option("--cross", help="Keys from another sequence.")] = False,
     rotary_theta: Annotated[float, typer.Option(help="Base frequency of layout llama.")] = 10_000.0,
@@ -68,13 +68,23 @@ def export(
         return
     try:
         if weights is None:
+            _refuse(
+                {
+                    "--layout": layout,
+                    "--prefix": prefix,
+                    "--heads": heads,
+                    "--causal": causal,
+                    "--cross": cross,
+                }
+            )
             chosen = _preset(preset, seed)
         else:
             chosen = _checkpoint(
                 weights,
+                preset=preset,
                 layout=layout,
                 prefix=prefix,
-                heads=heads,
+                heads=_required(heads, "--heads", "the number of query heads"),
                 causal=causal,
                 cross=cross,
                 rotary_theta=rotary_theta,
@@ -84,7 +94,7 @@ def export(
             return
         folder, manifest = write_artifact(
             chosen.module,
-            Naming(name or chosen.name, version, chosen.description),
+            Naming(_required(name or chosen.name, "--name", "of the model"), version, chosen.description),
             _required(out, "--out", "the model repository to write into"),
             precision=precision,
             tolerance=_tolerance(precision, rtol, atol),
@@ -104,8 +114,18 @@ def _preset(name: str, seed: int) -> _Chosen:
 
 
 def _checkpoint(
-    weights: Path, *, layout: str, prefix: str, heads: int, causal: bool, cross: bool, rotary_theta: float
+    weights: Path,
+    *,
+    preset: str,
+    layout: str,
+    prefix: str,
+    heads: int,
+    causal: bool,
+    cross: bool,
+    rotary_theta: float,
 ) -> _Chosen:
+    if preset:
+        raise ValueError(f"preset {preset!r} and --weights: give one of them")
     checkpoint = load_checkpoint(
         weights,
         layout=_required(layout, "--layout", f"one of {', '.join(sorted(LAYOUTS))}"),
@@ -118,6 +138,12 @@ def _checkpoint(
     for name in checkpoint.left_out:
         console.print(f"left out, for it is no part of attention: {name}", markup=False)
     return _Chosen(checkpoint.module, "", f"{layout} checkpoint {weights.name}, {prefix or 'no prefix'}")
+
+
+def _refuse(given: dict[str, object]) -> None:
+    """Options of a checkpoint beside a preset, which has its own."""
+    if beside := [option for option, value in given.items() if value]:
+        raise ValueError(f"{', '.join(beside)} is for --weights; a preset has its own")
 
 
 def _required(value: Value | None, option: str, meaning: str) -> Value:

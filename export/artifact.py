@@ -14,7 +14,7 @@ import onnx
 from safetensors.numpy import save_file
 
 from export import parity
-from export.graph import OPSET, export_graph
+from export.graph import OPSET, ExportError, export_graph
 from export.manifest import (
     MANIFEST_FILE,
     NAME_PATTERN,
@@ -26,7 +26,7 @@ from export.manifest import (
     file_hash,
     golden_tensors,
 )
-from export.precision import TOLERANCES, Precision, lowered, quantised
+from export.precision import HALF_TYPES, TOLERANCES, Precision, lowered, quantised
 from export.signature import AttentionModule, Signature
 from export.storage import WEIGHTS_FILE, write_graphs
 from export.subject import Subject, attention_subject
@@ -150,11 +150,16 @@ class _Draft:
 
     def _compare(self) -> list[parity.ParityCase]:
         module, folder, tolerance = self.subject.module, self.folder, self.tolerance
-        return [
+        cases = [
             case
             for s in self.subject.signatures
             for case in parity.compare(module, s, str(folder / GRAPH_FILES[s.kind]), tolerance)
         ]
+        if not cases and self.precision not in HALF_TYPES:
+            raise ExportError(
+                "ONNX Runtime has no CPU kernels for the graph, so that nothing could be proven"
+            )
+        return cases
 
     def _manifest(self) -> Manifest:
         subject, folder = self.subject, self.folder
@@ -191,7 +196,7 @@ def _move(temporary: Path, target: Path, manifest: Manifest, *, replace: bool) -
             return
         if not replace:
             raise ArtifactExistsError(
-                f"{target} holds another artifact; choose another version, or replace it"
+                f"{target} holds another artifact; choose another version, or replace it (--replace)"
             )
         retired = temporary.with_name(temporary.name + ".retired")
         target.rename(retired)

@@ -21,7 +21,7 @@ from export.manifest import (
     TensorSpec,
     Tolerance,
 )
-from export.precision import Precision
+from export.precision import TOLERANCES, Precision
 from export.signature import Signature, SignedModule, random_inputs, tensor
 from export.subject import Subject
 
@@ -54,7 +54,8 @@ def export_module(
     Protocol carries all by name.
 
     Args:
-        module: Put into evaluation mode. Takes tensors, gives a tensor or a tuple of tensors.
+        module: Put into evaluation mode. Takes tensors, gives a tensor or a tuple of tensors. The sequences
+            of a batch must not depend on each other.
         example_inputs: By the name of the parameter of `forward`, or in its order. float32, int64 or
             bool; integer inputs are served and tested from 0 to the largest value of their example.
         dynamic_axes: By input name, the symbolic name of each axis of free size; axis 0 is "batch", axis
@@ -83,6 +84,7 @@ def export_module(
         raise ValueError(f"dynamic_axes names no input: {', '.join(strangers)}")
     signature = Signature(kind=GraphKind.PLAIN, inputs=inputs, outputs=())
     signature = replace_fields(signature, outputs=_outputs(module.eval(), signature, output_names))
+    _check_independence(module, signature, tolerance or TOLERANCES[Precision.FP32])
     return publish(
         Subject(module=module, signatures=(signature,)),
         Naming(name, version, description or type(module).__name__),
@@ -95,6 +97,8 @@ def export_module(
 
 def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
     parameters = inspect.signature(module.forward).parameters
+    if isinstance(examples, Tensor):
+        raise ValueError("example_inputs: give tensors by name, or a sequence of them")  # noqa: TRY004
     if not isinstance(examples, Mapping):
         if len(examples) > len(parameters):
             raise ValueError(f"{len(examples)} example_inputs; forward takes {', '.join(parameters)}")
@@ -154,6 +158,18 @@ def _outputs(module: nn.Module, signature: Signature, names: Sequence[str]) -> t
             raise ValueError(f"output {name!r} is {one.dtype} {shape}; it must begin with the batch axis")
         specs.append(tensor(name, DATA_TYPES[one.dtype], *shape))
     return tuple(specs)
+
+
+def _check_independence(module: nn.Module, signature: Signature, tolerance: Tolerance) -> None:
+    """Refuses modules that mix the sequences of a batch: those come from different callers."""
+    sizes = dict(zip(signature.axes, FIRST_SIZES, strict=False))
+    inputs = random_inputs(signature, sizes, _rng())
+    together = _run(module, signature, inputs)
+    for index in range(sizes[BATCH_AXIS]):
+        alone = _run(module, signature, {name: array[index : index + 1] for name, array in inputs.items()})
+        for spec, one, all_rows in zip(signature.outputs, alone, together, strict=True):
+            if not tolerance.holds(one[0].numpy(), all_rows[index].numpy()):
+                raise ValueError(f"output {spec.name!r}: a sequence has another result alone than in a batch")
 
 
 def _run(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ def main() -> int:
     logs.configure(settings.log_level)
     try:
         application.run(settings)
-    except (BindError, OSError, RepositoryError) as error:
+    except (BindError, RepositoryError) as error:
         logging.getLogger(__name__).error("cannot serve", extra={"reason": str(error)})
         return 1
     return 0

@@ -20,8 +20,7 @@ def run(settings: Settings) -> None:
 
     Raises:
         RepositoryError: The repository holds no model that can answer.
-        BindError: The gRPC address cannot be listened on.
-        OSError: The metrics address cannot be listened on.
+        BindError: An address cannot be listened on.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -42,7 +41,13 @@ def run(settings: Settings) -> None:
         port = rpc.start()
         log.info(
             "serving",
-            extra={"host": settings.host, "port": port, "metrics_port": endpoint.port, "models": len(ready)},
+            extra={
+                "host": settings.host,
+                "port": port,
+                "metrics_port": endpoint.port,
+                "models": len(ready),
+                "failed": len(list(repository)) - len(ready),
+            },
         )
         stop.wait()
         seconds = rpc.stop(settings.grace_seconds)

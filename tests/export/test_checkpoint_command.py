@@ -226,3 +226,21 @@ def test_a_description_says_what_a_preset_costs() -> None:
     done = CliRunner().invoke(app, ["multi-head-768x12", "--describe"])
     assert (done.exit_code, done.stderr) == (0, "")
     assert "2,360,064 parameters" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["multi-head-64x4", "--causal", "--out", "models"], "--causal is for --weights"),
+        (["multi-head-64x4", "--heads", "8", "--out", "models"], "--heads is for --weights"),
+        (["multi-head-64x4", "--layout", "bert", "--describe"], "--layout is for --weights"),
+        (["multi-head-64x4", "--weights", "a", "--layout", "bert", "--heads", "2"], "give one of them"),
+        (["--weights", "a.safetensors", "--layout", "bert"], "--heads is missing"),
+        (["--weights", "a.safetensors", "--heads", "2"], "--layout is missing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_options_that_say_nothing_here_are_refused(arguments: list[str], part: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1
+    assert part in done.stderr

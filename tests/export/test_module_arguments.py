@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from export import export_module
+from export.graph import ExportError
 
 
 class Adding(nn.Module):
@@ -105,3 +106,37 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str, tmp
     with pytest.raises(ValueError, match=message):
         export_module(**(given | changed))
     assert not list(tmp_path.iterdir())
+
+
+class MixesTheBatch(nn.Module):
+    """Gives each sequence what others of its batch decide."""
+
+    def forward(self, src: Tensor) -> Tensor:
+        return src - src.mean(dim=0, keepdim=True)
+
+
+def test_a_module_that_mixes_the_sequences_of_a_batch_is_refused(tmp_path: Path) -> None:
+    axes = {"src": {0: "batch", 1: "sequence"}}
+    with pytest.raises(ValueError, match="another result alone than in a batch"):
+        export_module(MixesTheBatch(), (torch.zeros(2, 3, 4),), axes, out=tmp_path, name="mixes")
+    assert not list(tmp_path.iterdir())
+
+
+class Noisy(nn.Module):
+    """Uses an operator that ONNX Runtime has no kernel for at float32 on CPU."""
+
+    def forward(self, src: Tensor) -> Tensor:
+        return src + torch.rand_like(src) * 0
+
+
+def test_what_cannot_run_here_is_not_called_proven(tmp_path: Path) -> None:
+    axes = {"src": {0: "batch", 1: "sequence"}}
+    with pytest.raises(ExportError, match="no CPU kernels"):
+        export_module(Noisy(), (torch.zeros(2, 3, 4),), axes, out=tmp_path, name="noisy")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_tensor_is_no_set_of_inputs(tmp_path: Path) -> None:
+    axes = {"src": {0: "batch", 1: "sequence"}}
+    with pytest.raises(ValueError, match="give tensors by name"):
+        export_module(MixesTheBatch(), torch.zeros(2, 3, 4), axes, out=tmp_path, name="one")  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.engine.observer import Run
 from server.engine.repository import FailedModel, Repository
 from server.metrics import Metrics, MetricsServer
+from server.rpc.server import BindError
 from tests.server.samples import CROSS, SELF, TEXT
 
 HOST = "127.0.0.1"
@@ -98,7 +99,7 @@ def test_two_servers_of_one_process_share_no_numbers(metrics: Metrics, endpoint:
 
 
 def test_a_taken_port_is_an_error(metrics: Metrics, endpoint: MetricsServer) -> None:
-    with pytest.raises(OSError, match="in use"):
+    with pytest.raises(BindError, match="in use"):
         metrics.serve(HOST, endpoint.port)
 
 

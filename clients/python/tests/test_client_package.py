@@ -91,7 +91,7 @@ def test_a_plot_without_matplotlib_names_the_extra_and_asks_no_server():
     hidden = "import sys; sys.modules['matplotlib'] = None; from attention_client.cli import main"
     done = python("-c", f"{hidden}; sys.exit(main({arguments}))")
     assert done.returncode == 1
-    assert done.stderr == "error: --plot needs matplotlib: pip install 'attention-client[plot]'\n"
+    assert done.stderr == "error: --plot needs matplotlib: pip install matplotlib\n"
 
 
 def test_runs_as_a_module():

@@ -114,7 +114,7 @@ def _heat_maps() -> ModuleType:
     try:
         return import_module("attention_client.heat_maps")
     except ModuleNotFoundError as error:
-        message = "--plot needs matplotlib: pip install 'attention-client[plot]'"
+        message = "--plot needs matplotlib: pip install matplotlib"
         raise ValueError(message) from error
 
 

@@ -97,7 +97,7 @@ def _listed(label: str, tensors: Sequence[TensorInfo], when_optional: str) -> li
 def _brief_parity(parity: ParityInfo | None) -> str:
     if parity is None:
         return "-"
-    limits = f"atol {parity.absolute_tolerance:.0e}, rtol {parity.relative_tolerance:.0e}"
+    limits = f"atol {parity.absolute_tolerance:g}, rtol {parity.relative_tolerance:g}"
     return f"{parity.measured_max_abs_error:.1e} ({limits})"
 
 
