@@ -111,7 +111,7 @@ class ModelReadyRequest(_message.Message):
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
-    """Version of the model; empty means its highest."""
+    """Version of the model; empty means the highest that answers."""
     def __init__(
         self,
         *,
@@ -208,7 +208,7 @@ class ModelMetadataRequest(_message.Message):
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
-    """Version of the model; empty means its highest."""
+    """Version of the model; empty means the highest that answers."""
     def __init__(
         self,
         *,
@@ -550,7 +550,7 @@ class ModelInferRequest(_message.Message):
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
-    """Version of the model; empty means its highest."""
+    """Version of the model; empty means the highest that answers."""
     id: _builtins.str
     """Chosen by the caller and returned with the answer."""
     @_builtins.property

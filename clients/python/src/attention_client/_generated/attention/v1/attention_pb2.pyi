@@ -233,7 +233,7 @@ class AttendRequest(_message.Message):
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
-    """Version of the model; empty means its highest."""
+    """Version of the model; empty means the highest that answers."""
     return_weights: _builtins.bool
     """Whether to return the attention weights too. Not asked for, they are not
     computed.
@@ -760,7 +760,7 @@ class GetModelRequest(_message.Message):
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
-    """Version of the model; empty means its highest."""
+    """Version of the model; empty means the highest that answers."""
     def __init__(
         self,
         *,
