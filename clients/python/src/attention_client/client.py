@@ -98,7 +98,7 @@ class AttentionClient(Connection):
                 (Tq_i,), of the query's kind; None for 0 to Tq - 1 in each sequence.
             return_weights: Whether to return the attention weights too.
             timeout: Seconds; None for the client's.
-            version: Version of the model; empty for its highest.
+            version: Version of the model; empty for the highest that answers.
 
         Raises:
             InvalidArgumentError: An argument has a wrong type or shape, or the server refuses it.
@@ -197,7 +197,7 @@ class AttentionClient(Connection):
             max_in_flight: Most requests read and not yet answered.
             timeout: Seconds for the whole stream; None for no such limit, and then the client's timeout
                 bounds the wait for each answer instead.
-            version: Version of the model; empty for its highest.
+            version: Version of the model; empty for the highest that answers.
 
         Raises:
             InvalidArgumentError: `max_in_flight` or `timeout` is not positive; or as for `attend`.
@@ -218,7 +218,7 @@ class AttentionClient(Connection):
         return [ModelInfo.from_proto(model) for model in response.models]
 
     def model(self, name: str, version: str = "", *, timeout: float | None = None) -> ModelInfo:
-        """Describes one model; an empty version means its highest.
+        """Describes one model; an empty version means the highest that answers.
 
         Raises:
             NotFoundError: There is no such model or version.
