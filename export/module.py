@@ -15,14 +15,13 @@ from export.manifest import (
     BATCH_AXIS,
     KEY_LENGTHS,
     POSITIONS,
-    Arrays,
     GraphKind,
     Manifest,
     TensorSpec,
     Tolerance,
 )
-from export.precision import TOLERANCES, Precision
-from export.signature import Signature, SignedModule, random_inputs, tensor
+from export.precision import FP32_TOLERANCE, Precision
+from export.signature import Signature, call_eager, random_inputs, run_eager, tensor
 from export.subject import Subject
 
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
@@ -84,7 +83,7 @@ def export_module(
         raise ValueError(f"dynamic_axes names no input: {', '.join(strangers)}")
     signature = Signature(kind=GraphKind.PLAIN, inputs=inputs, outputs=())
     signature = replace_fields(signature, outputs=_outputs(module.eval(), signature, output_names))
-    _check_independence(module, signature, tolerance or TOLERANCES[Precision.FP32])
+    _check_independence(module, signature, tolerance or FP32_TOLERANCE)
     return publish(
         Subject(module=module, signatures=(signature,)),
         Naming(name, version, description or type(module).__name__),
@@ -144,7 +143,7 @@ def _outputs(module: nn.Module, signature: Signature, names: Sequence[str]) -> t
     """Names, types and axes of the outputs, from two runs of different sizes."""
     axes = signature.axes
     sizes = [dict(zip(axes, primes, strict=False)) for primes in (FIRST_SIZES, SECOND_SIZES)]
-    first, second = (_run(module, signature, random_inputs(signature, size, _rng())) for size in sizes)
+    first, second = (call_eager(module, signature, random_inputs(signature, size, _rng())) for size in sizes)
     if len(first) != len(names):
         raise ValueError(f"output_names={list(names)}: the module gives {len(first)} outputs")
     by_sizes = {(sizes[0][axis], sizes[1][axis]): axis for axis in axes}
@@ -164,19 +163,12 @@ def _check_independence(module: nn.Module, signature: Signature, tolerance: Tole
     """Refuses modules that mix the sequences of a batch: those come from different callers."""
     sizes = dict(zip(signature.axes, FIRST_SIZES, strict=False))
     inputs = random_inputs(signature, sizes, _rng())
-    together = _run(module, signature, inputs)
+    together = run_eager(module, signature, inputs)
     for index in range(sizes[BATCH_AXIS]):
-        alone = _run(module, signature, {name: array[index : index + 1] for name, array in inputs.items()})
-        for spec, one, all_rows in zip(signature.outputs, alone, together, strict=True):
-            if not tolerance.holds(one[0].numpy(), all_rows[index].numpy()):
-                raise ValueError(f"output {spec.name!r}: a sequence has another result alone than in a batch")
-
-
-def _run(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
-    tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.inputs]
-    with torch.inference_mode():
-        outputs: tuple[Tensor, ...] = SignedModule(module, signature)(*tensors)
-    return outputs
+        own = {name: array[index : index + 1] for name, array in inputs.items()}
+        for name, alone in run_eager(module, signature, own).items():
+            if not tolerance.holds(alone[0], together[name][index]):
+                raise ValueError(f"output {name!r}: a sequence has another result alone than in a batch")
 
 
 def _rng() -> np.random.Generator:

@@ -109,11 +109,17 @@ class SignedModule(nn.Module):
         return tuple(output for output in outputs if output is not None)
 
 
-def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
-    """Runs the module in eager PyTorch: arrays by name in, arrays by name out."""
+def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
+    """Calls the module in eager PyTorch: arrays by name in, tensors in the order of the outputs."""
     tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.inputs]
     with torch.inference_mode():
-        outputs = SignedModule(module, signature)(*tensors)
+        outputs: tuple[Tensor, ...] = SignedModule(module, signature)(*tensors)
+    return outputs
+
+
+def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
+    """Runs the module in eager PyTorch: arrays by name in, arrays by name out."""
+    outputs = call_eager(module, signature, inputs)
     return {spec.name: output.numpy() for spec, output in zip(signature.outputs, outputs, strict=True)}
 
 

@@ -8,7 +8,7 @@ from pydantic_settings import CliApp, SettingsError
 
 from server import application, logs
 from server.engine.repository import RepositoryError
-from server.rpc.server import BindError
+from server.errors import BindError
 from server.settings import Settings
 
 

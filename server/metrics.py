@@ -12,7 +12,7 @@ from prometheus_client import (
 from server.engine.model import LoadedModel
 from server.engine.observer import Run
 from server.engine.repository import Repository
-from server.rpc.server import BindError
+from server.errors import BindError
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -33,9 +33,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
         _check_lengths(TEXT if request.texts else spec.name, inputs[spec.name].lengths, limits)
     result_bytes = _result_bytes(model, sizes, return_weights=request.return_weights)
     if result_bytes > limits.max_result_bytes:
-        field = (
-            "return_weights" if request.return_weights else TEXT if request.texts else model.inputs[0].name
-        )
+        query = TEXT if request.texts else model.inputs[0].name
+        field = "return_weights" if request.return_weights else query
         raise LimitExceededError(
             field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         )

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 from protos.attention.v1 import attention_pb2, attention_pb2_grpc
 from protos.inference import open_inference_pb2, open_inference_pb2_grpc
 from server.engine.engine import Engine
+from server.errors import BindError
 from server.rpc.attention_service import AttentionService
 from server.rpc.interceptor import CallInterceptor, CallObserver
 from server.rpc.open_inference_service import OpenInferenceService
@@ -22,10 +23,6 @@ SERVICES = (
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SPARE_THREADS = 16
-
-
-class BindError(Exception):
-    """The address cannot be listened on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ A case holds the tensors of one rectangular batch by name: query, key, value, to
 attention_mask, as the module's `forward` takes them.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from tests.support.eager import Array
 
 Case = dict[str, Array]
 Outputs = dict[str, Array]
+Routes = dict[str, Callable[[str, Case], Outputs]]
 Module = MultiHeadAttention | TextAttention
 NAMES = ["context_vectors", "attention_weights"]
+SERVED = ("exported", "attention.v1", "open inference")
 
 
 def eager(module: Module, case: Case) -> Outputs:

@@ -1,15 +1,12 @@
 """Inputs at the edge, on every path: nothing to attend to, one token, NaN, huge and tiny numbers."""
 
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from attention_client import AttentionClient
 
 from model.presets import build_preset
-from scripts.local_server import ServerProcess
 from tests.parity import paths
 from tests.support.eager import Array, assert_parity
 from tests.support.modules import CAUSAL_CROSS, causal_cross
@@ -82,17 +79,10 @@ EDGES: dict[str, tuple[str, paths.Case]] = {
 }
 
 
-@pytest.mark.parametrize("path", ["exported", "attention.v1", "open inference"])
+@pytest.mark.parametrize("path", paths.SERVED)
 @pytest.mark.parametrize(("name", "case"), EDGES.values(), ids=EDGES)
-def test_equals_eager(
-    repository: Path, server: ServerProcess, client: AttentionClient, name: str, case: paths.Case, path: str
-) -> None:
-    routes: dict[str, Callable[[], paths.Outputs]] = {
-        "exported": lambda: paths.exported(repository, name, case),
-        "attention.v1": lambda: paths.typed(client, name, case),
-        "open inference": lambda: paths.open_protocol(server, name, case),
-    }
-    found, expected = routes[path](), paths.eager(build(name), case)
+def test_equals_eager(routes: paths.Routes, name: str, case: paths.Case, path: str) -> None:
+    found, expected = routes[path](name, case), paths.eager(build(name), case)
     # Rounding grows with the numbers that are summed, and so does what is tolerated of it.
     finite = case["query"][np.isfinite(case["query"])]
     scale = max(1.0, float(finite.std()))

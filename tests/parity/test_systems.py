@@ -1,16 +1,12 @@
 """Every attention system on every path: eager, exported, attention.v1, Open Inference Protocol."""
 
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-from attention_client import AttentionClient
 
 from model.presets import build_preset
 from model.text import TextAttention
-from scripts.local_server import ServerProcess
 from tests.parity import paths
 from tests.support.eager import assert_parity
 
@@ -59,18 +55,11 @@ def random_case(name: str, *, masked: bool) -> paths.Case:
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["every key", "masked"])
-@pytest.mark.parametrize("path", ["exported", "attention.v1", "open inference"])
+@pytest.mark.parametrize("path", paths.SERVED)
 @pytest.mark.parametrize("name", SYSTEMS.values(), ids=SYSTEMS)
-def test_equals_eager(
-    repository: Path, server: ServerProcess, client: AttentionClient, name: str, path: str, masked: bool
-) -> None:
+def test_equals_eager(routes: paths.Routes, name: str, path: str, masked: bool) -> None:
     case = random_case(name, masked=masked)
-    routes: dict[str, Callable[[], paths.Outputs]] = {
-        "exported": lambda: paths.exported(repository, name, case),
-        "attention.v1": lambda: paths.typed(client, name, case),
-        "open inference": lambda: paths.open_protocol(server, name, case),
-    }
-    found, expected = routes[path](), paths.eager(build(name), case)
+    found, expected = routes[path](name, case), paths.eager(build(name), case)
     for output in expected:
         assert_parity(found[output], expected[output])
     if masked:

@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.engine.observer import Run
 from server.engine.repository import FailedModel, Repository
+from server.errors import BindError
 from server.metrics import Metrics, MetricsServer
-from server.rpc.server import BindError
 from tests.server.samples import CROSS, SELF, TEXT
 
 HOST = "127.0.0.1"

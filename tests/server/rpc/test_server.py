@@ -17,8 +17,9 @@ from server.engine.model import LoadedModel
 from server.engine.repository import Repository
 from server.engine.text import TextEncoder
 from server.engine.values import Ragged
+from server.errors import BindError
 from server.metrics import Metrics
-from server.rpc.server import BindError, RpcOptions, RpcServer
+from server.rpc.server import RpcOptions, RpcServer
 from tests.server.rpc.messages import answered, raw_request, text_request
 from tests.server.samples import SELF, TEXT
 
