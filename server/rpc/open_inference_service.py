@@ -1,6 +1,7 @@
 """The Open Inference Protocol's service."""
 
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -16,7 +17,7 @@ from server.rpc import open_inference_codec as codec
 from server.rpc.open_inference_tensors import BYTES, DATATYPES
 
 SERVER_NAME = "attention-serving"
-EXTENSIONS = ("binary_tensor_data",)
+EXTENSIONS = ("binary_tensor_data", "model_configuration")
 PLATFORM = "onnxruntime_onnx"
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 Context = grpc.ServicerContext
@@ -60,6 +61,18 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
             outputs=_outputs(model),
         )
 
+    def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        """The same tensors in the words of Triton's configuration; `perf_analyzer` asks for them."""
+        model = self._engine.repository.ready(request.name, request.version)
+        config = pb.ModelConfig(
+            name=model.name,
+            platform=PLATFORM,
+            max_batch_size=0,
+            input=[pb.ModelInput(**_configuration(tensor)) for tensor in _inputs(model)],
+            output=[pb.ModelOutput(**_configuration(tensor)) for tensor in _outputs(model)],
+        )
+        return pb.ModelConfigResponse(config=config)
+
     def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         """One request, one answer."""
         model = self._engine.repository.ready(request.model_name, request.model_version)
@@ -88,3 +101,8 @@ def _outputs(model: LoadedModel) -> list[TensorMetadata]:
 def _metadata(spec: TensorSpec) -> TensorMetadata:
     shape = [axis if isinstance(axis, int) else -1 for axis in spec.axes]
     return TensorMetadata(name=spec.name, datatype=DATATYPES[spec.data_type], shape=shape)
+
+
+def _configuration(tensor: TensorMetadata) -> dict[str, Any]:
+    name = "STRING" if tensor.datatype == BYTES else tensor.datatype
+    return {"name": tensor.name, "data_type": pb.DataType.Value(f"TYPE_{name}"), "dims": tensor.shape}
