@@ -9,23 +9,40 @@ from server.engine.scheduler import Scheduler
 from server.engine.validation import validate
 from server.engine.values import Request, Result
 
+# How long a run may keep a thread that has calls to receive from them.
+SHORT_RUN_SECONDS = 0.005
+
 
 class Engine:
     """Answers requests to the models of a repository."""
 
     def __init__(
-        self, repository: Repository, limits: Limits | None = None, observer: Observer | None = None
+        self,
+        repository: Repository,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+        *,
+        short_run_seconds: float = SHORT_RUN_SECONDS,
     ) -> None:
+        """Starts the engine's thread.
+
+        Args:
+            repository: The models.
+            limits: How much may be held.
+            observer: Told of every run.
+            short_run_seconds: What a run may be expected to take on the thread of a caller who takes `turn`.
+        """
         self.repository = repository
         self.limits = limits or Limits()
+        self._short_run_seconds = short_run_seconds
         self._scheduler = Scheduler(self.limits, observer or Unobserved())
 
-    def submit(self, request: Request, *, run_here: bool = False) -> Future[Result]:
+    def submit(self, request: Request, *, wake: bool = True) -> Future[Result]:
         """Validates a request and queues it.
 
         Args:
             request: What the caller asks for.
-            run_here: Whether the calling thread may run it, where nothing else runs or waits.
+            wake: Whether to call the engine's thread. A caller who says no calls `turn` afterwards.
 
         Returns:
             A future that resolves with the result or an `EngineError`. Cancelling it gives the request up.
@@ -34,7 +51,11 @@ class Engine:
             EngineError: The request is refused; nothing was queued.
         """
         model = self.repository.ready(request.model_name, request.model_version)
-        return self._scheduler.submit(validate(request, model, self.limits), run_here=run_here)
+        return self._scheduler.submit(validate(request, model, self.limits), wake=wake)
+
+    def turn(self) -> bool:
+        """Runs what is next on the calling thread where that is short; whether there may be more to run."""
+        return self._scheduler.turn(self._short_run_seconds)
 
     def close(self) -> None:
         """Takes no more requests, and returns when those that were accepted have their results."""

@@ -21,3 +21,5 @@ class Limits:
     """Sequences of one run."""
     max_batch_bytes: int = 256 * MIB
     """Padded inputs and attention scores of a run of several sequences; a single one may be larger."""
+    batch_delay_seconds: float = 0.0
+    """How long the oldest sequence that waits may wait for company that has not arrived."""

@@ -1,13 +1,18 @@
 """One artifact, loaded and self-tested: the thing that runs."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from export.manifest import ArtifactError, GraphKind, Manifest, TensorSpec, load_golden
+from server.engine.cost import UNTIMED, RunCost
 from server.engine.session import Device, ProviderError, Session
 from server.engine.text import TextEncoder
 from server.engine.values import Array
+
+SMALL_ARTIFACT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +23,7 @@ class LoadedModel:
         text_encoder: None for a model that takes no text.
         measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
         provider: ONNX Runtime's name of the execution provider.
+        costs: What runs of each graph cost here, where that was measured.
     """
 
     manifest: Manifest
@@ -25,39 +31,45 @@ class LoadedModel:
     text_encoder: TextEncoder | None
     measured_error: float
     provider: str
+    costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Name of the model."""
         return self.manifest.name
 
-    @property
+    @cached_property
     def version(self) -> str:
         """Version of the model."""
         return str(self.manifest.version)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The model's own inputs, without masks and lengths; `positions` may be left out of a request."""
         return self.manifest.graphs[GraphKind.PLAIN].inputs
 
-    @property
+    @cached_property
+    def inputs_by_name(self) -> dict[str, TensorSpec]:
+        """The same by name."""
+        return {spec.name: spec for spec in self.inputs}
+
+    @cached_property
     def outputs(self) -> dict[str, TensorSpec]:
         """Every output that a request may ask for, by name."""
         graphs = self.manifest.graphs
         return {spec.name: spec for spec in graphs.get(GraphKind.WEIGHTS, graphs[GraphKind.PLAIN]).outputs}
 
-    @property
+    @cached_property
     def default_outputs(self) -> list[str]:
         """Names of the outputs that come without asking."""
         return [spec.name for spec in self.manifest.graphs[GraphKind.PLAIN].outputs]
 
-    @property
+    @cached_property
     def mixes_lengths(self) -> bool:
         """Whether sequences of different lengths may run together."""
         return GraphKind.LENGTHS in self.manifest.graphs
 
-    @property
+    @cached_property
     def runs_alone(self) -> bool:
         """Whether each sequence needs a run of its own.
 
@@ -70,11 +82,23 @@ class LoadedModel:
         """Runs one graph: arrays by name in, arrays by name out."""
         return self.sessions[kind].run(inputs)
 
-    def flops(self, batch: int, query_length: int, key_length: int) -> int:
-        """Floating-point operations of one run of that padded size."""
+    def seconds(self, kind: GraphKind, batch: int, query_length: int, key_length: int) -> float:
+        """What one run of that padded size is expected to take on this machine."""
+        cost = self.costs.get(kind, UNTIMED)
+        return cost.seconds(*self.operations(batch, query_length, key_length))
+
+    def operations(self, batch: int, query_length: int, key_length: int) -> tuple[int, int]:
+        """Floating-point operations of one run of that padded size: on its rows, and on its pairs of rows.
+
+        Of a module whose operations are not known, rows and pairs count as one each.
+        """
         cost = self.manifest.cost
-        rows = query_length * cost.flops_per_query + key_length * cost.flops_per_key
-        return batch * (rows + query_length * key_length * cost.flops_per_pair)
+        known = cost.flops_per_query or cost.flops_per_key or cost.flops_per_pair
+        per_query, per_key, per_pair = (
+            (cost.flops_per_query, cost.flops_per_key, cost.flops_per_pair) if known else (1, 0, 1)
+        )
+        rows = query_length * per_query + key_length * per_key
+        return batch * rows, batch * query_length * key_length * per_pair
 
     def padded_bytes(self, batch: int, query_length: int, key_length: int) -> int:
         """Memory of one run of that padded size: its inputs and attention scores."""
@@ -98,7 +122,7 @@ def load_model(folder: Path, device: Device) -> LoadedModel:
         raise ArtifactError(f"{folder}: the manifest is that of {found}; the folder must carry its name")
     manifest.verify_files(folder)
     try:
-        sessions = {kind: Session(folder / graph.file, device) for kind, graph in manifest.graphs.items()}
+        sessions = _open_sessions(manifest, folder, device)
         encoder = TextEncoder(folder / manifest.tokenizer) if manifest.tokenizer else None
     except ProviderError:
         raise
@@ -108,6 +132,15 @@ def load_model(folder: Path, device: Device) -> LoadedModel:
     measured_error = _self_test(manifest, sessions, folder / manifest.golden)
     provider = sessions[GraphKind.PLAIN].provider
     return LoadedModel(manifest, sessions, encoder, measured_error, provider)
+
+
+def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
+    """One session for each graph. Of large weights only the plain graph has a packed copy."""
+    small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
+    return {
+        kind: Session(folder / graph.file, device, pack_weights=small or kind is GraphKind.PLAIN)
+        for kind, graph in manifest.graphs.items()
+    }
 
 
 def _self_test(manifest: Manifest, sessions: dict[GraphKind, Session], golden: Path) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export.manifest import ArtifactError
+from server.engine.calibration import calibrated
 from server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from server.engine.model import LoadedModel, load_model
 from server.engine.session import Device, ProviderError
@@ -93,7 +94,7 @@ def load_repository(folder: Path, device: Device) -> Repository:
 def _load(path: Path, device: Device) -> Model:
     name, version = path.parent.name, path.name
     try:
-        model = load_model(path, device)
+        model = calibrated(load_model(path, device))
     except (ArtifactError, ProviderError) as error:
         log.error("model failed", extra={"model": name, "version": version, "reason": str(error)})
         return FailedModel(name, version, str(error))

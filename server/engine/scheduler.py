@@ -1,94 +1,46 @@
-"""Decides what runs together and when: one queue, one run at a time.
+"""Runs what waits: one run at a time, on a thread of its own or on that of a caller who offers it.
 
-Sequences that wait for the same model and the same kind of answer run together where that is cheaper
-than one after the other; nothing waits for company that has not arrived. The oldest sequence of the
-queue is part of every run, so each waits at most for those that came before it.
+No lock is held while a future resolves, so its callbacks may submit and cancel as they like.
 """
 
 import logging
 import threading
 import time
-from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import islice
 
 from server.engine.batch import run_batch
-from server.engine.errors import (
-    DeadlineExceededError,
-    EngineError,
-    OverloadedError,
-    RunFailedError,
-    ShuttingDownError,
-)
+from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
 from server.engine.limits import Limits
-from server.engine.model import LoadedModel
 from server.engine.observer import Observer, Run
-from server.engine.values import Array, Item, Result, Work
+from server.engine.run_queue import Entry, Group, RunQueue
+from server.engine.values import Result, Work
 
 log = logging.getLogger(__name__)
 
-# What a run costs beside its arithmetic: about 50 microseconds at 100 GFLOP/s.
-CALL_OVERHEAD_FLOPS = 5_000_000
-# How far behind the oldest sequence the scheduler looks for company.
-LOOK_AHEAD = 256
-
-
-@dataclass(eq=False)
-class _Progress:
-    """A work in the queue and the results that it has so far."""
-
-    work: Work
-    queued_at: float
-    results: list[dict[str, Array] | None] = field(init=False)
-    missing: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.missing = len(self.work.items)
-        self.results = [None] * self.missing
-
-
-@dataclass(frozen=True, eq=False)
-class _Entry:
-    """One sequence in the queue."""
-
-    progress: _Progress
-    index: int
-
-    @property
-    def item(self) -> Item:
-        return self.progress.work.items[self.index]
-
-    @property
-    def lane(self) -> tuple[LoadedModel, bool, bool]:
-        """Entries of one lane may run together."""
-        work = self.progress.work
-        return work.model, work.return_weights, work.masked
-
 
 class Scheduler:
-    """Runs submitted work on a thread of its own, until it is closed."""
+    """Runs submitted work until it is closed."""
 
     def __init__(self, limits: Limits, observer: Observer) -> None:
-        self._limits = limits
         self._observer = observer
-        self._queue: deque[_Entry] = deque()
-        self._held: set[Work] = set()
+        self._queue = RunQueue(limits)
         self._changed = threading.Condition()
-        self._in_flight_bytes = 0
+        # Whether somebody has the right to run; a run that is handed to the thread carries it along.
         self._running = False
+        self._handed: Group | None = None
+        # Whether the thread is to empty the queue, or callers take turns.
+        self._called = False
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work, *, run_here: bool = False) -> Future[Result]:
+    def submit(self, work: Work, *, wake: bool = True) -> Future[Result]:
         """Queues work; its future resolves with the result or an `EngineError`.
 
         Args:
             work: What to run.
-            run_here: Whether the calling thread, which has nothing else to do, may run a single sequence
-                itself where nothing runs or waits: that saves waking another thread and being woken.
+            wake: Whether to call the scheduler's thread. A caller who says no calls `turn` afterwards.
 
         Raises:
             OverloadedError: The limit of memory in flight is reached.
@@ -96,87 +48,103 @@ class Scheduler:
         """
         with self._changed:
             if self._closing:
-                raise ShuttingDownError("the server is shutting down")
-            bytes_held = self._in_flight_bytes + work.in_flight_bytes
-            if bytes_held > self._limits.max_in_flight_bytes and self._held:
-                raise OverloadedError(
-                    f"requests in flight would hold {bytes_held} bytes; the limit is "
-                    f"{self._limits.max_in_flight_bytes}; try again later"
-                )
-            self._in_flight_bytes = bytes_held
-            self._held.add(work)
-            progress = _Progress(work, time.monotonic())
-            entries = [_Entry(progress, index) for index in range(len(work.items))]
-            run_here = run_here and len(entries) == 1 and not self._running and not self._queue
-            if run_here:
-                self._running = True
-            else:
-                self._queue.extend(entries)
-                self._changed.notify()
-        work.future.add_done_callback(lambda _: self._drop(work))
-        if run_here:
-            self._run_alone(entries)
+                raise ShuttingDownError("the server is shutting down and takes no new requests")
+            self._queue.add(work, time.monotonic())
+            if wake:
+                self._call_thread()
+        work.future.add_done_callback(lambda _: self._release(work))
         return work.future
+
+    def turn(self, limit_seconds: float) -> bool:
+        """Runs what is next on the calling thread, where nothing else runs: that saves waking another.
+
+        Args:
+            limit_seconds: A run that is expected to take longer, or that waits for company, is left to the
+                scheduler's thread.
+
+        Returns:
+            Whether something ran, so that there may be more to run.
+        """
+        with self._changed:
+            if self._running or not self._queue:
+                return False
+            now = time.monotonic()
+            if self._queue.due(now) > now:
+                self._call_thread()
+                return False
+            group, expired = self._queue.next(now)
+            self._running = group is not None
+            if is_long := group is not None and group.seconds > limit_seconds:
+                self._handed = group
+                self._call_thread()
+        _fail_expired(expired)
+        if group is None or is_long:
+            return False
+        self._run_and_pass_on(group)
+        return True
 
     def close(self) -> None:
         """Takes no more work, finishes what is queued and ends the thread."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._call_thread()
         self._thread.join()
 
-    def _drop(self, work: Work) -> None:
-        """Forgets a work that ended before its time, and what it has in the queue."""
-        with self._changed:
-            if work in self._held:
-                self._queue = deque(entry for entry in self._queue if entry.progress.work is not work)
-        self._release(work)
+    def _call_thread(self) -> None:
+        self._called = True
+        self._changed.notify()
 
     def _release(self, work: Work) -> None:
-        """Takes a work out of the account, once."""
         with self._changed:
-            if work in self._held:
-                self._held.remove(work)
-                self._in_flight_bytes -= work.in_flight_bytes
+            self._queue.release(work)
 
     def _loop(self) -> None:
-        while entries := self._next():
-            self._run_alone(entries)
+        while group := self._next():
+            self._run_and_pass_on(group)
 
-    def _run_alone(self, entries: list[_Entry]) -> None:
-        """Runs entries, and then lets the next run begin. One run at a time has all cores."""
+    def _run_and_pass_on(self, group: Group) -> None:
+        """Runs a group, and then lets the next run begin. One run at a time has all cores."""
         try:
-            self._run(entries)
+            self._run(group.entries)
         finally:
             with self._changed:
                 self._running = False
-                self._changed.notify()
+                if self._called:
+                    self._changed.notify()
 
-    def _next(self) -> list[_Entry]:
-        """Waits for its turn and takes the entries of one run; empty when closed and done."""
-        with self._changed:
-            while True:
-                self._changed.wait_for(lambda: not self._running and (self._queue or self._closing))
-                if not self._queue:
-                    return []
-                head = self._queue.popleft()
-                if _is_wanted(head):
-                    self._running = True
-                    return [head, *self._take_company(head)]
+    def _next(self) -> Group | None:
+        """Waits until the thread has something to run; None when closed and done."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._is_threads_turn)
+                if group := self._handed:
+                    self._handed = None
+                    return group
+                if not self._queue and self._closing:
+                    return None
+                group, expired = self._wait_until_due()
+            _fail_expired(expired)
+            if group:
+                return group
 
-    def _take_company(self, head: _Entry) -> list[_Entry]:
-        """Removes from the queue what gains by running with its oldest entry."""
-        group = _Group(self._limits, head)
-        for entry in list(islice(self._queue, LOOK_AHEAD)):
-            if entry.lane == head.lane and _is_wanted(entry):
-                group.add(entry)
-        taken = set(group.entries)
-        self._queue = deque(entry for entry in self._queue if entry not in taken)
-        return group.entries[1:]
+    def _is_threads_turn(self) -> bool:
+        if self._handed:
+            return True
+        self._called = self._called and (bool(self._queue) or self._closing)
+        return self._called and not self._running
 
-    def _run(self, entries: list[_Entry]) -> None:
+    def _wait_until_due(self) -> tuple[Group | None, list[Work]]:
+        now = time.monotonic()
+        if not self._closing and (wait := self._queue.due(now) - now) > 0:
+            self._changed.wait(wait)
+            return None, []
+        group, expired = self._queue.next(now)
+        self._running = group is not None
+        return group, expired
+
+    def _run(self, entries: list[Entry]) -> None:
         """Runs entries together; where that fails, one by one, so that only the culprit fails."""
-        work = entries[0].progress.work
+        work = entries[0].work
         started = time.monotonic()
         try:
             results = run_batch(work.model, [e.item for e in entries], return_weights=work.return_weights)
@@ -185,87 +153,38 @@ class Scheduler:
             if len(entries) == 1:
                 _fail(work, RunFailedError("the runtime failed on this request; see the server's log"))
                 return
-            for entry in filter(_is_wanted, entries):
-                self._run([entry])
+            for entry in entries:
+                if not entry.work.future.done():
+                    self._run([entry])
             return
-        for entry, result in zip(entries, results, strict=True):
-            self._deliver(entry, result)
-        try:
-            self._observe(entries, started)
-        except Exception:  # whoever watches must not stop those who are watched
-            log.exception("observer failed")
+        self._observe(entries, started)
+        for entry, outputs in zip(entries, results, strict=True):
+            if entry.progress.deliver(entry.index, outputs):
+                # Before its caller wakes: the next request may need the room.
+                self._release(entry.work)
+                entry.progress.resolve()
 
-    def _deliver(self, entry: _Entry, outputs: dict[str, Array]) -> None:
-        progress = entry.progress
-        progress.results[entry.index] = outputs
-        progress.missing -= 1
-        if progress.missing:
-            return
-        work = progress.work
-        results = [result for result in progress.results if result is not None]
-        by_name = {name: [result[name] for result in results] for name in results[0]}
-        # Before its caller wakes: the next request may need the room.
-        self._release(work)
-        with suppress(InvalidStateError):  # the caller left during the run
-            work.future.set_result(Result(work.model.name, work.model.version, by_name))
-
-    def _observe(self, entries: list[_Entry], started: float) -> None:
+    def _observe(self, entries: list[Entry], started: float) -> None:
         sizes = [entry.item.sizes for entry in entries]
         rows = [sum(size.values()) for size in sizes]
         longest = sum(max(size[axis] for size in sizes) for axis in sizes[0])
-        self._observer.ran(
-            Run(
-                model=entries[0].progress.work.model.name,
-                sequences=len(entries),
-                tokens=sum(rows),
-                padding=longest * len(entries) - sum(rows),
-                waited=[started - entry.progress.queued_at for entry in entries],
-                seconds=time.monotonic() - started,
-            )
+        run = Run(
+            model=entries[0].work.model.name,
+            sequences=len(entries),
+            tokens=sum(rows),
+            padding=longest * len(entries) - sum(rows),
+            waited=[started - entry.progress.queued_at for entry in entries],
+            seconds=time.monotonic() - started,
         )
+        try:
+            self._observer.ran(run)
+        except Exception:  # whoever watches must not stop those who are watched
+            log.exception("observer failed")
 
 
-class _Group:
-    """Entries of one run, and what the run costs."""
-
-    def __init__(self, limits: Limits, head: _Entry) -> None:
-        self._limits = limits
-        self._model = head.progress.work.model
-        self.entries = [head]
-        self._sizes = _lengths(head)
-        self._flops = self._model.flops(1, *self._sizes)
-
-    def add(self, entry: _Entry) -> bool:
-        """Takes an entry where that costs less than a run of its own and keeps the limits."""
-        own = _lengths(entry)
-        sizes = (max(self._sizes[0], own[0]), max(self._sizes[1], own[1]))
-        count = len(self.entries) + 1
-        if count > self._limits.max_batch_sequences or self._model.runs_alone:
-            return False
-        if not self._model.mixes_lengths and entry.item.sizes != self.entries[0].item.sizes:
-            return False
-        if self._model.padded_bytes(count, *sizes) > self._limits.max_batch_bytes:
-            return False
-        flops = self._model.flops(count, *sizes)
-        if flops > self._flops + self._model.flops(1, *own) + CALL_OVERHEAD_FLOPS:
-            return False
-        self.entries.append(entry)
-        self._sizes, self._flops = sizes, flops
-        return True
-
-
-def _lengths(entry: _Entry) -> tuple[int, int]:
-    """Query and key length."""
-    sizes = list(entry.item.sizes.values())
-    return sizes[0], sizes[-1]
-
-
-def _is_wanted(entry: _Entry) -> bool:
-    """False for an entry whose caller left, or whose time is over: that one is told so."""
-    work = entry.progress.work
-    if not work.future.done() and time.monotonic() >= work.deadline:
+def _fail_expired(works: list[Work]) -> None:
+    for work in works:
         _fail(work, DeadlineExceededError("the deadline passed while the request waited in the queue"))
-    return not work.future.done()
 
 
 def _fail(work: Work, error: EngineError) -> None:

@@ -31,16 +31,28 @@ class ProviderError(Exception):
 class Session:
     """One graph, loaded. `run` may be called by one thread at a time."""
 
-    def __init__(self, path: Path, device: Device) -> None:
+    def __init__(self, path: Path, device: Device, *, pack_weights: bool = True) -> None:
         """Loads the graph.
+
+        Args:
+            path: The ONNX file.
+            device: Where it runs.
+            pack_weights: Whether to copy weights into the order that the kernels read fastest. Otherwise
+                they stay in the file's pages, which graphs and processes share.
 
         Raises:
             ProviderError: The runtime has not got the provider. It would fall back to CPU in silence.
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = device.threads
-        # Pools that spin after a run take the cores from the sessions of other models and graphs.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Threads that spin between a run's operators save waking them; spinning after the run, they would
+        # take the cores from the sessions of other models and graphs, and from the transport.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        # What a run needed goes back to the system when it ends; an arena would keep the most ever needed.
+        options.enable_cpu_mem_arena = False
+        if not pack_weights:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         self._session = onnxruntime.InferenceSession(path, options, providers=_providers(device.provider))
         self.provider: str = self._session.get_providers()[0]
         if device.provider is Provider.CUDA and self.provider != "CUDAExecutionProvider":

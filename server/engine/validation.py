@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from server.engine.values import Array, Item, Mask, MaskKind, Ragged, Request, W
 
 Sizes = dict[str, int]
 MASK = "mask"
+DTYPES = {name: np.dtype(name) for name in ("float32", "int64", "bool")}
 
 
 def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
@@ -26,11 +28,13 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
     """
     _check_options(request, model)
     inputs = _with_positions(_inputs(request, model, limits), model)
+    # As Python's integers: NumPy's reductions cost more than they save on the few lengths of a request.
+    lengths = {spec.name: inputs[spec.name].lengths.tolist() for spec in model.inputs}
     for spec in model.inputs:
-        _check_rows(spec, inputs[spec.name])
-    sizes = _bind_sizes(model.inputs, inputs)
+        _check_rows(spec, inputs[spec.name].rows, sum(lengths[spec.name]))
+    sizes = _bind_sizes(model.inputs, lengths)
     for spec in model.inputs:
-        _check_lengths(TEXT if request.texts else spec.name, inputs[spec.name].lengths, limits)
+        _check_lengths(TEXT if request.texts else spec.name, lengths[spec.name], limits)
     result_bytes = _result_bytes(model, sizes, return_weights=request.return_weights)
     if result_bytes > limits.max_result_bytes:
         query = TEXT if request.texts else model.inputs[0].name
@@ -38,14 +42,14 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
         raise LimitExceededError(
             field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         )
-    rows = [inputs[spec.name].split() for spec in model.inputs]
-    names = [spec.name for spec in model.inputs]
+    names = list(lengths)
+    rows = [_split(inputs[name].rows, lengths[name]) for name in names]
     masks = _split_mask(request.mask, model, sizes)
     items = [
         Item(dict(zip(names, arrays, strict=True)), size, mask)
         for size, mask, *arrays in zip(sizes, masks, *rows, strict=True)
     ]
-    held = sum(ragged.rows.nbytes for ragged in inputs.values())
+    held = sum(inputs[name].rows.nbytes for name in names)
     held += sum(mask.nbytes for mask in masks if mask is not None)
     return Work(
         model=model,
@@ -77,7 +81,7 @@ def _inputs(request: Request, model: LoadedModel, limits: Limits) -> Mapping[str
             raise _too_many_sequences(TEXT, len(request.texts), limits)
         return {model.inputs[0].name: model.text_encoder.encode(request.texts)}
     for name in request.inputs:
-        if name not in [spec.name for spec in model.inputs]:
+        if name not in model.inputs_by_name:
             raise InvalidRequestError(name, f"model {model.name!r} takes {_names(model)}")
     for spec in model.inputs:
         if spec.name not in request.inputs and spec.name != POSITIONS:
@@ -87,7 +91,7 @@ def _inputs(request: Request, model: LoadedModel, limits: Limits) -> Mapping[str
 
 def _with_positions(inputs: Mapping[str, Ragged], model: LoadedModel) -> Mapping[str, Ragged]:
     """The inputs, and for a model with positions those of rows counted from 0, where none are given."""
-    if POSITIONS in inputs or all(spec.name != POSITIONS for spec in model.inputs):
+    if POSITIONS in inputs or POSITIONS not in model.inputs_by_name:
         return inputs
     lengths = inputs[model.inputs[0].name].lengths
     counted = [np.arange(length, dtype=np.int64) for length in lengths.tolist()]
@@ -98,37 +102,43 @@ def _names(model: LoadedModel) -> str:
     return ", ".join(spec.name for spec in model.inputs)
 
 
-def _check_rows(spec: TensorSpec, ragged: Ragged) -> None:
+def _check_rows(spec: TensorSpec, rows: Array, expected: int) -> None:
     """Number of rows, element type, width of a row and range of ids."""
-    if len(ragged.rows) != ragged.lengths.sum():
+    if len(rows) != expected:
+        raise InvalidRequestError(spec.name, f"holds {len(rows)} rows; its lengths sum to {expected}")
+    if rows.dtype != DTYPES[spec.data_type]:
+        raise InvalidRequestError(spec.name, f"is {rows.dtype.name}; the model takes {spec.data_type}")
+    width, wanted = rows.shape[1:], spec.axes[2:]
+    if width != wanted:
         raise InvalidRequestError(
-            spec.name, f"holds {len(ragged.rows)} rows; its lengths sum to {ragged.lengths.sum()}"
-        )
-    if ragged.rows.dtype.name != spec.data_type:
-        raise InvalidRequestError(spec.name, f"is {ragged.rows.dtype.name}; the model takes {spec.data_type}")
-    width, expected = ragged.rows.shape[1:], spec.axes[2:]
-    if width != expected:
-        raise InvalidRequestError(
-            spec.name, f"rows are {_shape(width)} wide; the model takes {_shape(expected)}"
+            spec.name, f"rows are {_shape(width)} wide; the model takes {_shape(wanted)}"
         )
     limit = spec.limit
-    if limit is not None and ragged.rows.size:
-        least, most = ragged.rows.min(), ragged.rows.max()
+    if limit is not None and rows.size:
+        least, most = rows.min(), rows.max()
         if least < 0 or most >= limit:
             found = least if least < 0 else most
             raise InvalidRequestError(spec.name, f"holds id {found}; ids must lie in 0..{limit - 1}")
+
+
+def _split(rows: Array, lengths: list[int]) -> list[Array]:
+    """One view (T, ...) for each sequence."""
+    if len(lengths) == 1:
+        return [rows]
+    ends = list(accumulate(lengths))
+    return [rows[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def _shape(shape: Sequence[object]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _check_lengths(field: str, lengths: NDArray[np.int64], limits: Limits) -> None:
+def _check_lengths(field: str, lengths: list[int], limits: Limits) -> None:
     if len(lengths) > limits.max_sequences:
         raise _too_many_sequences(field, len(lengths), limits)
-    if lengths.max() > limits.max_sequence_length:
+    if (longest := max(lengths)) > limits.max_sequence_length:
         raise LimitExceededError(
-            field, f"a sequence has {lengths.max()} rows; the limit is {limits.max_sequence_length}"
+            field, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
         )
 
 
@@ -136,13 +146,13 @@ def _too_many_sequences(field: str, count: int, limits: Limits) -> LimitExceeded
     return LimitExceededError(field, f"{count} sequences in one request; the limit is {limits.max_sequences}")
 
 
-def _bind_sizes(specs: Sequence[TensorSpec], inputs: Mapping[str, Ragged]) -> list[Sizes]:
+def _bind_sizes(specs: Sequence[TensorSpec], rows: Mapping[str, list[int]]) -> list[Sizes]:
     """The length of each symbolic axis for each sequence; inputs that share an axis must agree."""
     bound: dict[str, tuple[str, list[int]]] = {}
     first = specs[0].name
-    count = len(inputs[first].lengths)
+    count = len(rows[first])
     for spec in specs:
-        lengths = inputs[spec.name].lengths.tolist()
+        lengths = rows[spec.name]
         if not lengths:
             raise InvalidRequestError(spec.name, "holds no sequence")
         if len(lengths) != count:
@@ -165,10 +175,14 @@ def _result_bytes(model: LoadedModel, sizes: list[Sizes], *, return_weights: boo
     kind = GraphKind.WEIGHTS if return_weights else GraphKind.PLAIN
     total = 0
     for spec in model.manifest.graphs[kind].outputs:
-        axes = [axis for axis in spec.axes if axis != BATCH_AXIS]
-        itemsize = np.dtype(spec.data_type).itemsize
-        for size in sizes:
-            total += itemsize * math.prod(size[axis] if isinstance(axis, str) else axis for axis in axes)
+        fixed = DTYPES[spec.data_type].itemsize
+        symbolic = []
+        for axis in spec.axes:
+            if isinstance(axis, int):
+                fixed *= axis
+            elif axis != BATCH_AXIS:
+                symbolic.append(axis)
+        total += fixed * sum(math.prod([size[axis] for axis in symbolic]) for size in sizes)
     return total
 
 

@@ -32,12 +32,6 @@ class Ragged:
     rows: Array
     lengths: NDArray[np.int64]
 
-    def split(self) -> list[Array]:
-        """One view (T, ...) for each sequence."""
-        ends = np.cumsum(self.lengths)
-        starts = ends - self.lengths
-        return [self.rows[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-
 
 class MaskKind(StrEnum):
     """What the mask of one sequence spans."""

@@ -1,6 +1,7 @@
 """attention.v1 messages to the engine's values and back."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from protos.attention.v1 import attention_pb2 as pb
 from server.engine.errors import InvalidRequestError, ModelNotReadyError
 from server.engine.model import LoadedModel
 from server.engine.values import Array, Mask, MaskKind, Ragged, Request, Result
-from server.rpc.tensors import from_bytes, to_bytes
+from server.rpc import wire
+from server.rpc.tensors import buffers, from_bytes
+from server.rpc.wire import Buffer, Path
 
 DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
     pb.DATA_TYPE_FP32: np.dtype("<f4"),
@@ -18,14 +21,29 @@ DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
     pb.DATA_TYPE_INT64: np.dtype("<i8"),
     pb.DATA_TYPE_BOOL: np.dtype("?"),
 }
-DATA_TYPES = {dtype.name: data_type for data_type, dtype in DTYPES.items()}
+DATA_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
 MASK_KINDS = {
     pb.AttentionMask.KIND_KEYS: MaskKind.KEYS,
     pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
     pb.AttentionMask.KIND_HEADS: MaskKind.HEADS,
 }
+QUERY = pb.AttendRequest.QUERY_FIELD_NUMBER
+KEY = pb.AttendRequest.KEY_FIELD_NUMBER
+VALUE = pb.AttendRequest.VALUE_FIELD_NUMBER
+VECTORS: wire.Tree = {pb.VectorSequences.DATA_FIELD_NUMBER: True}
+TENSORS: wire.Tree = {QUERY: VECTORS, KEY: VECTORS, VALUE: VECTORS}
+CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
+WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
+CACHED_MODELS = 1024
+STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
+
+read = wire.reader(pb.AttendRequest.FromString, TENSORS)
+read_streamed = wire.reader(
+    pb.AttendStreamRequest.FromString, {pb.AttendStreamRequest.REQUEST_FIELD_NUMBER: TENSORS}
+)
 
 
+@lru_cache(maxsize=CACHED_MODELS)
 def roles(model: LoadedModel) -> dict[str, str]:
     """Which inputs of a module that is no attention the query, the key and the value stand for."""
     if model.manifest.num_heads:
@@ -34,30 +52,37 @@ def roles(model: LoadedModel) -> dict[str, str]:
     return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
 
 
-def decode(message: pb.AttendRequest, deadline: float, names: Mapping[str, str] | None = None) -> Request:
+def decode(
+    message: pb.AttendRequest,
+    deadline: float,
+    names: Mapping[str, str] | None = None,
+    data: Mapping[int, memoryview] | None = None,
+) -> Request:
     """Reads a request. Its tensors share memory with the bytes that protobuf hands out.
 
     Args:
         message: The request.
         deadline: On `time.monotonic`'s clock.
         names: The model's names of its inputs where they are not the message's, as of `roles`.
+        data: By field number of query, key and value: their data where it was cut out of the message.
 
     Raises:
         InvalidRequestError: The message contradicts itself or states no data type.
     """
     inputs = {}
+    data = data or {}
     texts: tuple[str, ...] = ()
     match message.WhichOneof("query_input"):
         case "query":
-            inputs["query"] = _decode_vectors("query", message.query)
+            inputs["query"] = _decode_vectors("query", message.query, data.get(QUERY))
         case "token_ids":
             inputs["token_ids"] = _decode_tokens(message.token_ids)
         case "text":
             texts = _decode_texts(message.text)
     if message.HasField("key"):
-        inputs["key"] = _decode_vectors("key", message.key)
+        inputs["key"] = _decode_vectors("key", message.key, data.get(KEY))
     if message.HasField("value"):
-        inputs["value"] = _decode_vectors("value", message.value)
+        inputs["value"] = _decode_vectors("value", message.value, data.get(VALUE))
     if message.positions:
         inputs[POSITIONS] = _decode_positions(message, inputs)
     return Request(
@@ -71,7 +96,7 @@ def decode(message: pb.AttendRequest, deadline: float, names: Mapping[str, str] 
     )
 
 
-def _decode_vectors(field: str, message: pb.VectorSequences) -> Ragged:
+def _decode_vectors(field: str, message: pb.VectorSequences, data: memoryview | None) -> Ragged:
     dtype = DTYPES.get(message.data_type)
     if dtype is None:
         known = ", ".join(dtype.name for dtype in DTYPES.values())
@@ -80,7 +105,7 @@ def _decode_vectors(field: str, message: pb.VectorSequences) -> Ragged:
         raise InvalidRequestError(f"{field}.width", "must be at least 1")
     lengths = np.array(message.lengths, dtype=np.int64)
     shape = (int(lengths.sum()), message.width)
-    return Ragged(from_bytes(f"{field}.data", message.data, dtype, shape), lengths)
+    return Ragged(from_bytes(f"{field}.data", message.data if data is None else data, dtype, shape), lengths)
 
 
 def _decode_tokens(message: pb.TokenSequences) -> Ragged:
@@ -118,26 +143,42 @@ def _decode_mask(message: pb.AttentionMask) -> Mask:
     return Mask(kind, np.frombuffer(message.bits, dtype=np.uint8))
 
 
-def encode(result: Result, response: pb.AttendResponse) -> None:
-    """Writes a result into an empty response, field by field: a whole message given to another is copied."""
-    response.model_name = result.model_name
-    response.model_version = result.model_version
+def encode(result: Result) -> bytes:
+    """Serialises a result as an AttendResponse."""
+    response, tensors = _response(result, ())
+    return b"".join([response.SerializeToString(), *tensors])
+
+
+def encode_streamed(request_id: str, result: Result) -> bytes:
+    """Serialises a result as an AttendStreamResponse."""
+    response, tensors = _response(result, STREAMED)
+    streamed = pb.AttendStreamResponse(id=request_id, response=response)
+    return b"".join([streamed.SerializeToString(), *tensors])
+
+
+def _response(result: Result, path: Path) -> tuple[pb.AttendResponse, list[Buffer]]:
+    """A response without its tensors, and the tensors to put behind it once it is serialised.
+
+    `path` is where the response lies in the message that carries it.
+    """
     # The first output of a module that is no attention may be one row for each sequence.
     context = [np.atleast_2d(array) for array in next(iter(result.outputs.values()))]
     if context[0].ndim != 2:  # noqa: PLR2004 - rows of vectors
         raise ModelNotReadyError("the result is no sequence of vectors; ask over the Open Inference Protocol")
+    response = pb.AttendResponse(model_name=result.model_name, model_version=result.model_version)
     vectors = response.context_vectors
-    vectors.data_type = DATA_TYPES[context[0].dtype.name]
+    vectors.data_type = DATA_TYPES[context[0].dtype]
     vectors.width = context[0].shape[-1]
-    vectors.lengths.extend(len(rows) for rows in context)
-    vectors.data = to_bytes(context)
-    if "attention_weights" in result.outputs:
-        _encode_weights(result.outputs["attention_weights"], response.attention_weights)
+    vectors.lengths.extend([len(rows) for rows in context])
+    tensors = wire.field((*path, *CONTEXT_DATA), buffers(context))
+    if weights := result.outputs.get("attention_weights"):
+        _describe_weights(weights, response.attention_weights)
+        tensors += wire.field((*path, *WEIGHTS_DATA), buffers(weights))
+    return response, tensors
 
 
-def _encode_weights(arrays: list[Array], weights: pb.AttentionWeights) -> None:
+def _describe_weights(arrays: list[Array], weights: pb.AttentionWeights) -> None:
     weights.data_type = pb.DATA_TYPE_FP32
     weights.num_heads = arrays[0].shape[0]
     weights.query_lengths.extend(array.shape[1] for array in arrays)
     weights.key_lengths.extend(array.shape[2] for array in arrays)
-    weights.data = to_bytes(arrays)

@@ -1,23 +1,83 @@
-"""The time and the life of one call: its deadline, and the wait for its result."""
+"""What every kind of call is made of: its method, an answer that comes later, and an error as its end."""
 
+import logging
 import math
 import time
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_status import rpc_status
 
-from server.engine.errors import DeadlineExceededError
+from server.engine.errors import Code, DeadlineExceededError, EngineError, InvalidRequestError
 from server.engine.values import Result
+from server.rpc.completion_queue import FOREVER_SECONDS, Call
+from server.rpc.status import UNEXPECTED, code_of, status_of
 
-# Without a deadline gRPC reports centuries, which locks refuse to wait.
-FOREVER_SECONDS = 365 * 24 * 3600.0
+log = logging.getLogger(__name__)
+Behavior = TypeVar("Behavior", bound=Callable[..., Any])
 
 
-def deadline(context: grpc.ServicerContext) -> float:
-    """When the caller stops waiting, on `time.monotonic`'s clock; infinite where it did not say."""
-    remaining = context.time_remaining()
-    return math.inf if remaining is None else after(remaining)
+@dataclass(frozen=True, eq=False)
+class Method:
+    """One method of a service: what it is asked with, what it does, and what it answers with.
+
+    Attributes:
+        behavior: Takes a request and its `Call`; returns a message, its bytes, or a `Later`. For streams
+            it is called once for each request.
+        read: Makes a request of its bytes; raises DecodeError.
+        serialize: Makes bytes of a message.
+    """
+
+    behavior: Callable[..., Any]
+    read: Callable[[bytes], Any]
+    serialize: Callable[[Any], bytes]
+
+    def ask(self, data: bytes, call: Call) -> Any:
+        """Calls the behavior.
+
+        Raises:
+            InvalidRequestError: The bytes are no request.
+        """
+        try:
+            request = self.read(data)
+        except DecodeError as error:
+            raise InvalidRequestError("message", f"is not what the method takes: {error}") from error
+        return self.behavior(request, call)
+
+    def write(self, answer: Message | bytes) -> bytes:
+        """The bytes of an answer."""
+        return answer if isinstance(answer, bytes) else self.serialize(answer)
+
+
+def reads(read: Callable[[bytes], Any]) -> Callable[[Behavior], Behavior]:
+    """Lets a method of a service read its requests in a way of its own."""
+
+    def mark(behavior: Behavior) -> Behavior:
+        behavior.read = read  # type: ignore[attr-defined]
+        return behavior
+
+    return mark
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """An answer that comes when its result does.
+
+    Attributes:
+        future: Resolves with the engine's result or an `EngineError`; cancelled where the caller leaves.
+        encode: Makes the answer of the resolved future; raises what `Future.result` raises.
+        until: When the caller stops waiting, where that is before the call's own deadline; on
+            `time.monotonic`'s clock.
+    """
+
+    future: Future[Result]
+    encode: Callable[[Future[Result]], Message | bytes]
+    until: float = math.inf
 
 
 def after(seconds: float) -> float:
@@ -25,23 +85,20 @@ def after(seconds: float) -> float:
     return math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
 
 
-def cancel_when_left(future: Future[Result], context: grpc.ServicerContext) -> None:
-    """Gives a result up when its caller cancels or its connection breaks."""
-    context.add_callback(future.cancel)  # type: ignore[arg-type]  # what it returns is not read
+def expire(future: Future[Result]) -> None:
+    """Gives a result up because its time is over."""
+    with suppress(InvalidStateError):
+        future.set_exception(DeadlineExceededError("the deadline passed before the result was there"))
 
 
-def wait(future: Future[Result], until: float) -> Result:
-    """Waits for a result; gives it up when the deadline passes.
-
-    Raises:
-        EngineError: There is no result.
-        CancelledError: The future was cancelled because the caller left.
-    """
-    try:
-        return future.result(None if until == math.inf else until - time.monotonic())
-    except (FutureTimeoutError, CancelledError) as error:
-        # A call whose deadline passes is cancelled by gRPC as well, at the same moment.
-        if isinstance(error, CancelledError) and time.monotonic() < until:
-            raise
-        future.cancel()
-        raise DeadlineExceededError("the deadline passed before the result was there") from None
+def end_with(call: Call, error: BaseException) -> None:
+    """Ends a call with the status of an error; one that nobody foresaw tells the log only."""
+    match error:
+        case EngineError():
+            status = rpc_status.to_status(status_of(error))
+            call.finish(code_of(error), error.message, tuple(status.trailing_metadata or ()))
+        case CancelledError():
+            call.finish(grpc.StatusCode.CANCELLED, "the caller left")
+        case _:
+            log.error("call failed", extra={"method": call.method}, exc_info=error)
+            call.finish(grpc.StatusCode[Code.INTERNAL], UNEXPECTED)

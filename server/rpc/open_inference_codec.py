@@ -5,8 +5,9 @@ padding off before anything is computed, and answers are padded with zeros to th
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,16 @@ from server.engine.model import LoadedModel
 from server.engine.text import FIELD as TEXT
 from server.engine.values import Array, Mask, MaskKind, Ragged, Request, Result
 from server.rpc import calls
-from server.rpc.open_inference_tensors import DATATYPES, decode_tensors, decode_texts
-from server.rpc.tensors import to_bytes
+from server.rpc.open_inference_tensors import DATATYPES, Raw, decode_tensors, decode_texts
+from server.rpc.tensors import buffers
+from server.rpc.wire import Buffer, field, reader
 
 ATTENTION_WEIGHTS = "attention_weights"
 LENGTHS = "lengths"
+CACHED_MODELS = 1024
+RAW_INPUT_CONTENTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
+read = reader(pb.ModelInferRequest.FromString, {RAW_INPUT_CONTENTS: True})
 
 
 @dataclass(frozen=True)
@@ -40,18 +46,27 @@ class Decoded:
     sizes: Mapping[str, int]
 
 
+@lru_cache(maxsize=CACHED_MODELS)
 def default_outputs(model: LoadedModel) -> tuple[str, ...]:
     """Outputs of a request that names none. Texts of different lengths need their lengths told."""
     return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
 
 
-def decode(message: pb.ModelInferRequest, model: LoadedModel, deadline: float) -> Decoded:
+def decode(
+    message: pb.ModelInferRequest, model: LoadedModel, deadline: float, contents: Sequence[Raw] = ()
+) -> Decoded:
     """Reads a request. Its tensors share memory with the bytes of the message where these are raw.
+
+    Args:
+        message: The request.
+        model: Whom it asks.
+        deadline: On `time.monotonic`'s clock.
+        contents: The raw contents where they were cut out of the message.
 
     Raises:
         InvalidRequestError: The message contradicts itself or does not fit the model.
     """
-    tensors = decode_tensors(message)
+    tensors = decode_tensors(message, contents)
     texts, mask, lengths = (tensors.pop(name, None) for name in (TEXT, ATTENTION_MASK, KEY_LENGTHS))
     if texts is not None and (mask is not None or lengths is not None):
         field = ATTENTION_MASK if mask is not None else KEY_LENGTHS
@@ -83,7 +98,7 @@ class _Rectangle:
         self._heads = model.manifest.num_heads
         self._query_axis, self._key_axis = (str(model.inputs[at].axes[1]) for at in (0, -1))
         self.sizes: dict[str, int] = {}
-        specs = {spec.name: spec for spec in model.inputs}
+        specs = model.inputs_by_name
         for name, tensor in tensors.items():
             if name not in specs:
                 raise InvalidRequestError(name, f"model {model.name!r} takes {', '.join(specs)}")
@@ -148,8 +163,10 @@ class _Rectangle:
 
 
 def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, ...]:
-    names = tuple(output.name for output in message.outputs) or default_outputs(model)
-    known = dict.fromkeys((*default_outputs(model), *model.outputs))
+    names = default_outputs(model)
+    if not message.outputs:
+        return names
+    known = dict.fromkeys((*names, *model.outputs))
     for output in message.outputs:
         if output.name not in known:
             raise InvalidRequestError(f"outputs[{output.name}]", f"is unknown; known are {', '.join(known)}")
@@ -157,7 +174,7 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, 
             raise InvalidRequestError(
                 f"outputs[{output.name}]", "shared memory is not written by this server"
             )
-    return names
+    return tuple(output.name for output in message.outputs)
 
 
 def _timeout(message: pb.ModelInferRequest) -> float:
@@ -171,10 +188,8 @@ def _timeout(message: pb.ModelInferRequest) -> float:
     return calls.after(microseconds / 1e6) if microseconds > 0 else math.inf
 
 
-def encode(
-    result: Result, decoded: Decoded, model: LoadedModel, request_id: str, limit: int
-) -> pb.ModelInferResponse:
-    """Writes a result: one raw entry for each output that was asked for.
+def encode(result: Result, decoded: Decoded, model: LoadedModel, request_id: str, limit: int) -> bytes:
+    """Serialises a result: one raw entry for each output that was asked for.
 
     Raises:
         LimitExceededError: Padded to a rectangle, an output would be larger than the limit, in bytes.
@@ -182,31 +197,28 @@ def encode(
     response = pb.ModelInferResponse(
         model_name=result.model_name, model_version=result.model_version, id=request_id
     )
+    contents: list[Buffer] = []
+    shape: tuple[int, ...]
     for name in decoded.outputs:
         if name == LENGTHS:
             rows = result.outputs[model.default_outputs[0]]
-            lengths = np.array([len(array) for array in rows], dtype=np.int64)
-            _add(response, name, lengths.shape, lengths.dtype, lengths.tobytes())
-            continue
-        arrays = result.outputs[name]
-        shape = _padded_shape(model.outputs[name], arrays, decoded.sizes)
-        size = len(arrays) * math.prod(shape) * arrays[0].itemsize
-        if size > limit:
-            raise LimitExceededError(name, f"would be {size} bytes with its padding; the limit is {limit}")
-        data = to_bytes(_pad(array, shape) for array in arrays)
-        _add(response, name, (len(arrays), *shape), arrays[0].dtype, data)
-    return response
+            arrays, shape = [np.array([len(array) for array in rows], dtype=np.int64)], (len(rows),)
+        else:
+            arrays, shape = _rectangle(name, result.outputs[name], model, decoded.sizes, limit)
+        response.outputs.add(name=name, datatype=DATATYPES[arrays[0].dtype], shape=shape)
+        contents += field(RAW_OUTPUT_CONTENTS, buffers(arrays))
+    return b"".join([response.SerializeToString(), *contents])
 
 
-def _add(
-    response: pb.ModelInferResponse,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: np.dtype[np.generic],
-    data: bytes,
-) -> None:
-    response.outputs.add(name=name, datatype=DATATYPES[dtype.name], shape=shape)
-    response.raw_output_contents.append(data)
+def _rectangle(
+    name: str, arrays: list[Array], model: LoadedModel, sizes: Mapping[str, int], limit: int
+) -> tuple[list[Array], tuple[int, ...]]:
+    """The arrays of all sequences padded to one shape, and the shape of all together."""
+    shape = _padded_shape(model.outputs[name], arrays, sizes)
+    size = len(arrays) * math.prod(shape) * arrays[0].itemsize
+    if size > limit:
+        raise LimitExceededError(name, f"would be {size} bytes with its padding; the limit is {limit}")
+    return [_pad(array, shape) for array in arrays], (len(arrays), *shape)
 
 
 def _padded_shape(spec: TensorSpec, arrays: list[Array], sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -1,55 +1,55 @@
 """The Open Inference Protocol's service."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
-import grpc
+import numpy as np
 
 from export.manifest import POSITIONS, TensorSpec
 from protos.inference import open_inference_pb2 as pb
-from protos.inference import open_inference_pb2_grpc
 from server import VERSION
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.text import FIELD as TEXT
-from server.rpc import calls
+from server.engine.values import Result
 from server.rpc import open_inference_codec as codec
+from server.rpc.calls import Later, reads
+from server.rpc.completion_queue import Call
 from server.rpc.open_inference_tensors import BYTES, DATATYPES
+from server.rpc.wire import Parsed
 
 SERVER_NAME = "attention-serving"
 EXTENSIONS = ("binary_tensor_data", "model_configuration")
 PLATFORM = "onnxruntime_onnx"
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
-Context = grpc.ServicerContext
 
 
-class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+class OpenInferenceService:
     """Decodes, submits, waits, encodes; and describes."""
 
     def __init__(self, engine: Engine, is_ready: Callable[[], bool]) -> None:
         self._engine = engine
         self._is_ready = is_ready
 
-    def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+    def ServerLive(self, request: pb.ServerLiveRequest, context: Call) -> pb.ServerLiveResponse:
         """Answering at all is being alive."""
         return pb.ServerLiveResponse(live=True)
 
-    def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+    def ServerReady(self, request: pb.ServerReadyRequest, context: Call) -> pb.ServerReadyResponse:
         """Ready from the end of the self-test to the beginning of the drain."""
         return pb.ServerReadyResponse(ready=self._is_ready())
 
-    def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+    def ModelReady(self, request: pb.ModelReadyRequest, context: Call) -> pb.ModelReadyResponse:
         """Ready when loaded; an unknown model is an error."""
         model = self._engine.repository.find(request.name, request.version)
         return pb.ModelReadyResponse(ready=isinstance(model, LoadedModel) and self._is_ready())
 
-    def ServerMetadata(
-        self, request: pb.ServerMetadataRequest, context: Context
-    ) -> pb.ServerMetadataResponse:
+    def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Call) -> pb.ServerMetadataResponse:
         """Who answers."""
         return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=EXTENSIONS)
 
-    def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+    def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Call) -> pb.ModelMetadataResponse:
         """Inputs that a request must bring, and outputs that it gets without naming any."""
         model = self._engine.repository.ready(request.name, request.version)
         versions = [m.version for m in self._engine.repository if m.name == model.name]
@@ -61,7 +61,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
             outputs=_outputs(model),
         )
 
-    def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+    def ModelConfig(self, request: pb.ModelConfigRequest, context: Call) -> pb.ModelConfigResponse:
         """The same tensors in the words of Triton's configuration; `perf_analyzer` asks for them."""
         model = self._engine.repository.ready(request.name, request.version)
         config = pb.ModelConfig(
@@ -73,14 +73,19 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         )
         return pb.ModelConfigResponse(config=config)
 
-    def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+    @reads(codec.read)
+    def ModelInfer(self, request: Parsed[pb.ModelInferRequest], context: Call) -> Later:
         """One request, one answer."""
-        model = self._engine.repository.ready(request.model_name, request.model_version)
-        decoded = codec.decode(request, model, calls.deadline(context))
-        future = self._engine.submit(decoded.request, run_here=True)
-        calls.cancel_when_left(future, context)
-        result = calls.wait(future, decoded.request.deadline)
-        return codec.encode(result, decoded, model, request.id, self._engine.limits.max_result_bytes)
+        message, contents = request.message, [content for _, content in request.blobs]
+        model = self._engine.repository.ready(message.model_name, message.model_version)
+        decoded = codec.decode(message, model, context.deadline, contents)
+        future = self._engine.submit(decoded.request, wake=False)
+        limit = self._engine.limits.max_result_bytes
+
+        def encode(resolved: Future[Result]) -> bytes:
+            return codec.encode(resolved.result(), decoded, model, message.id, limit)
+
+        return Later(future, encode, decoded.request.deadline)
 
 
 def _inputs(model: LoadedModel) -> list[TensorMetadata]:
@@ -100,7 +105,7 @@ def _outputs(model: LoadedModel) -> list[TensorMetadata]:
 
 def _metadata(spec: TensorSpec) -> TensorMetadata:
     shape = [axis if isinstance(axis, int) else -1 for axis in spec.axes]
-    return TensorMetadata(name=spec.name, datatype=DATATYPES[spec.data_type], shape=shape)
+    return TensorMetadata(name=spec.name, datatype=DATATYPES[np.dtype(spec.data_type)], shape=shape)
 
 
 def _configuration(tensor: TensorMetadata) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import math
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ DTYPES = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-DATATYPES = {dtype.name: name for name, dtype in DTYPES.items()}
+DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 # The typed field that carries elements of each type; FP16 travels raw only.
 CONTENTS = {
     "BOOL": "bool_contents",
@@ -44,16 +44,22 @@ CONTENTS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
+Raw: TypeAlias = "bytes | memoryview"
 InputTensor = pb.ModelInferRequest.InferInputTensor
 
 
-def decode_tensors(message: pb.ModelInferRequest) -> dict[str, Array]:
+def decode_tensors(message: pb.ModelInferRequest, contents: Sequence[Raw] = ()) -> dict[str, Array]:
     """The inputs of a request by name; BYTES become arrays of `bytes` objects.
+
+    Args:
+        message: The request.
+        contents: Its raw_input_contents where they were cut out of it.
 
     Raises:
         InvalidRequestError: An input contradicts itself, comes twice or in a form that is not known.
     """
-    raw = iter(message.raw_input_contents)
+    contents = contents or message.raw_input_contents
+    raw = iter(contents)
     tensors: dict[str, Array] = {}
     for tensor in message.inputs:
         if tensor.name in tensors:
@@ -65,17 +71,18 @@ def decode_tensors(message: pb.ModelInferRequest) -> dict[str, Array]:
             raise InvalidRequestError(
                 tensor.name, f"datatype {tensor.datatype!r} is unknown; known are {known}"
             )
-        if message.raw_input_contents:
+        if contents:
             tensors[tensor.name] = _decode_raw(tensor, raw)
         else:
             tensors[tensor.name] = _decode_typed(tensor)
     if next(raw, None) is not None:
-        count = len(message.raw_input_contents)
-        raise InvalidRequestError("raw_input_contents", f"holds {count} entries for {len(tensors)} inputs")
+        raise InvalidRequestError(
+            "raw_input_contents", f"holds {len(contents)} entries for {len(tensors)} inputs"
+        )
     return tensors
 
 
-def _decode_raw(tensor: InputTensor, raw: Iterator[bytes]) -> Array:
+def _decode_raw(tensor: InputTensor, raw: Iterator[Raw]) -> Array:
     if tensor.HasField("contents"):
         raise InvalidRequestError(tensor.name, "has contents beside raw_input_contents")
     data = next(raw, None)
@@ -111,7 +118,7 @@ def _shaped(tensor: InputTensor, elements: list[Any], dtype: np.dtype[Any]) -> A
     return reshaped(tensor.name, np.array(elements, dtype), tensor.shape)
 
 
-def _split_bytes(name: str, data: bytes) -> Iterator[bytes]:
+def _split_bytes(name: str, data: Raw) -> Iterator[bytes]:
     """Elements of a BYTES tensor: each its length in 4 bytes, little-endian, and its data."""
     at = 0
     while at < len(data):
@@ -119,7 +126,7 @@ def _split_bytes(name: str, data: bytes) -> Iterator[bytes]:
         end = start + struct.unpack_from("<I", data, at)[0] if start <= len(data) else start
         if end > len(data):
             raise InvalidRequestError(name, f"an element at byte {at} reaches beyond the end of the data")
-        yield data[start:end]
+        yield bytes(data[start:end])
         at = end
 
 

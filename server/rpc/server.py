@@ -1,19 +1,22 @@
 """The gRPC server: services, health, reflection, limits of size and of concurrency."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection_pb2_grpc  # type: ignore[attr-defined]  # not in the stubs
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
+from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
 from protos.attention.v1 import attention_pb2, attention_pb2_grpc
 from protos.inference import open_inference_pb2, open_inference_pb2_grpc
 from server.engine.engine import Engine
 from server.errors import BindError
 from server.rpc.attention_service import AttentionService
-from server.rpc.interceptor import CallInterceptor, CallObserver
+from server.rpc.completion_queue import CompletionQueueServer
+from server.rpc.methods import CallObserver, Methods
 from server.rpc.open_inference_service import OpenInferenceService
 
 SERVICES = (
@@ -22,7 +25,6 @@ SERVICES = (
 )
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-SPARE_THREADS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,26 +46,33 @@ class RpcServer:
         self._options = options
         self._health = health.HealthServicer()
         self._serving = False
-        self._server = grpc.server(
-            # More threads than calls that may be held: refusals and health checks need them too.
-            ThreadPoolExecutor(options.max_concurrent_calls + SPARE_THREADS, thread_name_prefix="call"),
-            interceptors=[CallInterceptor(observer, options.max_concurrent_calls)],
-            options=[
-                ("grpc.max_receive_message_length", options.max_message_bytes),
-                ("grpc.max_send_message_length", options.max_message_bytes),
+        self._methods = Methods(
+            observer,
+            max_calls=options.max_concurrent_calls,
+            max_streams=options.max_streams,
+            stream_window=options.stream_window,
+        )
+        self._add_services(self._methods, engine)
+        self._server = CompletionQueueServer(
+            {
+                "grpc.max_receive_message_length": options.max_message_bytes,
+                "grpc.max_send_message_length": options.max_message_bytes,
                 # A second server on the port is an error, not a silent share of the calls.
-                ("grpc.so_reuseport", 0),
-            ],
+                "grpc.so_reuseport": 0,
+            },
+            accept=self._methods.accept,
+            turn=engine.turn,
         )
-        attention = AttentionService(
-            engine, max_streams=options.max_streams, stream_window=options.stream_window
-        )
-        open_inference = OpenInferenceService(engine, self._is_serving)
-        attention_pb2_grpc.add_AttentionServiceServicer_to_server(attention, self._server)
-        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+
+    def _add_services(self, methods: Any, engine: Engine) -> None:
+        """Generated code takes `methods` for a `grpc.Server`, of which it uses what Methods has."""
+        attention: Any = AttentionService(engine)
+        open_inference: Any = OpenInferenceService(engine, self._is_serving)
+        names = (*SERVICES, health.SERVICE_NAME, REFLECTION)
+        attention_pb2_grpc.add_AttentionServiceServicer_to_server(attention, methods)
+        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, methods)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(names), methods)
 
     def start(self) -> int:
         """Listens and reports health SERVING. Returns the port, which the system chooses for port 0.
@@ -74,7 +83,7 @@ class RpcServer:
         host = self._options.host.strip("[]")
         address = f"[{host}]:{self._options.port}" if ":" in host else f"{host}:{self._options.port}"
         try:
-            port: int = self._server.add_insecure_port(address)
+            port = self._server.listen(address)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {address}: {error}") from error
         self._server.start()
@@ -92,7 +101,7 @@ class RpcServer:
         """
         started = time.monotonic()
         self._set_serving(serving=False)
-        self._server.stop(grace).wait()
+        self._server.stop(grace)
         return time.monotonic() - started
 
     def _is_serving(self) -> bool:
@@ -102,3 +111,12 @@ class RpcServer:
         self._serving = serving
         for service in ("", *SERVICES):
             self._health.set(service, SERVING if serving else NOT_SERVING)
+
+
+class _Reflection(ReflectionServicer):
+    """The library's servicer, asked for one request at a time."""
+
+    def ServerReflectionInfo(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
+        """Answers one request of a stream."""
+        answers: Iterator[Any] = super().ServerReflectionInfo(iter((request,)), context)
+        return next(answers)

@@ -7,9 +7,12 @@ import numpy as np
 
 from server.engine.errors import InvalidRequestError
 from server.engine.values import Array
+from server.rpc.wire import Buffer
 
 
-def from_bytes(field: str, data: bytes, dtype: np.dtype[np.generic], shape: Sequence[int]) -> Array:
+def from_bytes(
+    field: str, data: bytes | memoryview, dtype: np.dtype[np.generic], shape: Sequence[int]
+) -> Array:
     """A read-only view of little-endian bytes as an array of that type and shape.
 
     Raises:
@@ -30,7 +33,7 @@ def reshaped(field: str, array: Array, shape: Sequence[int]) -> Array:
     Raises:
         InvalidRequestError: A size is negative, or there are more axes or elements than an array can have.
     """
-    if any(size < 0 for size in shape):
+    if shape and min(shape) < 0:
         raise InvalidRequestError(field, f"shape {list(shape)} has a negative size")
     try:
         return array.reshape(shape)
@@ -38,7 +41,6 @@ def reshaped(field: str, array: Array, shape: Sequence[int]) -> Array:
         raise InvalidRequestError(field, f"shape {list(shape)}: {error}") from error
 
 
-def to_bytes(arrays: Iterable[Array]) -> bytes:
-    """Arrays, row-major and concatenated."""
-    parts = [array.tobytes() for array in arrays]
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def buffers(arrays: Iterable[Array]) -> list[Buffer]:
+    """The memory of arrays, row-major; those whose elements lie in this order are not copied."""
+    return [np.ascontiguousarray(array).data for array in arrays]

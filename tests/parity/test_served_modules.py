@@ -222,8 +222,7 @@ def test_an_id_outside_the_tested_range_is_refused(engine: Engine, unknown: int)
 def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     rows, ids = random_case([(4, 7)] * 3)
     pooled = np.stack([expected(*pair)[0] for pair in zip(rows, ids, strict=True)])
-    response = attention_pb2.AttendResponse()
-    attention_codec.encode(answer(engine, rows, ids), response)
+    response = attention_pb2.AttendResponse.FromString(attention_codec.encode(answer(engine, rows, ids)))
     vectors = response.context_vectors
     assert (vectors.width, list(vectors.lengths)) == (WIDTH, [1, 1, 1])
     assert_parity(np.frombuffer(vectors.data, np.float32).reshape(3, WIDTH), pooled)
@@ -231,6 +230,5 @@ def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     message = raw_request(model, {"ids": np.stack(ids), "rows": np.stack(rows)}, ["pooled"])
     decoded = open_inference_codec.decode(message, model, np.inf)
     result = engine.submit(decoded.request).result(60)
-    assert_parity(
-        answered(open_inference_codec.encode(result, decoded, model, "", 1 << 20))["pooled"], pooled
-    )
+    encoded = open_inference_codec.encode(result, decoded, model, "", 1 << 20)
+    assert_parity(answered(pb.ModelInferResponse.FromString(encoded))["pooled"], pooled)

@@ -21,7 +21,7 @@ def raw_request(
         model_name=model.name, id="7", outputs=[Output(name=name) for name in outputs]
     )
     for name, array in tensors.items():
-        message.inputs.add(name=name, datatype=DATATYPES[array.dtype.name], shape=array.shape)
+        message.inputs.add(name=name, datatype=DATATYPES[array.dtype], shape=array.shape)
         message.raw_input_contents.append(array.tobytes())
     return message
 

@@ -156,8 +156,7 @@ def test_a_result_is_written_without_padding(lengths: list[tuple[int, int]], *, 
     outputs = {"context_vectors": [rng.standard_normal((tq, 3), np.float32) for tq, _ in lengths]}
     if weights:
         outputs["attention_weights"] = [rng.random((2, tq, tk), np.float32) for tq, tk in lengths]
-    response = pb.AttendResponse()
-    encode(Result("m", "2", outputs), response)
+    response = pb.AttendResponse.FromString(encode(Result("m", "2", outputs)))
     context = response.context_vectors
     assert (response.model_name, response.model_version) == ("m", "2")
     assert (context.data_type, context.width, list(context.lengths)) == (1, 3, [tq for tq, _ in lengths])

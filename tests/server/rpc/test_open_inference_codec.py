@@ -38,7 +38,8 @@ def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array
     """Decoded, run and encoded."""
     decoded = decode(message, model, math.inf)
     engine = Engine(Repository([model]))
-    response = encode(engine.submit(decoded.request).result(), decoded, model, message.id, LIMIT)
+    result = engine.submit(decoded.request).result()
+    response = pb.ModelInferResponse.FromString(encode(result, decoded, model, message.id, LIMIT))
     engine.close()
     assert (response.model_name, response.model_version, response.id) == (model.name, "1", message.id)
     return answered(response)

@@ -12,7 +12,7 @@ from server.engine.errors import InvalidRequestError
 from server.engine.values import Array
 from server.rpc.attention_codec import DTYPES as TYPED
 from server.rpc.open_inference_tensors import DTYPES as OPEN
-from server.rpc.tensors import from_bytes, to_bytes
+from server.rpc.tensors import buffers, from_bytes
 
 DTYPES = sorted({*TYPED.values(), *OPEN.values()}, key=str)
 tensors = st.sampled_from(DTYPES).flatmap(
@@ -51,10 +51,10 @@ def test_a_shape_too_large_for_any_memory_is_refused_by_its_size() -> None:
 @given(parts=st.lists(arrays(np.float32, array_shapes(max_dims=2, max_side=4)), min_size=1, max_size=4))
 def test_arrays_are_written_one_after_the_other(parts: list[Array]) -> None:
     expected = np.concatenate([part.ravel() for part in parts])
-    np.testing.assert_array_equal(np.frombuffer(to_bytes(parts), np.float32), expected)
+    np.testing.assert_array_equal(np.frombuffer(b"".join(buffers(parts)), np.float32), expected)
 
 
 def test_views_are_written_row_major() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert to_bytes([array.T]) == np.array([0, 3, 1, 4, 2, 5], np.float32).tobytes()
-    assert to_bytes(iter([])) == b""
+    assert b"".join(buffers([array.T])) == np.array([0, 3, 1, 4, 2, 5], np.float32).tobytes()
+    assert buffers(iter([])) == []

@@ -1,0 +1,144 @@
+"""Large fields of protobuf messages, read and written where they lie.
+
+The library copies a `bytes` field when it parses it, again when it is read, when it is set and when the
+message is serialised: four times the tensor. Here tensors are cut out of a request's bytes before the rest
+is parsed, and put behind a response's bytes after the rest was serialised. The encoding permits both:
+fields come in any order, and occurrences of one submessage are merged.
+Source: protobuf.dev/programming-guides/encoding, "Message Structure" and "Last One Wins".
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+# Field numbers from the message down to a `bytes` field.
+Path = tuple[int, ...]
+# Which fields are cut out, by number: True for a `bytes` field, a tree for a submessage that has some.
+Tree: TypeAlias = "Mapping[int, Tree | bool]"
+Blobs = list[tuple[Path, memoryview]]
+Buffer: TypeAlias = "bytes | memoryview"
+M = TypeVar("M", bound=Message)
+
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+# Smaller messages are parsed faster than they are walked through.
+SMALL_BYTES = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Parsed(Generic[M]):
+    """A request: its message, and what was cut out of it; nothing where the message is small."""
+
+    message: M
+    blobs: Blobs
+
+
+def reader(parse: Callable[[bytes], M], tree: Tree) -> Callable[[bytes], Parsed[M]]:
+    """Reads requests of one type; what it returns raises DecodeError for bytes that are none."""
+
+    def read(data: bytes) -> Parsed[M]:
+        if len(data) < SMALL_BYTES:
+            return Parsed(parse(data), [])
+        rest, blobs = cut(data, tree)
+        return Parsed(parse(rest), blobs)
+
+    return read
+
+
+def cut(message: bytes, tree: Tree) -> tuple[bytes, Blobs]:
+    """Takes fields out of a serialised message without copying them.
+
+    Returns:
+        The message without them, and their views by path, in the order of the message.
+
+    Raises:
+        DecodeError: The bytes are no message, or use groups, which protobuf 3 does not.
+    """
+    blobs: Blobs = []
+    try:
+        return b"".join(_rest(memoryview(message), tree, (), blobs)), blobs
+    except IndexError:
+        raise DecodeError("the message ends within a field") from None
+
+
+def _rest(message: memoryview, tree: Tree, path: Path, blobs: Blobs) -> list[Buffer]:
+    """What is left of a message; notes what was cut out of it."""
+    parts: list[Buffer] = []
+    at = kept_from = 0
+    while at < len(message):
+        start = at
+        key, at = _varint(message, at)
+        number, kind = key >> 3, key & 7
+        end, at = _extent(message, at, kind)
+        inner = tree.get(number)
+        if inner is None or kind != LENGTH_DELIMITED:
+            at = end
+            continue
+        parts.append(message[kept_from:start])
+        if inner is True:
+            blobs.append(((*path, number), message[at:end]))
+        elif isinstance(inner, Mapping):
+            rest = b"".join(_rest(message[at:end], inner, (*path, number), blobs))
+            parts += [_key(number), _encoded(len(rest)), rest]
+        at = kept_from = end
+    return [*parts, message[kept_from:]]
+
+
+def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
+    """Where the value of a field ends, and where its content begins."""
+    if kind == LENGTH_DELIMITED:
+        size, at = _varint(message, at)
+        end = at + size
+    elif kind == VARINT:
+        _, end = _varint(message, at)
+    elif kind in FIXED_SIZES:
+        end = at + FIXED_SIZES[kind]
+    else:
+        raise DecodeError(f"wire type {kind} is unknown")
+    if end > len(message):
+        raise DecodeError("a field reaches beyond the message's end")
+    return end, at
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """A number in base 128, lowest digits first, and where it ends."""
+    value = shift = 0
+    while shift <= 63:  # noqa: PLR2004 - ten digits of seven bits
+        digit = message[at]
+        at += 1
+        value |= (digit & 0x7F) << shift
+        if digit < 0x80:  # noqa: PLR2004 - the last digit has its high bit clear
+            return value, at
+        shift += 7
+    raise DecodeError("a number has more than ten digits")
+
+
+def field(path: Path, content: Sequence[Buffer]) -> list[Buffer]:
+    """A `bytes` field to be put behind a serialised message, its content not copied.
+
+    Args:
+        path: Where it belongs; the submessages on the way merge with those of the message.
+        content: Its parts.
+    """
+    size = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in content)
+    heads: list[bytes] = []
+    for number in reversed(path):
+        head = _key(number) + _encoded(size)
+        heads.append(head)
+        size += len(head)
+    return [*reversed(heads), *content]
+
+
+def _key(number: int) -> bytes:
+    return _encoded(number << 3 | LENGTH_DELIMITED)
+
+
+def _encoded(value: int) -> bytes:
+    digits = bytearray()
+    while value > 0x7F:  # noqa: PLR2004 - seven bits in a digit
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
