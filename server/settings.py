@@ -13,6 +13,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from server import cores
 from server.engine.limits import MIB, Limits
 from server.engine.session import Device, Provider
 from server.rpc.server import RpcOptions
@@ -96,7 +97,7 @@ class Settings(BaseSettings):
     @property
     def device(self) -> Device:
         """Where graphs run."""
-        return Device(Provider(self.provider), self.threads or len(os.sched_getaffinity(0)))
+        return Device(Provider(self.provider), self.threads or cores.available())
 
     @property
     def rpc(self) -> RpcOptions:

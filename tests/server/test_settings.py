@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
+from server import cores
 from server.engine.session import Device, Provider
 from server.settings import Settings
 from tests.server.samples import ROOT
@@ -165,4 +166,4 @@ def test_options_reach_engine_and_surface() -> None:
 
 
 def test_threads_are_those_that_the_process_may_use_where_none_are_given() -> None:
-    assert settings().device.threads == len(os.sched_getaffinity(0))
+    assert settings().device.threads == cores.available()
