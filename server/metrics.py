@@ -1,5 +1,8 @@
 """Prometheus metrics: what the engine and the calls report, and the endpoint that shows it."""
 
+from collections.abc import Callable
+from functools import cache
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -24,11 +27,13 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._calls = Counter(
-            "attention_requests",
-            "Calls by method and status code.",
-            ["method", "code"],
-            registry=self.registry,
+        self._calls = cache(
+            Counter(
+                "attention_requests",
+                "Calls by method and status code.",
+                ["method", "code"],
+                registry=self.registry,
+            ).labels
         )
         self._call_seconds = self._histogram(
             "attention_request_seconds", "Duration of a call.", "method", SECONDS
@@ -51,11 +56,14 @@ class Metrics:
             "attention_model_ready", "1 for a model that answers.", ["model", "version"]
         )
 
-    def _histogram(self, name: str, text: str, label: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, [label], buckets=buckets, registry=self.registry)
+    # Each metric is kept as the cached look-up of its children, which costs every call more than counting.
+    def _histogram(
+        self, name: str, text: str, label: str, buckets: tuple[float, ...]
+    ) -> Callable[[str], Histogram]:
+        return cache(Histogram(name, text, [label], buckets=buckets, registry=self.registry).labels)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["model"], registry=self.registry)
+    def _counter(self, name: str, text: str) -> Callable[[str], Counter]:
+        return cache(Counter(name, text, ["model"], registry=self.registry).labels)
 
     def _gauge(self, name: str, text: str, labels: list[str]) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
@@ -70,17 +78,17 @@ class Metrics:
 
     def called(self, method: str, code: str, seconds: float) -> None:
         """One call ended."""
-        self._calls.labels(method, code).inc()
-        self._call_seconds.labels(method).observe(seconds)
+        self._calls(method, code).inc()
+        self._call_seconds(method).observe(seconds)
 
     def ran(self, run: Run) -> None:
         """One run ended."""
-        self._run_sequences.labels(run.model).observe(run.sequences)
-        self._run_seconds.labels(run.model).observe(run.seconds)
-        self._tokens.labels(run.model).inc(run.tokens)
-        self._padding.labels(run.model).inc(run.padding)
+        self._run_sequences(run.model).observe(run.sequences)
+        self._run_seconds(run.model).observe(run.seconds)
+        self._tokens(run.model).inc(run.tokens)
+        self._padding(run.model).inc(run.padding)
         for seconds in run.waited:
-            self._waited.labels(run.model).observe(seconds)
+            self._waited(run.model).observe(seconds)
 
     def serve(self, host: str, port: int) -> "MetricsServer":
         """Shows the metrics on http://host:port/metrics."""
