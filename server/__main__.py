@@ -6,9 +6,9 @@ import sys
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from server import application, logs
+from server import application, logs, supervisor
 from server.engine.repository import RepositoryError
-from server.errors import BindError
+from server.errors import BindError, WorkerError
 from server.settings import Settings
 
 
@@ -26,8 +26,8 @@ def main() -> int:
         return 2
     logs.configure(settings.log_level)
     try:
-        application.run(settings)
-    except (BindError, RepositoryError) as error:
+        (application if settings.workers == 1 else supervisor).run(settings)
+    except (BindError, RepositoryError, WorkerError) as error:
         logging.getLogger(__name__).error("cannot serve", extra={"reason": str(error)})
         return 1
     return 0

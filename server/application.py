@@ -4,18 +4,59 @@ import logging
 import signal
 import threading
 from types import FrameType
+from typing import Protocol
 
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
-from server.engine.repository import RepositoryError, load_repository
-from server.metrics import Metrics
+from server.engine.repository import Repository, RepositoryError, load_repository
+from server.metrics import Metrics, MetricsServer
 from server.rpc.server import RpcServer
 from server.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> None:
+class Surroundings(Protocol):
+    """What a server stands in: alone, or beside others under a supervisor."""
+
+    def loaded(self, metrics: Metrics, stop: threading.Event) -> None:
+        """The models are ready. Returns when the server may listen, or is to stop."""
+
+    def serving(self, port: int, *, ready: int, failed: int) -> None:
+        """The server listens, with so many models."""
+
+    def close(self) -> None:
+        """The server has answered all that it accepted."""
+
+
+class Alone:
+    """The only server of its port, with a metrics endpoint of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._endpoint: MetricsServer | None = None
+
+    def loaded(self, metrics: Metrics, stop: threading.Event) -> None:  # noqa: ARG002 - waits for nobody
+        """Shows the metrics.
+
+        Raises:
+            BindError: Their address cannot be listened on.
+        """
+        self._endpoint = metrics.serve(self._settings.host, self._settings.metrics_port)
+
+    def serving(self, port: int, *, ready: int, failed: int) -> None:
+        """Says where."""
+        metrics_port = self._endpoint.port if self._endpoint else None
+        fields = {"host": self._settings.host, "port": port, "metrics_port": metrics_port}
+        log.info("serving", extra={**fields, "models": ready, "failed": failed})
+
+    def close(self) -> None:
+        """Shows the metrics no more."""
+        if self._endpoint:
+            self._endpoint.close()
+
+
+def run(settings: Settings, surroundings: Surroundings | None = None) -> None:
     """Serves until SIGTERM or SIGINT, and returns when every accepted call has its answer.
 
     Raises:
@@ -29,33 +70,32 @@ def run(settings: Settings) -> None:
     repository = load_repository(settings.model_repository, settings.device)
     if stop.is_set():
         return
-    ready = [model for model in repository if isinstance(model, LoadedModel)]
-    if not ready:
+    if not any(isinstance(model, LoadedModel) for model in repository):
         raise RepositoryError(f"no model of {settings.model_repository} can answer; the log says why")
+    _serve(settings, repository, surroundings or Alone(settings), stop)
+    log.info("stopped")
+
+
+def _serve(
+    settings: Settings, repository: Repository, surroundings: Surroundings, stop: threading.Event
+) -> None:
     metrics = Metrics()
     metrics.loaded(repository)
     engine = Engine(repository, settings.limits, metrics)
     rpc = RpcServer(engine, settings.rpc, metrics)
-    endpoint = metrics.serve(settings.host, settings.metrics_port)
+    ready = sum(isinstance(model, LoadedModel) for model in repository)
     try:
+        surroundings.loaded(metrics, stop)
+        if stop.is_set():
+            return
         port = rpc.start()
-        log.info(
-            "serving",
-            extra={
-                "host": settings.host,
-                "port": port,
-                "metrics_port": endpoint.port,
-                "models": len(ready),
-                "failed": len(list(repository)) - len(ready),
-            },
-        )
+        surroundings.serving(port, ready=ready, failed=len(list(repository)) - ready)
         stop.wait()
         seconds = rpc.stop(settings.grace_seconds)
         log.info("drained", extra={"seconds": f"{seconds:.3f}", "grace_seconds": settings.grace_seconds})
     finally:
         engine.close()
-        endpoint.close()
-    log.info("stopped")
+        surroundings.close()
 
 
 def _asked_to_stop(number: int, stop: threading.Event, _frame: FrameType | None = None) -> None:

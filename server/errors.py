@@ -3,3 +3,7 @@
 
 class BindError(Exception):
     """An address cannot be listened on."""
+
+
+class WorkerError(Exception):
+    """A worker process ended before all of them served."""

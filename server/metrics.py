@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -51,9 +52,10 @@ class Metrics:
             "attention_parity_max_abs_error",
             "Largest difference from eager PyTorch, measured on this machine before the model was ready.",
             ["model", "version", "provider"],
+            "livemax",
         )
         self._ready = self._gauge(
-            "attention_model_ready", "1 for a model that answers.", ["model", "version"]
+            "attention_model_ready", "1 for a model that answers.", ["model", "version"], "livemin"
         )
 
     # Each metric is kept as the cached look-up of its children, which costs every call more than counting.
@@ -65,8 +67,10 @@ class Metrics:
     def _counter(self, name: str, text: str) -> Callable[[str], Counter]:
         return cache(Counter(name, text, ["model"], registry=self.registry).labels)
 
-    def _gauge(self, name: str, text: str, labels: list[str]) -> Gauge:
-        return Gauge(name, text, labels, registry=self.registry)
+    def _gauge(
+        self, name: str, text: str, labels: list[str], among_workers: Literal["livemin", "livemax"]
+    ) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry, multiprocess_mode=among_workers)
 
     def loaded(self, repository: Repository) -> None:
         """Publishes the state and the measured parity error of every model."""

@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     metrics_port: Port = Field(8002, description="Prometheus port; 0 lets the system choose")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level to log")
     provider: Literal["cpu", "cuda"] = Field("cpu", description="where graphs run")
+    workers: PositiveInt = Field(1, description="server processes on the port; each has all the limits below")
     threads: NonNegativeInt = Field(0, description="threads of one run; 0 for one per available core")
     grace_seconds: NonNegativeFloat = Field(30.0, description="how long running calls may take at shutdown")
     max_message_bytes: int = Field(64 * MIB, ge=MIB, description="largest message in and out")
@@ -109,4 +110,5 @@ class Settings(BaseSettings):
             max_concurrent_calls=self.max_concurrent_calls,
             max_streams=self.max_streams,
             stream_window=self.stream_window,
+            share_port=self.workers > 1,
         )

@@ -37,6 +37,7 @@ class RpcOptions:
     max_concurrent_calls: int
     max_streams: int
     stream_window: int
+    share_port: bool = False
 
 
 class RpcServer:
@@ -57,8 +58,8 @@ class RpcServer:
             {
                 "grpc.max_receive_message_length": options.max_message_bytes,
                 "grpc.max_send_message_length": options.max_message_bytes,
-                # A second server on the port is an error, not a silent share of the calls.
-                "grpc.so_reuseport": 0,
+                # A second server that nobody wanted is an error, not a silent share of the calls.
+                "grpc.so_reuseport": int(options.share_port),
             },
             accept=self._methods.accept,
             turn=engine.turn,

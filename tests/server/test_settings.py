@@ -79,6 +79,7 @@ def test_the_file_alone_can_say_everything(file: Path) -> None:
         (["--provider", "tpu"], "provider"),
         (["--log-level", "LOUD"], "log_level"),
         (["--threads", "-1"], "threads"),
+        (["--workers", "0"], "workers"),
         (["--grace-seconds", "-0.5"], "grace_seconds"),
         (["--max-streams", "0"], "max_streams"),
         (["--max-batch-bytes", "0"], "max_batch_bytes"),
@@ -163,6 +164,11 @@ def test_options_reach_engine_and_surface() -> None:
     assert (found.limits.max_result_bytes, found.limits.max_batch_sequences) == (2**21 - 2**16, 6)
     assert (found.rpc.max_message_bytes, found.rpc.max_streams, found.rpc.host) == (2**21, 7, "::1")
     assert found.device == Device(Provider.CPU, 2)
+
+
+@pytest.mark.parametrize(("workers", "shared"), [(1, False), (2, True)], ids=["one", "two"])
+def test_several_workers_share_the_port(workers: int, shared: bool) -> None:
+    assert settings(f"--workers={workers}").rpc.share_port is shared
 
 
 def test_threads_are_those_that_the_process_may_use_where_none_are_given() -> None:

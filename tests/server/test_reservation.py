@@ -1,0 +1,110 @@
+"""A port that is kept for this service's processes alone."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from server.errors import BindError
+from server.reservation import reserved
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def sock(stack: ExitStack, *options: int) -> socket.socket:
+    """A socket as other programs make theirs."""
+    made = stack.enter_context(socket.socket())
+    for option in options:
+        made.setsockopt(socket.SOL_SOCKET, option, 1)
+    return made
+
+
+@pytest.mark.parametrize("host", [HOST, "0.0.0.0", "localhost"])  # noqa: S104 - nothing listens
+def test_workers_may_listen_on_it_and_share_its_connections(stack: ExitStack, host: str) -> None:
+    port = stack.enter_context(reserved(host, 0))
+    workers = [sock(stack, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(2)]
+    for worker in workers:
+        worker.bind((HOST, port))
+        worker.listen()
+        worker.settimeout(0)
+    calls = 64
+    for _ in range(calls):
+        stack.enter_context(socket.create_connection((HOST, port)))
+    accepted = [len(list(accept_all(worker, stack))) for worker in workers]
+    assert sum(accepted) == calls
+    assert min(accepted) > 0
+
+
+def accept_all(listener: socket.socket, stack: ExitStack) -> Iterator[socket.socket]:
+    """Every connection that waits."""
+    while True:
+        try:
+            yield stack.enter_context(listener.accept()[0])
+        except BlockingIOError:
+            return
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)],
+    ids=["plain", "reuseaddr", "reuseport", "both"],
+)
+def test_a_port_that_somebody_listens_on_is_an_error(stack: ExitStack, options: tuple[int, ...]) -> None:
+    other = sock(stack, *options)
+    other.bind((HOST, 0))
+    other.listen()
+    port = other.getsockname()[1]
+    with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{port}: .*in use"), reserved(HOST, port):
+        pass
+
+
+def test_a_port_that_is_reserved_is_an_error(stack: ExitStack) -> None:
+    port = stack.enter_context(reserved(HOST, 0))
+    with pytest.raises(BindError, match="in use"), reserved(HOST, port):
+        pass
+
+
+@pytest.mark.parametrize("options", [(), (socket.SO_REUSEADDR,)], ids=["plain", "reuseaddr"])
+def test_others_cannot_have_it(stack: ExitStack, options: tuple[int, ...]) -> None:
+    port = stack.enter_context(reserved(HOST, 0))
+    with pytest.raises(OSError, match="in use"):
+        sock(stack, *options).bind((HOST, port))
+
+
+def test_nobody_answers_before_a_worker_does(stack: ExitStack) -> None:
+    port = stack.enter_context(reserved(HOST, 0))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, port))
+
+
+def test_connections_that_are_closing_do_not_hold_it(stack: ExitStack) -> None:
+    listener = sock(stack, socket.SO_REUSEADDR)
+    listener.bind((HOST, 0))
+    listener.listen()
+    port = listener.getsockname()[1]
+    caller = stack.enter_context(socket.create_connection((HOST, port)))
+    accepted, _ = listener.accept()
+    accepted.close()  # the first to close is the one whose port stays in TIME_WAIT
+    caller.close()
+    listener.close()
+    with reserved(HOST, port) as kept:
+        assert kept == port
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"], ids=["not ours", "unknown"])
+def test_a_host_that_is_none_of_this_machine_is_an_error(host: str) -> None:
+    with pytest.raises(BindError, match=f"cannot listen on {host}:0: "), reserved(host, 0):
+        pass
+
+
+def test_it_is_free_afterwards(stack: ExitStack) -> None:
+    with reserved(HOST, 0) as port:
+        pass
+    sock(stack).bind((HOST, port))
