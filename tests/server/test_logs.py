@@ -95,3 +95,12 @@ def test_events_from_the_level_on_go_to_standard_error() -> None:
     assert done.stdout == ""
     (only,) = done.stderr.splitlines()
     assert only.endswith("Z WARNING shown a=1")
+
+
+def test_a_process_adds_its_own_fields_to_every_event() -> None:
+    code = (
+        "import logging; from server import logs; logs.configure('INFO', worker=3);"
+        "logging.getLogger('any').info('shown', extra={'a': 1})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.endswith("Z INFO shown a=1 worker=3\n")
