@@ -1,9 +1,10 @@
 """Metrics of several worker processes: each writes its own to files, one endpoint shows their sum."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, values
+from prometheus_client import CollectorRegistry, Gauge, Metric, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from server.metrics import MetricsServer
@@ -21,6 +22,26 @@ def write_to(folder: Path, worker: int) -> None:
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
 
 
+class _Collector(MultiProcessCollector):
+    """Passes over files that a worker is making: they are empty at first, which the library cannot read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(None, str(folder))  # type: ignore[no-untyped-call]
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        """The sum of all that is written."""
+        files = [str(file) for file in self._folder.glob("*.db") if _is_written(file)]
+        return self.merge(files)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _is_written(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:  # its worker has just ended
+        return False
+
+
 class FleetMetrics:
     """The endpoint of all workers; listens until it is closed."""
 
@@ -32,7 +53,7 @@ class FleetMetrics:
         """
         self._folder = str(folder)
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, self._folder)  # type: ignore[no-untyped-call]
+        registry.register(_Collector(folder))
         self._workers = Gauge(
             "attention_workers",
             "Worker processes by state.",

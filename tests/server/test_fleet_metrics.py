@@ -71,3 +71,9 @@ def test_workers_are_counted_by_state(fleet: FleetMetrics) -> None:
     samples = scrape(fleet.port)
     assert value(samples, "attention_workers", state="ready") == 3
     assert value(samples, "attention_workers", state="starting") == 1
+
+
+def test_a_file_that_is_being_made_is_passed_over(fleet: FleetMetrics, tmp_path: Path) -> None:
+    work(tmp_path, 0, calls=2, ready=1, error=0.1)
+    (tmp_path / "counter_1.db").touch()
+    assert value(scrape(fleet.port), "attention_requests_total", method="/a/B", code="OK") == 2
