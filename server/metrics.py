@@ -28,13 +28,8 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._calls = cache(
-            Counter(
-                "attention_requests",
-                "Calls by method and status code.",
-                ["method", "code"],
-                registry=self.registry,
-            ).labels
+        self._calls = self._counter(
+            "attention_requests", "Calls by method and status code.", "method", "code"
         )
         self._call_seconds = self._histogram(
             "attention_request_seconds", "Duration of a call.", "method", SECONDS
@@ -46,8 +41,10 @@ class Metrics:
         self._waited = self._histogram(
             "attention_queue_seconds", "Wait of a sequence for its run.", "model", SECONDS
         )
-        self._tokens = self._counter("attention_tokens", "Query and key rows that were asked for.")
-        self._padding = self._counter("attention_padding_tokens", "Rows that were computed beside those.")
+        self._tokens = self._counter("attention_tokens", "Query and key rows that were asked for.", "model")
+        self._padding = self._counter(
+            "attention_padding_tokens", "Rows that were computed beside those.", "model"
+        )
         self._parity = self._gauge(
             "attention_parity_max_abs_error",
             "Largest difference from eager PyTorch, measured on this machine before the model was ready.",
@@ -64,8 +61,8 @@ class Metrics:
     ) -> Callable[[str], Histogram]:
         return cache(Histogram(name, text, [label], buckets=buckets, registry=self.registry).labels)
 
-    def _counter(self, name: str, text: str) -> Callable[[str], Counter]:
-        return cache(Counter(name, text, ["model"], registry=self.registry).labels)
+    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+        return cache(Counter(name, text, labels, registry=self.registry).labels)
 
     def _gauge(
         self, name: str, text: str, labels: list[str], among_workers: Literal["livemin", "livemax"]
