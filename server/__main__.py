@@ -6,10 +6,11 @@ import sys
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from server import application, logs, supervisor
+from server import application, logs
 from server.engine.repository import RepositoryError
 from server.errors import BindError, WorkerError
 from server.settings import Settings
+from server.workers import supervisor
 
 
 def main() -> int:

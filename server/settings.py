@@ -61,6 +61,7 @@ class Settings(BaseSettings):
     max_sequences: PositiveInt = Field(4096, description="sequences of one request")
     max_in_flight_bytes: PositiveInt = Field(1024 * MIB, description="memory of all requests being answered")
     max_batch_sequences: PositiveInt = Field(64, description="sequences of one run")
+    batch_delay_seconds: NonNegativeFloat = Field(0.0, description="longest wait for company that may come")
     max_batch_bytes: PositiveInt = Field(256 * MIB, description="memory of a run of several sequences")
 
     @classmethod
@@ -93,6 +94,7 @@ class Settings(BaseSettings):
             max_in_flight_bytes=self.max_in_flight_bytes,
             max_batch_sequences=self.max_batch_sequences,
             max_batch_bytes=self.max_batch_bytes,
+            batch_delay_seconds=self.batch_delay_seconds,
         )
 
     @property

@@ -1,4 +1,4 @@
-"""One of several server processes on a port; a supervisor starts it: `python -m server.worker DESCRIPTOR`."""
+"""One of several processes on a port, started by a supervisor: `python -m server.workers.worker DESCRIPTOR`."""
 
 import logging
 import os
@@ -8,11 +8,12 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from server import application, fleet_metrics, logs
-from server.assignment import Assignment, Failure, Word
+from server import application, logs
 from server.engine.repository import RepositoryError
 from server.errors import BindError
 from server.metrics import Metrics
+from server.workers import metrics
+from server.workers.assignment import Assignment, Failure, Word
 
 log = logging.getLogger(__name__)
 # The pipe's own type has two parameters in the stubs and none in the library.
@@ -79,7 +80,7 @@ def main() -> int:
 def _settle(assignment: Assignment) -> None:
     """Comes before any thread of the runtime's, which would not move, and before any metric."""
     logs.configure(assignment.settings.log_level, worker=assignment.worker)
-    fleet_metrics.write_to(assignment.metrics, assignment.worker)
+    metrics.write_to(assignment.metrics, assignment.worker)
     try:
         os.sched_setaffinity(0, assignment.cores)
     except OSError as error:  # the cores that the container may use have changed since the start

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.fleet_metrics import FleetMetrics
+from server.workers.metrics import FleetMetrics
 from tests.server.samples import ROOT
 from tests.server.test_metrics import HOST, scrape, value
 
@@ -15,7 +15,7 @@ from tests.server.test_metrics import HOST, scrape, value
 CODE = """
 import sys
 from pathlib import Path
-from server.fleet_metrics import write_to
+from server.workers.metrics import write_to
 write_to(Path(sys.argv[1]), int(sys.argv[2]))
 from server.metrics import Metrics
 metrics = Metrics()

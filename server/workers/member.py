@@ -7,7 +7,7 @@ from multiprocessing import Pipe
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Any
 
-from server.assignment import Assignment, Failure, Word
+from server.workers.assignment import Assignment, Failure, Word
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
@@ -51,7 +51,7 @@ class Member:
         with theirs:
             descriptor = theirs.fileno()
             # A group of its own: what a terminal sends to all, the supervisor hands on once.
-            command = [sys.executable, "-m", "server.worker", str(descriptor)]
+            command = [sys.executable, "-m", "server.workers.worker", str(descriptor)]
             self._process = Popen(command, stdin=DEVNULL, pass_fds=[descriptor], process_group=0)  # noqa: S603
         self.link = link
         # Over the pipe and not in words or variables of the process: values stay what they are, unseen.

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from server import cores
-from server.assignment import Word
-from server.member import Member
 from server.settings import Settings
-from server.supervisor import assignments
+from server.workers.assignment import Word
+from server.workers.member import Member
+from server.workers.supervisor import assignments
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from server.errors import BindError
-from server.reservation import reserved
+from server.workers.reservation import reserved
 
 HOST = "127.0.0.1"
 

@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from server import cores
-from server.assignment import Assignment, Word
 from server.errors import WorkerError
-from server.fleet_metrics import FleetMetrics
-from server.member import Member
-from server.reservation import reserved
 from server.settings import Settings
+from server.workers.assignment import Assignment, Word
+from server.workers.member import Member
+from server.workers.metrics import FleetMetrics
+from server.workers.reservation import reserved
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import serving
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.server.test_metrics import HOST, scrape, value
-from tests.server.watched import Watched, watched
+from tests.server.workers.watched import Watched, watched
 
 WORKERS = "--workers=2"
 ATTEND = "/attention.v1.AttentionService/Attend"

@@ -1,0 +1,1 @@
+"""Several server processes on one port, and the process that looks after them."""
