@@ -1,4 +1,4 @@
-"""One of several processes on a port, started by a supervisor: `python -m server.workers.worker DESCRIPTOR`."""
+"""One of several server processes: `python -m server.workers.worker DESCRIPTOR`, run by a supervisor."""
 
 import logging
 import os
