@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from export.manifest import BATCH_AXIS
+from export.rewrite import merge_heads
 from export.signature import MASK_HEADS_AXIS, Signature, SignedModule
 
 OPSET = 23
@@ -37,6 +38,7 @@ def export_graph(module: nn.Module, signature: Signature) -> onnx.ModelProto:
         # traced as 1 is left open. The parity report covers both.
         if MASK_HEADS_AXIS in spec.axes:
             value.shape = onnx_ir.Shape(spec.axes)
+    merge_heads(program.model)
     proto = onnx_ir.to_proto(program.model)
     _strip(proto)
     _check(proto, signature)

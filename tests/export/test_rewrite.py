@@ -1,0 +1,83 @@
+"""Attention operators over whole rows, where rows are all that heads are cut from."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from torch import Tensor
+
+from export.graph import export_graph
+from export.manifest import GraphKind
+from export.signature import random_inputs, run_eager
+from model.attention import MultiHeadAttention
+from model.config import AttentionConfig
+from tests.export.modules import attention, graph, signature
+from tests.support.eager import assert_parity
+
+MERGED = {
+    "multi-head": AttentionConfig(d_query=8, num_heads=2),
+    "grouped": AttentionConfig(d_query=8, num_heads=4, num_kv_heads=2, causal=True),
+    "fused": AttentionConfig(d_query=8, num_heads=2, projections="fused", qkv_bias=True),
+    "without projections": AttentionConfig(d_query=8, num_heads=2, projections="none", out_proj=False),
+}
+KEPT = {
+    "rotary": AttentionConfig(d_query=8, num_heads=2, rotary_theta=10_000.0),
+    "stacked": AttentionConfig(d_query=8, num_heads=2, projections="stacked"),
+}
+
+
+class Backwards(MultiHeadAttention):
+    """Joins its heads to rows of another order than that in which they were cut."""
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None) -> Tensor:
+        return super()._attend(q, k, v, may_attend).flip(1)
+
+
+def attention_heads(proto: onnx.ModelProto) -> dict[str, int]:
+    """The numbers of heads that the graph's one Attention operator states."""
+    (node,) = (node for node in proto.graph.node if node.op_type == "Attention")
+    return {
+        attribute.name: attribute.i for attribute in node.attribute if attribute.name.endswith("num_heads")
+    }
+
+
+def assert_equals_eager(module: MultiHeadAttention, kind: GraphKind, proto: onnx.ModelProto) -> None:
+    """The graph gives eager PyTorch's results at lengths that its export has not seen."""
+    signed = signature(module, kind)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for batch, length in ((1, 1), (4, 9)):
+        sizes = {"batch": batch, "query_length": length, "mask_heads": 1}
+        inputs = random_inputs(signed, sizes, np.random.default_rng(0))
+        (served,) = session.run(None, inputs)
+        assert_parity(served, run_eager(module, signed, inputs)["context_vectors"])
+
+
+@pytest.mark.parametrize("kind", [GraphKind.PLAIN, GraphKind.LENGTHS, GraphKind.MASK])
+@pytest.mark.parametrize("name", ["self", "cross"])
+def test_no_operator_copies_rows_to_cut_or_join_them(name: str, kind: GraphKind) -> None:
+    proto = graph(name, kind)
+    assert {node.op_type for node in proto.graph.node}.isdisjoint({"Transpose", "Reshape"})
+    assert attention_heads(proto) == {"q_num_heads": 2, "kv_num_heads": 2}
+
+
+@pytest.mark.parametrize("kind", [GraphKind.PLAIN, GraphKind.LENGTHS, GraphKind.MASK])
+@pytest.mark.parametrize("config", MERGED.values(), ids=MERGED)
+def test_attention_over_whole_rows_equals_eager_pytorch(config: AttentionConfig, kind: GraphKind) -> None:
+    module = attention(config)
+    proto = export_graph(module, signature(module, kind))
+    heads = {"q_num_heads": config.num_heads, "kv_num_heads": config.num_kv_heads}
+    assert attention_heads(proto) == heads
+    assert_equals_eager(module, kind, proto)
+
+
+@pytest.mark.parametrize("config", KEPT.values(), ids=KEPT)
+def test_heads_that_are_not_cut_from_rows_stay(config: AttentionConfig) -> None:
+    module = attention(config)
+    assert attention_heads(export_graph(module, signature(module, GraphKind.PLAIN))) == {}
+
+
+def test_heads_that_are_not_joined_as_they_were_cut_stay() -> None:
+    module = attention(kind=Backwards)
+    proto = export_graph(module, signature(module, GraphKind.PLAIN))
+    assert attention_heads(proto) == {}
+    assert_equals_eager(module, GraphKind.PLAIN, proto)
