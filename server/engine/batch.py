@@ -12,20 +12,20 @@ from server.engine.model import LoadedModel
 from server.engine.values import Array, Item
 
 
-def choose_graph(items: Sequence[Item], *, return_weights: bool) -> GraphKind:
+def choose_graph(model: LoadedModel, items: Sequence[Item], *, return_weights: bool) -> GraphKind:
     """The cheapest graph that computes these sequences together."""
     if return_weights:
         return GraphKind.WEIGHTS
     if any(item.mask is not None for item in items):
         return GraphKind.MASK
-    if any(item.sizes != items[0].sizes for item in items):
+    if model.sees_padding and any(item.sizes != items[0].sizes for item in items):
         return GraphKind.LENGTHS
     return GraphKind.PLAIN
 
 
 def run_batch(model: LoadedModel, items: Sequence[Item], *, return_weights: bool) -> list[dict[str, Array]]:
     """Runs some sequences together and returns each one's outputs by name."""
-    kind = choose_graph(items, return_weights=return_weights)
+    kind = choose_graph(model, items, return_weights=return_weights)
     graph = model.manifest.graphs[kind]
     outputs = model.run(kind, {spec.name: _input(spec, items) for spec in graph.inputs})
     return [

@@ -70,6 +70,15 @@ class LoadedModel:
         return GraphKind.LENGTHS in self.manifest.graphs
 
     @cached_property
+    def sees_padding(self) -> bool:
+        """Whether rows attend to what is padded after their sequence, unless lengths or a mask forbid it.
+
+        A row of causal self-attention sees earlier rows only, all of which are of its own sequence.
+        """
+        own_keys = len({spec.axes[1] for spec in self.inputs}) == 1
+        return not (self.manifest.causal and own_keys)
+
+    @cached_property
     def runs_alone(self) -> bool:
         """Whether each sequence needs a run of its own.
 

@@ -187,7 +187,8 @@ class Group:
             return False
         if self._model.padded_bytes(count, *lengths) > self._limits.max_batch_bytes:
             return False
-        kind = self._kind if same or self._kind is not GraphKind.PLAIN else GraphKind.LENGTHS
+        padded = not same and self._model.sees_padding
+        kind = GraphKind.LENGTHS if padded and self._kind is GraphKind.PLAIN else self._kind
         seconds = self._model.seconds(kind, count, *lengths)
         # Equal lengths have no padding to lose by.
         if not same and seconds > self.seconds + self._model.seconds(_kind(entry), 1, *own):

@@ -115,7 +115,7 @@ def test_the_graph_is_the_cheapest_that_can_answer(
     expected: GraphKind,
 ) -> None:
     items = items_of(cross_model, specs)
-    assert choose_graph(items, return_weights=return_weights) is expected
+    assert choose_graph(cross_model, items, return_weights=return_weights) is expected
 
 
 def seen_inputs(model: LoadedModel, items: list[Item]) -> dict[str, Array]:
@@ -145,3 +145,12 @@ def test_padding_is_zero_and_padded_keys_may_not_be_attended_to(cross_model: Loa
     assert not mask[0, :, 1:].any()
     assert not mask[0, :, :, 2:].any()
     assert mask[1].all()
+
+
+def test_causal_self_attention_needs_no_lengths_for_padding_lies_after_every_row(
+    models: dict[str, LoadedModel],
+) -> None:
+    items = items_of(models[SELF], [(3, 3, None), (7, 7, None)])
+    assert choose_graph(models[SELF], items, return_weights=False) is GraphKind.PLAIN
+    for item, outputs in zip(items, run_batch(models[SELF], items, return_weights=False), strict=True):
+        assert_outputs(models[SELF], item, outputs)
