@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 BUF := npx --yes @bufbuild/buf@1.75.0
 REPOSITORY ?= artifacts
 
-.PHONY: demo test serve lint format protos env clean
+.PHONY: demo test serve bench lint format protos env clean
 
 demo: env ## install, export, serve, ask, show
 	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
@@ -17,6 +17,9 @@ test: env ## the whole test suite
 serve: env ## serve the models of artifacts/, exporting the demo models first
 	$(PYTHON) -m scripts.export_demo_models --repository $(REPOSITORY)
 	$(PYTHON) -m server --model-repository $(REPOSITORY)
+
+bench: env ## measure the service beside its ceilings and its peers; BENCH=--quick for a short run
+	$(PYTHON) -m benchmarks run $(BENCH)
 
 lint: env ## formatting, style, types, generated code, wire contracts
 	$(PYTHON) -m ruff check

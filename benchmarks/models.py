@@ -1,0 +1,42 @@
+"""Builds and exports the measured models. Runs in a process of its own: nothing else here needs PyTorch."""
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.repository import VERSION, artifact
+from benchmarks.workload import Kind, Model
+from export.artifact import Naming, write_artifact
+from export.manifest import ArtifactError, Manifest
+from model.attention import MultiHeadAttention
+from model.config import AttentionConfig
+
+
+def build(model: Model) -> MultiHeadAttention:
+    """The module in evaluation mode; always with the same weights."""
+    config = AttentionConfig(
+        d_query=model.width,
+        num_heads=model.heads,
+        cross=model.kind is Kind.CROSS,
+        causal=model.kind is Kind.CAUSAL,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MultiHeadAttention(config).eval()
+
+
+def export(model: Model, repository: Path) -> Path:
+    """Writes the artifact unless it is there, and returns its folder."""
+    folder = artifact(repository, model)
+    if not _is_whole(folder):
+        description = f"{model.kind} attention, {model.heads} heads over width {model.width}"
+        write_artifact(build(model), Naming(model.name, VERSION, description), repository, replace=True)
+    return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        Manifest.load(folder).verify_files(folder)
+    except ArtifactError:
+        return False
+    return True

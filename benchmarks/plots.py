@@ -1,0 +1,157 @@
+"""The plots of a report."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.results import BULK, Cell, Index, Memory, Results
+from benchmarks.summary import Figure as Reading
+from benchmarks.summary import of, p50, token_rate
+from benchmarks.workload import Kind
+
+mpl.use("Agg")
+MIB = 1 << 20
+MINUTE = 60
+LATENCY, THROUGHPUT, OPEN, GROWTH, MEMORY = (
+    "latency-against-length.png",
+    "throughput-against-load.png",
+    "latency-against-load.png",
+    "cost-growth.png",
+    "memory.png",
+)
+
+
+def draw(results: Results, memory: Memory | None, folder: Path) -> list[str]:
+    """Writes every plot that the results have figures for; returns the files' names."""
+    grid, growth = Index(results.grid), Index(results.growth)
+    drawn = [_latency(grid, folder), _throughput(grid, folder)]
+    if results.open_loop:
+        drawn.append(_open_loop(results, folder))
+    if results.growth:
+        drawn.append(_growth(growth, folder))
+    if memory is not None:
+        drawn.append(_memory(memory, folder))
+    return drawn
+
+
+def _latency(grid: Index, folder: Path) -> str:
+    cells = [cell for cell in _self_attention(grid) if cell.in_flight == 1 and not cell.lengths.mixed]
+    widths = _widths(cells)
+    figure, axes = _panels(len(widths))
+    for ax, width in zip(axes, widths, strict=True):
+        own = [cell for cell in cells if cell.model.width == width]
+        for system in grid.systems():
+            _line(ax, system, ((cell.lengths.longest, _median(grid, cell, system, p50)) for cell in own))
+        _label(ax, f"d {width}, one request in flight", "length", "p50, µs")
+        ax.set(xscale="log", yscale="log")
+    return _save(figure, folder, LATENCY)
+
+
+def _throughput(grid: Index, folder: Path) -> str:
+    cells = _self_attention(grid)
+    panels = list(dict.fromkeys((cell.model.width, cell.lengths.name) for cell in cells))
+    figure, axes = _panels(len(panels))
+    for ax, (width, lengths) in zip(axes, panels, strict=True):
+        own = [cell for cell in cells if (cell.model.width, cell.lengths.name) == (width, lengths)]
+        for system in grid.systems():
+            if system != BULK:
+                points = ((cell.in_flight, _median(grid, cell, system, token_rate)) for cell in own)
+                _line(ax, system, points)
+        _label(ax, f"d {width}, length {lengths}", "in flight", "tokens/s")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+    return _save(figure, folder, THROUGHPUT)
+
+
+def _open_loop(results: Results, folder: Path) -> str:
+    cells = list(dict.fromkeys(one.cell for one in results.open_loop))
+    figure, axes = _panels(len(cells))
+    for ax, cell in zip(axes, cells, strict=True):
+        own = [one for one in results.open_loop if one.cell == cell]
+        for at, system in enumerate(dict.fromkeys(one.system for one in own)):
+            chosen = [one for one in own if one.system == system]
+            for style, name in (("-", "p50"), (":", "p99")):
+                points = [(one.rate, getattr(one.latency, name)) for one in chosen]
+                _line(ax, f"{system}, {name}", points, style=style, colour=f"C{at}")
+        _label(ax, f"d {cell.model.width}, length {cell.lengths.name}", "requests/s due", "latency, µs")
+        ax.set(xscale="log", yscale="log")
+    return _save(figure, folder, OPEN)
+
+
+def _growth(growth: Index, folder: Path) -> str:
+    cells = list(growth.cells())
+    widths = _widths(cells)
+    figure, axes = _panels(len(widths))
+    for ax, width in zip(axes, widths, strict=True):
+        own = [cell for cell in cells if cell.model.width == width]
+        for system in growth.systems():
+            _line(ax, system, ((cell.lengths.longest, _median(growth, cell, system, p50)) for cell in own))
+        _label(ax, f"d {width}, one sequence at a time", "length", "p50, µs")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+    return _save(figure, folder, GROWTH)
+
+
+def _memory(memory: Memory, folder: Path) -> str:
+    figure, (ax,) = _panels(1)
+    points = [(one.seconds / MINUTE, one.resident_bytes / MIB) for one in memory.samples]
+    _line(ax, "service", points, marker="")
+    ax.set_ylim(bottom=0)
+    _label(ax, memory.load, "minutes", "resident, MiB")
+    return _save(figure, folder, MEMORY)
+
+
+def _self_attention(grid: Index) -> list[Cell]:
+    return [cell for cell in grid.cells() if cell.model.kind is Kind.SELF and cell.bulk == 1]
+
+
+def _widths(cells: Iterable[Cell]) -> list[int]:
+    return list(dict.fromkeys(cell.model.width for cell in cells))
+
+
+def _median(index: Index, cell: Cell, system: str, reading: Reading) -> float | None:
+    found = of(index, cell, system, reading)
+    return found.median if found else None
+
+
+def _line(
+    ax: Axes,
+    label: str,
+    points: Iterable[tuple[float, float | None]],
+    *,
+    style: str = "-",
+    marker: str = "o",
+    colour: str | None = None,
+) -> None:
+    there = [(x, y) for x, y in points if y is not None]
+    if there:
+        x, y = zip(*there, strict=True)
+        ax.plot(x, y, style, marker=marker, markersize=4, color=colour, label=label)
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    columns = min(count, 4)
+    rows = -(-count // max(1, columns))
+    figure, grid = plt.subplots(rows, columns, figsize=(5 * columns, 3.8 * rows), squeeze=False)
+    axes = list(grid.flat)
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return figure, axes[:count]
+
+
+def _label(ax: Axes, title: str, x: str, y: str) -> None:
+    ax.set(title=title, xlabel=x, ylabel=y)
+    ax.title.set_fontsize(9)
+    ax.grid(visible=True, alpha=0.3)
+    ax.legend(fontsize=6)
+
+
+def _save(figure: Figure, folder: Path, name: str) -> str:
+    figure.tight_layout()
+    figure.savefig(folder / name, dpi=110)
+    plt.close(figure)
+    return name

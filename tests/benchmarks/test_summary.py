@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+
+from benchmarks.histogram import percentiles
+from benchmarks.memory import at_end, at_minute, growth_ratio
+from benchmarks.results import ECHO, ONNX, SERVICE, TRITON, Cell, Index, Memory, MemorySample
+from benchmarks.summary import of, p50, ratio, sequence_rate, spread
+from benchmarks.targets import NARROW, SHORT, WIDE, Target, share_of_allowed, targets
+from tests.benchmarks.measurements import measurement
+
+CELL = Cell(WIDE, SHORT, 32)
+ALONE = Cell(WIDE, SHORT, 1)
+
+
+def test_percentiles_keep_three_digits() -> None:
+    latencies = np.arange(1, 100_001, dtype=np.int64) * 1_000  # 1 µs to 100 ms
+    found = percentiles(latencies)
+
+    assert found.count == 100_000
+    for value, expected in (
+        (found.p50, 50_000),
+        (found.p90, 90_000),
+        (found.p99, 99_000),
+        (found.p99_9, 99_900),
+    ):
+        assert value == pytest.approx(expected, rel=2e-3)
+
+
+def test_percentiles_beyond_which_nothing_lies_are_left_out() -> None:
+    found = percentiles(np.arange(1, 101, dtype=np.int64) * 1_000)
+
+    assert found.p99 is not None
+    assert found.p99_9 is None
+    nothing = percentiles(np.array([], np.int64))
+    assert (nothing.count, nothing.p50, nothing.p99) == (0, None, None)
+
+
+def test_spread_is_median_and_range() -> None:
+    found = spread([3.0, None, 1.0, 2.0])
+
+    assert found is not None
+    assert (found.median, found.low, found.high, found.ratio) == (2.0, 1.0, 3.0, 3.0)
+    assert spread([None]) is None
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    # The machine slows down by half in round 1, for both: the ratio stays.
+    rounds = [(0, 200.0, 100.0), (1, 100.0, 50.0), (2, 300.0, 100.0)]
+    index = Index(
+        tuple(measurement(CELL, SERVICE, at, rate=rate) for at, rate, _ in rounds)
+        + tuple(measurement(CELL, TRITON, at, rate=rate) for at, _, rate in reversed(rounds))
+    )
+    found = ratio(index, CELL, SERVICE, TRITON, sequence_rate)
+
+    assert found == spread([2.0, 2.0, 3.0])
+    assert ratio(index, CELL, SERVICE, ECHO, sequence_rate) is None
+
+
+def test_the_allowed_rate_counts_run_and_transport() -> None:
+    service = measurement(CELL, SERVICE, rate=200.0)
+    run = measurement(CELL, ONNX, rate=250.0)  # 4 ms
+    echo = measurement(CELL, ECHO, client_us=1_200, server_us=800)  # 1 ms on each of two cores
+
+    assert share_of_allowed(service, run, echo, cores=2) == pytest.approx(1.0)
+
+
+def test_a_latency_target_adds_run_and_echo() -> None:
+    index = Index(
+        (
+            measurement(ALONE, SERVICE, p50=500.0),
+            measurement(ALONE, ONNX, p50=200.0),
+            measurement(ALONE, ECHO, p50=200.0),
+            measurement(ALONE, TRITON, p50=1_000.0),
+        )
+    )
+    floor, triton, *others = targets(index, None, cores=2)
+
+    assert (floor.value, floor.verdict) == (spread([1.25]), "met")
+    assert (triton.value, triton.verdict) == (spread([0.5]), "met")
+    assert {target.verdict for target in others} == {"not measured"}
+
+
+@pytest.mark.parametrize(
+    ("value", "at_most", "verdict"),
+    [(1.0, False, "met"), (0.99, False, "missed"), (1.0, True, "met"), (1.01, True, "missed")],
+)
+def test_verdicts(value: float, at_most: bool, verdict: str) -> None:
+    assert Target("case", "what", 1.0, spread([value]), at_most=at_most).verdict == verdict
+
+
+def test_memory_is_compared_with_that_after_a_minute() -> None:
+    samples = tuple(
+        MemorySample(float(at), 100 if at < 30 else 200 if at < 300 else 210) for at in range(600)
+    )
+    memory = Memory("load", 600.0, 1, samples)
+
+    assert (at_minute(memory), at_end(memory)) == (200, 210)
+    assert growth_ratio(memory) == spread([1.05])
+    assert growth_ratio(Memory("load", 70.0, 1, samples[:70])) is None
+
+
+def test_figures_of_what_was_not_measured_are_absent() -> None:
+    index = Index((measurement(CELL, SERVICE, p50=None),))
+
+    assert of(index, CELL, SERVICE, p50) is None
+    assert of(index, Cell(NARROW, SHORT, 1), SERVICE, p50) is None
