@@ -89,8 +89,9 @@ class StreamCaller:
         self._unsent: deque[Request] = deque()
         self._unanswered: deque[tuple[Request, int]] = deque()
         self._sending = False
+        self._due = len((_Tag.OPENED, _Tag.ENDED))  # events that are still to come
         self._stream = self._channel.open_stream(method, _Tag.OPENED, _Tag.ENDED)
-        self._stream.receive(_Tag.RECEIVED)
+        self._receive()
 
     def start(self, since: int | None = None) -> None:
         """As of Caller. Messages leave one after the other."""
@@ -102,6 +103,7 @@ class StreamCaller:
     def _send(self) -> None:
         if self._unsent and not self._sending:
             self._sending = True
+            self._due += 1
             self._stream.send(self._unsent.popleft().data, _Tag.SENT)
 
     def finish(self) -> Completion:
@@ -121,21 +123,31 @@ class StreamCaller:
             CallFailedError: The stream ended.
         """
         while True:
-            event = self._channel.next_event()
+            event = self._next_event()
             if event.tag is _Tag.ENDED:
                 raise CallFailedError(status(event.batch_operations[1]))
             if event.tag is _Tag.SENT:
                 self._sending = False
                 self._send()
             if event.tag is _Tag.RECEIVED and (message := _message(event)) is not None:
-                self._stream.receive(_Tag.RECEIVED)
+                self._receive()
                 return message
 
+    def _receive(self) -> None:
+        self._due += 1
+        self._stream.receive(_Tag.RECEIVED)
+
+    def _next_event(self) -> Any:
+        event = self._channel.next_event()
+        self._due -= 1
+        return event
+
     def close(self) -> None:
-        """As of Caller."""
+        """As of Caller. A channel waits for events that nobody fetches, so all of them are."""
+        self._due += 1
         self._stream.close(_Tag.SENT)
-        while self._channel.next_event().tag is not _Tag.ENDED:
-            pass
+        while self._due:
+            self._next_event()
         self._channel.close()
 
 

@@ -25,20 +25,19 @@ class Findings:
     failures: list[str] = field(default_factory=list)
 
 
-def run(fleet: Fleet, say: Say) -> Findings:
+def run(fleet: Fleet, findings: Findings, say: Say) -> None:
     """Measures all models of the plan; what fails is written down and left out.
 
     Args:
         fleet: What is measured.
+        findings: Filled as the run goes on, so that one which breaks off leaves what it has.
         say: Told what is measured now, once for each cell.
     """
-    findings = Findings()
     for model in fleet.setup.plan.models:
         say(f"{model.name}: starting the peers")
         with fleet.others(model) as others:
             served = _valid(fleet, model, [*fleet.own(model.kind), *others], findings.failures)
             _measure(fleet, model, served, findings, say)
-    return findings
 
 
 def steps(plan: Plan) -> int:

@@ -51,15 +51,7 @@ def measure(
     """Measures the service beside its ceilings and its peers, and writes the report."""
     setup = _setup(QUICK if quick else FULL, cache, peers_folder, server_option)
     out.mkdir(parents=True, exist_ok=True)
-    started, before, load = time.monotonic(), processor_ticks(), os.getloadavg()[0]
-    with open_fleet(setup) as fleet:
-        findings = _run(fleet)
-    conditions = {
-        "load average before": f"{load:.2f}",
-        "processor time taken by the host": f"{stolen_share(before, processor_ticks()):.1%}",
-    }
-    environment = _environment(setup, time.monotonic() - started, conditions)
-    save(_results(environment, findings), out / FILE)
+    _grid(setup, out)
     if memory:
         _soak(setup, minutes, out)
     console.print(f"wrote {report.write(out)}")
@@ -96,7 +88,26 @@ def _setup(plan: Plan, cache: Path, peers_folder: Path, server_options: list[str
     )
 
 
-def _run(fleet: Fleet) -> Findings:
+def _grid(setup: Setup, out: Path) -> None:
+    """Measures, and writes what was measured even where the run breaks off."""
+    started, before, load = time.monotonic(), processor_ticks(), os.getloadavg()[0]
+    findings = Findings()
+    try:
+        with open_fleet(setup) as fleet:
+            _run(fleet, findings)
+    finally:
+        conditions = {
+            "load average before": f"{load:.2f}",
+            "processor time taken by the host": f"{stolen_share(before, processor_ticks()):.1%}",
+        }
+        environment = _environment(setup, time.monotonic() - started, conditions)
+        save(_results(environment, findings), out / FILE)
+
+
+def _run(fleet: Fleet, findings: Findings) -> None:
+    if not console.is_terminal:
+        run(fleet, findings, console.print)
+        return
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     # Without redraws between cells: the bar's thread would take its share of the cores.
     with Progress(*columns, console=console, auto_refresh=False) as progress:
@@ -105,7 +116,7 @@ def _run(fleet: Fleet) -> Findings:
         def say(what: str) -> None:
             progress.update(task, advance=1, description=what, refresh=True)
 
-        return run(fleet, say)
+        run(fleet, findings, say)
 
 
 def _environment(setup: Setup, seconds: float, conditions: dict[str, str]) -> Environment:

@@ -26,7 +26,7 @@ HEAD_START = 50_000_000
 
 
 @dataclass(frozen=True)
-class Target:
+class Endpoint:
     """A server, and what to ask of it."""
 
     address: str
@@ -70,23 +70,23 @@ class LoadResult:
 
 
 @lru_cache(maxsize=16)
-def requests(target: Target) -> tuple[Request, ...]:
-    """All requests that a target is asked in turn, encoded."""
-    pool, size = sequences(target.model, target.lengths), target.sequences_per_request
+def requests(endpoint: Endpoint) -> tuple[Request, ...]:
+    """All requests that a endpoint is asked in turn, encoded."""
+    pool, size = sequences(endpoint.model, endpoint.lengths), endpoint.sequences_per_request
     groups = [pool[at : at + size] for at in range(0, len(pool), size)]
     return tuple(
-        Request(encode(target.api, target.model, group), len(group), sum(len(one[0]) for one in group))
+        Request(encode(endpoint.api, endpoint.model, group), len(group), sum(len(one[0]) for one in group))
         for group in groups
     )
 
 
-def closed_loop(target: Target, in_flight: int, window: Window) -> LoadResult:
+def closed_loop(endpoint: Endpoint, in_flight: int, window: Window) -> LoadResult:
     """Keeps a number of requests in flight, warms up, measures, and waits for the last answers."""
-    caller = _open(target)
+    caller = _open(endpoint)
     for _ in range(in_flight):
         caller.start()
     _collect(caller, window.warm_seconds, in_flight)
-    meter = _Meter(target.pid)
+    meter = _Meter(endpoint.pid)
     completions = _collect(caller, window.seconds, window.requests_each * in_flight)
     result = meter.read(completions)
     for _ in range(in_flight):
@@ -107,13 +107,13 @@ def _collect(caller: Caller, seconds: float, least: int) -> list[Completion]:
             return completions
 
 
-def open_loop(target: Target, rate: float, seconds: float, seed: int) -> LoadResult:
+def open_loop(endpoint: Endpoint, rate: float, seconds: float, seed: int) -> LoadResult:
     """Issues requests when they are due, and measures all of them from then."""
-    caller = _open(target)
+    caller = _open(endpoint)
     caller.start()
     caller.finish()  # the connection stands before the clock runs
     due = poisson(rate, seconds, seed=seed)
-    meter = _Meter(target.pid)
+    meter = _Meter(endpoint.pid)
     sender = threading.Thread(target=_send, args=(caller, due + clock() + HEAD_START))
     sender.start()
     completions = [caller.finish() for _ in range(len(due))]
@@ -130,9 +130,9 @@ def _send(caller: Caller, due: NDArray[np.int64]) -> None:
         caller.start(moment)
 
 
-def _open(target: Target) -> Caller:
-    kind = StreamCaller if target.api is Api.ATTENTION_STREAM else UnaryCaller
-    return kind(target.address, method(target.api, target.model), requests(target))
+def _open(endpoint: Endpoint) -> Caller:
+    kind = StreamCaller if endpoint.api is Api.ATTENTION_STREAM else UnaryCaller
+    return kind(endpoint.address, method(endpoint.api, endpoint.model), requests(endpoint))
 
 
 class _Meter:
@@ -166,29 +166,29 @@ def _own_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def ask(target: Target) -> list[Array]:
+def ask(endpoint: Endpoint) -> list[Array]:
     """The answers to the first request, for a comparison of values.
 
     Raises:
         CallFailedError: There is no answer.
         ValueError: The answer is an error or does not parse.
     """
-    first = requests(target)[0]
-    stream = target.api is Api.ATTENTION_STREAM
-    data = ask_once(target.address, method(target.api, target.model), first, stream=stream)
-    if target.api is Api.ECHO:
+    first = requests(endpoint)[0]
+    stream = endpoint.api is Api.ATTENTION_STREAM
+    data = ask_once(endpoint.address, method(endpoint.api, endpoint.model), first, stream=stream)
+    if endpoint.api is Api.ECHO:
         return [np.frombuffer(data, np.uint8)]
-    return decode(target.api, data, target.model)
+    return decode(endpoint.api, data, endpoint.model)
 
 
-def soak(targets: tuple[Target, ...], in_flight: int, seconds: float) -> int:
-    """Asks several targets of one server in turn for so long; returns the number of answers.
+def soak(endpoints: tuple[Endpoint, ...], in_flight: int, seconds: float) -> int:
+    """Asks several endpoints of one server in turn for so long; returns the number of answers.
 
     Raises:
         CallFailedError: A request was refused or failed.
     """
-    in_turn = [request for group in zip(*map(requests, targets), strict=True) for request in group]
-    first = targets[0]
+    in_turn = [request for group in zip(*map(requests, endpoints), strict=True) for request in group]
+    first = endpoints[0]
     caller = UnaryCaller(first.address, method(first.api, first.model), in_turn)
     for _ in range(in_flight):
         caller.start()

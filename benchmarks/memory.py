@@ -4,7 +4,7 @@ import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from statistics import median
 
-from benchmarks.load import Target, soak
+from benchmarks.load import Endpoint, soak
 from benchmarks.processes import ServerAddress
 from benchmarks.processor import family, resident_bytes
 from benchmarks.results import Memory, MemorySample
@@ -23,10 +23,10 @@ def measure(
     generator: ProcessPoolExecutor, service: ServerAddress, models: tuple[Model, ...], seconds: float
 ) -> Memory:
     """Keeps the service busy with the models in turn, and samples its memory."""
-    targets = tuple(
-        Target(service.address, service.pid, Api.OPEN_INFERENCE, model, LENGTHS) for model in models
+    endpoints = tuple(
+        Endpoint(service.address, service.pid, Api.OPEN_INFERENCE, model, LENGTHS) for model in models
     )
-    answered: Future[int] = generator.submit(soak, targets, IN_FLIGHT, seconds)
+    answered: Future[int] = generator.submit(soak, endpoints, IN_FLIGHT, seconds)
     started, samples = time.monotonic(), []
     while not answered.done():
         elapsed = time.monotonic() - started

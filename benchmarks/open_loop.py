@@ -48,7 +48,7 @@ def measure_open_loop(
 
 
 def _issue(system: Served, cell: Cell, rate: float, plan: Plan, seed: int) -> LoadResult:
-    job = system.generator.submit(load.open_loop, system.target(cell), rate, plan.open_seconds, seed)
+    job = system.generator.submit(load.open_loop, system.endpoint(cell), rate, plan.open_seconds, seed)
     return job.result()
 
 

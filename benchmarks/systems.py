@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks import load
 from benchmarks.histogram import Percentiles, percentiles
-from benchmarks.load import LoadResult, Target, Window
+from benchmarks.load import Endpoint, LoadResult, Window
 from benchmarks.processes import ServerAddress
 from benchmarks.results import Cell, Measurement
 from benchmarks.timing import ComputeResult
@@ -61,10 +61,10 @@ class Served:
         """As of System."""
         return bool(self.bulk_in_flight) if cell.bulk > 1 else not self.many
 
-    def target(self, cell: Cell) -> Target:
+    def endpoint(self, cell: Cell) -> Endpoint:
         """What the load generator asks."""
         count = cell.bulk if self.many else 1
-        return Target(self.server.address, self.server.pid, self.api, cell.model, cell.lengths, count)
+        return Endpoint(self.server.address, self.server.pid, self.api, cell.model, cell.lengths, count)
 
     def measure(self, cell: Cell, at_round: int) -> Measurement:
         """As of System.
@@ -77,7 +77,7 @@ class Served:
         return max(found, key=lambda one: one.sequences_per_second)
 
     def _measure(self, cell: Cell, at_round: int, in_flight: int) -> Measurement:
-        job = self.generator.submit(load.closed_loop, self.target(cell), in_flight, self.window)
+        job = self.generator.submit(load.closed_loop, self.endpoint(cell), in_flight, self.window)
         result = job.result()
         if result.failures:
             raise MeasurementError(f"{self.name}: {result.failures} requests failed in {cell.name}")
@@ -90,7 +90,7 @@ class Served:
             MeasurementError: They differ.
             CallFailedError: There is no answer.
         """
-        answers = self.generator.submit(load.ask, self.target(cell)).result()
+        answers = self.generator.submit(load.ask, self.endpoint(cell)).result()
         if self.api is Api.ECHO:
             return
         for answer, right in zip(answers, expected, strict=False):

@@ -18,6 +18,9 @@ Sequence = tuple[Array, ...]
 
 MIXED_POOL = 64
 UNIFORM_POOL = 4
+LONG_POOL = 1
+LONG = 2048
+"""From this length on, one sequence is enough: a pass over more would take seconds."""
 MEDIAN_SHARE = 20
 """The median of a mix is its longest length divided by this: about 50 rows on average up to 512."""
 SIGMA = 1.2
@@ -66,7 +69,9 @@ class Lengths:
     @property
     def pool(self) -> int:
         """How many different sequences are asked in turn."""
-        return MIXED_POOL if self.mixed else UNIFORM_POOL
+        if self.mixed:
+            return MIXED_POOL
+        return LONG_POOL if self.longest >= LONG else UNIFORM_POOL
 
     def draw(self, count: int, *, seed: int = 0) -> list[int]:
         """Lengths in random order; of a mix one from the middle of each of `count` equal quantiles.
