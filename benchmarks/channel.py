@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 OPTIONS = (
     ("grpc.max_receive_message_length", -1),

@@ -2,7 +2,6 @@
 
 import os
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from benchmarks import peers, report
 from benchmarks.campaign import Findings, run, steps
 from benchmarks.fleet import Fleet, Setup, open_fleet
 from benchmarks.grid import FULL, QUICK, Plan
-from benchmarks.machine import machine, processor_ticks, stolen_share, versions
+from benchmarks.machine import machine, now, processor_ticks, stolen_share, versions
 from benchmarks.results import FILE, MEMORY_FILE, Environment, Results, save
 from benchmarks.targets import NARROW, WIDE
 
@@ -90,7 +89,8 @@ def _setup(plan: Plan, cache: Path, peers_folder: Path, server_options: list[str
 
 def _grid(setup: Setup, out: Path) -> None:
     """Measures, and writes what was measured even where the run breaks off."""
-    started, before, load = time.monotonic(), processor_ticks(), os.getloadavg()[0]
+    date, started = now(), time.monotonic()
+    before, load = processor_ticks(), os.getloadavg()[0]
     findings = Findings()
     try:
         with open_fleet(setup) as fleet:
@@ -100,7 +100,7 @@ def _grid(setup: Setup, out: Path) -> None:
             "load average before": f"{load:.2f}",
             "processor time taken by the host": f"{stolen_share(before, processor_ticks()):.1%}",
         }
-        environment = _environment(setup, time.monotonic() - started, conditions)
+        environment = _environment(setup, date, time.monotonic() - started, conditions)
         save(_results(environment, findings), out / FILE)
 
 
@@ -119,11 +119,11 @@ def _run(fleet: Fleet, findings: Findings) -> None:
         run(fleet, findings, say)
 
 
-def _environment(setup: Setup, seconds: float, conditions: dict[str, str]) -> Environment:
+def _environment(setup: Setup, date: str, seconds: float, conditions: dict[str, str]) -> Environment:
     plan = setup.plan
     options = " ".join(setup.server_options) or "defaults"
     return Environment(
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        date=date,
         seconds=seconds,
         machine=machine(),
         versions=versions() | peers.versions(setup.peers),

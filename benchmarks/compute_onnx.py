@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 
 from benchmarks.batches import Batch, pad, ways
+from benchmarks.machine import cores
 from benchmarks.repository import artifact
 from benchmarks.timing import ComputeResult, Run, best
 from benchmarks.workload import Array, Kind, Lengths, Model, sequences
@@ -41,6 +42,8 @@ def _run(folder: Path, model: Model, batch: Batch) -> Array:
 
 @lru_cache
 def _session(folder: Path, kind: GraphKind) -> onnxruntime.InferenceSession:
-    """The runtime's own defaults: a thread for each core, which spin between runs."""
+    """A thread for each core, not pinned, as in the service and the peers; they spin between runs."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = cores()
     path = folder / Manifest.load(folder).graphs[kind].file
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

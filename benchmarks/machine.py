@@ -2,6 +2,7 @@
 
 import os
 import platform
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,6 +17,11 @@ LIBRARIES = (
 )
 PROC = Path("/proc")
 STEAL = 8  # column of the line "cpu" in /proc/stat
+
+
+def now() -> str:
+    """The date of a report."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def cores() -> int:

@@ -5,6 +5,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from statistics import median
 
 from benchmarks.load import Endpoint, soak
+from benchmarks.machine import now
 from benchmarks.processes import ServerAddress
 from benchmarks.processor import family, resident_bytes
 from benchmarks.results import Memory, MemorySample
@@ -27,14 +28,14 @@ def measure(
         Endpoint(service.address, service.pid, Api.OPEN_INFERENCE, model, LENGTHS) for model in models
     )
     answered: Future[int] = generator.submit(soak, endpoints, IN_FLIGHT, seconds)
-    started, samples = time.monotonic(), []
+    date, started, samples = now(), time.monotonic(), []
     while not answered.done():
         elapsed = time.monotonic() - started
         samples.append(MemorySample(elapsed, resident_bytes(family(service.pid))))
         time.sleep(SAMPLE_SECONDS)
     names = " and ".join(model.name for model in models)
     load = f"lengths {LENGTHS.name} (lognormal), {names} in turn, {IN_FLIGHT} in flight, closed loop"
-    return Memory(load, time.monotonic() - started, answered.result(), tuple(samples))
+    return Memory(date, load, time.monotonic() - started, answered.result(), tuple(samples))
 
 
 def at_minute(memory: Memory) -> float | None:

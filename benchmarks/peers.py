@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.machine import cores
 from benchmarks.processes import ServerAddress, free_ports, running
 from benchmarks.results import TORCHSERVE, TRITON
 from benchmarks.wire import Api
@@ -43,7 +44,7 @@ class Peer:
         """The command line, and the gRPC port it will listen on."""
         first = free_ports(5, start=self.ports)
         command: list[str | Path] = [sys.executable, folder / self.script, graph, "--name", model.name]
-        command += ["--threads", str(len(os.sched_getaffinity(0)))]
+        command += ["--threads", str(cores())]
         if self.api is Api.TORCHSERVE:
             command += ["--width", str(model.width), "--grpc-port", str(first), "--rest-port", str(first + 2)]
             return command, first

@@ -145,6 +145,7 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
 
 def _label(ax: Axes, title: str, x: str, y: str) -> None:
     ax.set(title=title, xlabel=x, ylabel=y)
+    ax.tick_params(axis="x", which="minor", labelbottom=False)
     ax.title.set_fontsize(9)
     ax.grid(visible=True, alpha=0.3)
     ax.legend(fontsize=6)

@@ -98,9 +98,7 @@ def _memory(memory: Memory | None) -> str:
         return "## Memory\n\nNot measured in this run."
     first, last = at_minute(memory), at_end(memory)
     values = f"{_mib(first)} after one minute, {_mib(last)} after {memory.seconds / 60:.0f} minutes"
-    return (
-        f"## Memory\n\nResident memory of the server: {values} ({memory.load}; {memory.requests:,} requests)."
-    )
+    return f"## Memory\n\nResident memory of the server: {values} ({memory.load}; {memory.requests:,} requests; begun {memory.date})."
 
 
 def _mib(size: float | None) -> str:

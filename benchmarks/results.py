@@ -97,8 +97,9 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class Memory:
-    """A soak: what was asked for how long, and the memory curve."""
+    """A soak: when it began, what was asked for how long, and the memory curve."""
 
+    date: str
     load: str
     seconds: float
     requests: int

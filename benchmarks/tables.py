@@ -137,7 +137,7 @@ def processor_table(grid: Index) -> str:
         client = (of(grid, cell, name, lambda one: one.client_us) for name in names)
         server = (of(grid, cell, name, lambda one: one.server_us) for name in names)
         both = zip(client, server, strict=True)
-        rows.append((cell.name, *(f"{_median(one)} + {_median(other)}" for one, other in both)))
+        rows.append((cell.name, *(_sum(one, other) for one, other in both)))
     return table(("generator + server, µs", *names), rows)
 
 
@@ -181,5 +181,7 @@ def _loads(grid: Index) -> list[int]:
     return [cell.in_flight for cell in grid.cells() if cell.bulk == 1]
 
 
-def _median(value: Spread | None) -> str:
-    return NOTHING if value is None else number(value.median)
+def _sum(one: Spread | None, other: Spread | None) -> str:
+    if one is None or other is None:
+        return NOTHING
+    return f"{number(one.median)} + {number(other.median)}"

@@ -50,7 +50,13 @@ def results() -> Results:
 
 
 def soak() -> Memory:
-    return Memory("mixed", 600.0, 1000, tuple(MemorySample(float(at), 1 << 28) for at in range(600)))
+    return Memory(
+        "2026-01-02 03:04 UTC",
+        "mixed",
+        600.0,
+        1000,
+        tuple(MemorySample(float(at), 1 << 28) for at in range(600)),
+    )
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:

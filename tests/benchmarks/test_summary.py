@@ -92,11 +92,11 @@ def test_memory_is_compared_with_that_after_a_minute() -> None:
     samples = tuple(
         MemorySample(float(at), 100 if at < 30 else 200 if at < 300 else 210) for at in range(600)
     )
-    memory = Memory("load", 600.0, 1, samples)
+    memory = Memory("2026-01-02 03:04 UTC", "load", 600.0, 1, samples)
 
     assert (at_minute(memory), at_end(memory)) == (200, 210)
     assert growth_ratio(memory) == spread([1.05])
-    assert growth_ratio(Memory("load", 70.0, 1, samples[:70])) is None
+    assert growth_ratio(Memory("2026-01-02 03:04 UTC", "load", 70.0, 1, samples[:70])) is None
 
 
 def test_figures_of_what_was_not_measured_are_absent() -> None:
