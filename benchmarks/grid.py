@@ -18,6 +18,7 @@ class Plan:
     Attributes:
         window: Of one measurement under load.
         compute_seconds: Of one measurement in process.
+        extra: Cells beside those of all lengths and loads.
         growth: Lengths at which cost is measured, one request in flight.
         shares: Rates of the open loop, as shares of the closed-loop rate with 32 in flight.
         open_cells: Cells of the open loop.
@@ -27,6 +28,7 @@ class Plan:
     models: tuple[Model, ...] = FULL_MODELS
     lengths: tuple[Lengths, ...] = (SHORT, MIDDLE, LONG, MIXED)
     in_flight: tuple[int, ...] = (1, 8, 32)
+    extra: tuple[Cell, ...] = ()
     rounds: int = 3
     window: Window = field(default=Window(0.4, 0.1))
     compute_seconds: float = 0.2
@@ -38,6 +40,7 @@ class Plan:
     def cells(self, model: Model) -> list[Cell]:
         """All cells of one model; of self-attention also many sequences in one request."""
         found = [Cell(model, lengths, count) for lengths in self.lengths for count in self.in_flight]
+        found += [cell for cell in self.extra if cell.model == model]
         if model.kind is Kind.SELF:
             found.append(Cell(model, MIXED, BULK_SEQUENCES, BULK_SEQUENCES))
         return found
@@ -51,8 +54,10 @@ FULL = Plan(name="full")
 QUICK = Plan(
     name="quick",
     models=(NARROW, WIDE),
-    lengths=(SHORT, MIDDLE, MIXED),
-    window=Window(0.25, 0.1),
+    lengths=(SHORT, MIXED),
+    in_flight=(1, 32),
+    extra=(Cell(WIDE, MIDDLE, 8),),
+    window=Window(0.2, 0.05),
     compute_seconds=0.1,
     growth=(64, 256, 1024),
     shares=(0.5, 0.8),

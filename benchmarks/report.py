@@ -98,7 +98,8 @@ def _memory(memory: Memory | None) -> str:
         return "## Memory\n\nNot measured in this run."
     first, last = at_minute(memory), at_end(memory)
     values = f"{_mib(first)} after one minute, {_mib(last)} after {memory.seconds / 60:.0f} minutes"
-    return f"## Memory\n\nResident memory of the server: {values} ({memory.load}; {memory.requests:,} requests; begun {memory.date})."
+    asked = f"{memory.load}; {memory.requests:,} requests; begun {memory.date}"
+    return f"## Memory\n\nResident memory of the server: {values} ({asked})."
 
 
 def _mib(size: float | None) -> str:
