@@ -52,6 +52,7 @@ class Settings(BaseSettings):
     provider: Literal["cpu", "cuda"] = Field("cpu", description="where graphs run")
     workers: PositiveInt = Field(1, description="server processes on the port; each has all the limits below")
     threads: NonNegativeInt = Field(0, description="threads of one run; 0 for one per available core")
+    spin_microseconds: NonNegativeInt = Field(0, description="how long a run's threads wait awake for work")
     grace_seconds: NonNegativeFloat = Field(30.0, description="how long running calls may take at shutdown")
     max_message_bytes: int = Field(64 * MIB, ge=MIB, description="largest message in and out")
     max_concurrent_calls: PositiveInt = Field(256, description="calls held at a time; more are refused")
@@ -100,7 +101,8 @@ class Settings(BaseSettings):
     @property
     def device(self) -> Device:
         """Where graphs run."""
-        return Device(Provider(self.provider), self.threads or cores.available())
+        threads = self.threads or cores.available()
+        return Device(Provider(self.provider), threads, self.spin_microseconds)
 
     @property
     def rpc(self) -> RpcOptions:

@@ -26,6 +26,7 @@ class Progress:
     """A work in the queue and the results that it has so far."""
 
     work: Work
+    number: int
     queued_at: float
     results: list[dict[str, Array]] = field(init=False)
     missing: int = field(init=False)
@@ -73,15 +74,15 @@ class RunQueue:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lanes: dict[Lane, deque[Entry]] = {}
-        self._held: dict[Work, Progress] = {}
+        self._held: dict[int, Progress] = {}
         self._in_flight_bytes = 0
         self._next_number = 0
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
 
-    def add(self, work: Work, now: float) -> None:
-        """Queues a work.
+    def add(self, work: Work, now: float) -> int:
+        """Queues a work and returns the number to release it by.
 
         Raises:
             OverloadedError: The limit of memory in flight is reached. A work beyond the limit is taken
@@ -94,18 +95,20 @@ class RunQueue:
                 f"{self._limits.max_in_flight_bytes}; try again later"
             )
         self._in_flight_bytes = bytes_held
-        progress = self._held[work] = Progress(work, now)
+        number = self._next_number
+        progress = self._held[number] = Progress(work, number, now)
         lane = self._lanes.setdefault(_lane_of(work), deque())
         for index in range(len(work.items)):
             lane.append(Entry(progress, index, self._next_number))
             self._next_number += 1
+        return number
 
-    def release(self, work: Work) -> None:
+    def release(self, number: int) -> None:
         """Takes a work that ended, or was given up, out of the account and the queue; may be called twice."""
-        if progress := self._held.pop(work, None):
-            self._in_flight_bytes -= work.in_flight_bytes
+        if progress := self._held.pop(number, None):
+            self._in_flight_bytes -= progress.work.in_flight_bytes
             if progress.missing:
-                self._remove(work)
+                self._remove(progress.work)
 
     def _remove(self, work: Work) -> None:
         lane_key = _lane_of(work)

@@ -49,10 +49,11 @@ class Scheduler:
         with self._changed:
             if self._closing:
                 raise ShuttingDownError("the server is shutting down and takes no new requests")
-            self._queue.add(work, time.monotonic())
+            number = self._queue.add(work, time.monotonic())
             if wake:
                 self._call_thread()
-        work.future.add_done_callback(lambda _: self._release(work))
+        # By number: a future that held its work would make garbage for the collector.
+        work.future.add_done_callback(lambda _: self._release(number))
         return work.future
 
     def turn(self, limit_seconds: float) -> bool:
@@ -94,9 +95,9 @@ class Scheduler:
         self._called = True
         self._changed.notify()
 
-    def _release(self, work: Work) -> None:
+    def _release(self, number: int) -> None:
         with self._changed:
-            self._queue.release(work)
+            self._queue.release(number)
 
     def _loop(self) -> None:
         while group := self._next():
@@ -161,7 +162,7 @@ class Scheduler:
         for entry, outputs in zip(entries, results, strict=True):
             if entry.progress.deliver(entry.index, outputs):
                 # Before its caller wakes: the next request may need the room.
-                self._release(entry.work)
+                self._release(entry.progress.number)
                 entry.progress.resolve()
 
     def _observe(self, entries: list[Entry], started: float) -> None:

@@ -18,10 +18,17 @@ class Provider(StrEnum):
 
 @dataclass(frozen=True)
 class Device:
-    """Execution provider and number of threads of one operator; 0 threads leave it to the runtime."""
+    """Where and how graphs run.
+
+    Attributes:
+        provider: The execution provider.
+        threads: Threads of one operator; 0 leaves it to the runtime.
+        spin_microseconds: How long such a thread looks for work before it sleeps.
+    """
 
     provider: Provider = Provider.CPU
     threads: int = 0
+    spin_microseconds: int = 0
 
 
 class ProviderError(Exception):
@@ -45,10 +52,14 @@ class Session:
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = device.threads
-        # Threads that spin between a run's operators save waking them; spinning after the run, they would
-        # take the cores from the sessions of other models and graphs, and from the transport.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        # A run's threads look for work between two operators, then sleep; after the run they sleep at once.
+        # Where something else keeps a core busy, spinning for long makes runs several times slower.
+        spins = device.spin_microseconds > 0
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
+        if spins:
+            duration = str(device.spin_microseconds)
+            options.add_session_config_entry("session.intra_op.spin_duration_us", duration)
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         # What a run needed goes back to the system when it ends; an arena would keep the most ever needed.
         options.enable_cpu_mem_arena = False
         if not pack_weights:

@@ -1,7 +1,7 @@
 """attention.v1: the typed service."""
 
 import logging
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.engine import Engine
@@ -61,6 +61,8 @@ class AttentionService:
 def _encode_streamed(request_id: str, resolved: Future[Result]) -> bytes | pb.AttendStreamResponse:
     try:
         return codec.encode_streamed(request_id, resolved.result())
+    except CancelledError:  # the caller left
+        raise
     except Exception as error:
         return _refusal(request_id, error)
 

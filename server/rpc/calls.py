@@ -19,6 +19,7 @@ from server.rpc.completion_queue import FOREVER_SECONDS, Call
 from server.rpc.status import UNEXPECTED, code_of, status_of
 
 log = logging.getLogger(__name__)
+Encode = Callable[[Future[Result]], Message | bytes]
 Behavior = TypeVar("Behavior", bound=Callable[..., Any])
 
 
@@ -76,7 +77,7 @@ class Later:
     """
 
     future: Future[Result]
-    encode: Callable[[Future[Result]], Message | bytes]
+    encode: Encode
     until: float = math.inf
 
 
@@ -89,6 +90,11 @@ def expire(future: Future[Result]) -> None:
     """Gives a result up because its time is over."""
     with suppress(InvalidStateError):
         future.set_exception(DeadlineExceededError("the deadline passed before the result was there"))
+
+
+def refuse_silence(call: Call) -> None:
+    """Ends a call that brought no message; one that the core ended already stays as it is."""
+    call.finish(grpc.StatusCode.UNIMPLEMENTED, "the call brought no message")
 
 
 def end_with(call: Call, error: BaseException) -> None:

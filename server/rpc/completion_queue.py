@@ -50,6 +50,8 @@ class Call:
         self._opened = False
         self._end: grpc.StatusCode | None = None
         self._lock = threading.Lock()
+        # What several threads send reaches the core in one order: the opening first, the end last.
+        self._sending = threading.Lock()
         self._at_end: list[Callable[[], object]] = []
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),), self._closed)
 
@@ -81,9 +83,14 @@ class Call:
         self._call.start_server_batch((operation,), lambda _event: then(operation.message()))
 
     def send(self, message: bytes, then: Callable[[bool], None]) -> None:
-        """Sends one message of a stream and says when the next may follow: False where nobody listens."""
-        operations = (*self._opening(), cygrpc.SendMessageOperation(message, NO_FLAGS))
-        self._call.start_server_batch(operations, lambda event: then(event.success))
+        """Sends one message of a stream and says when the next may follow: False where nobody listens.
+
+        Does nothing where the call has ended.
+        """
+        with self._sending:
+            if self._end is None:
+                operations = (*self._opening(), cygrpc.SendMessageOperation(message, NO_FLAGS))
+                self._call.start_server_batch(operations, lambda event: then(event.success))
 
     def reply(self, message: bytes) -> None:
         """Sends the one message of a unary call, and its end."""
@@ -98,7 +105,8 @@ class Call:
     def _send_end(self, *message: Any, details: str = "", trailing: Metadata = ()) -> None:
         code = (self._end or grpc.StatusCode.UNKNOWN).value[0]
         status = cygrpc.SendStatusFromServerOperation(trailing, code, details.encode(), NO_FLAGS)
-        self._call.start_server_batch((*self._opening(), *message, status), _nothing)
+        with self._sending:
+            self._call.start_server_batch((*self._opening(), *message, status), _nothing)
 
     def _opening(self) -> tuple[Any, ...]:
         opened, self._opened = self._opened, True
@@ -116,7 +124,10 @@ class Call:
             self._end = code
             callbacks, self._at_end = self._at_end, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # each of them is told, whatever the others do
+                log.exception("callback failed", extra={"method": self.method})
         return True
 
 
@@ -196,14 +207,21 @@ class CompletionQueueServer:
                 self._handle(event)
             del event  # it may hold the last reference to a call, which must go before the next poll
             if not ready or taken >= EVENTS_PER_TURN:
-                self._timers.run_due(time.monotonic())
-                taken = 1 if self._turn() else 0
+                taken = 1 if self._work() else 0
 
     def _handle(self, event: Any) -> None:
         try:
             event.tag(event)
         except Exception:  # one call's failure is not that of the others
             log.exception("call failed")
+
+    def _work(self) -> bool:
+        try:
+            self._timers.run_due(time.monotonic())
+            return self._turn()
+        except Exception:  # the calls that follow must not find a server without a thread
+            log.exception("turn failed")
+            return False
 
     def _next_timer(self) -> float | None:
         due = self._timers.next_due

@@ -111,7 +111,8 @@ class _Places:
     def __init__(self, what: str, limit: int) -> None:
         self._what = what
         self._limit = limit
-        self._free = threading.Semaphore(limit)
+        self._free = limit
+        self._lock = threading.Lock()
 
     def take(self, call: Call) -> None:
         """Takes a place until the call ends.
@@ -119,6 +120,12 @@ class _Places:
         Raises:
             OverloadedError: None is left.
         """
-        if not self._free.acquire(blocking=False):
-            raise OverloadedError(f"{self._limit} {self._what}, which is the limit; try again later")
-        call.add_callback(self._free.release)
+        with self._lock:
+            if not self._free:
+                raise OverloadedError(f"{self._limit} {self._what}, which is the limit; try again later")
+            self._free -= 1
+        call.add_callback(self._release)
+
+    def _release(self) -> None:
+        with self._lock:
+            self._free += 1

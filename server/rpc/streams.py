@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from server.rpc.calls import Later, Method, end_with
+from server.rpc.calls import Later, Method, end_with, refuse_silence
 from server.rpc.completion_queue import Call
 
 
@@ -102,6 +102,7 @@ class News:
 
     def _received(self, message: bytes | None) -> None:
         if message is None:
+            refuse_silence(self._call)
             return
         try:
             request = self._method.read(message)

@@ -1,6 +1,10 @@
 """A call of one request and one answer."""
 
-from server.rpc.calls import Later, Method, end_with, expire
+from concurrent.futures import Future
+from functools import partial
+
+from server.engine.values import Result
+from server.rpc.calls import Encode, Later, Method, end_with, expire, refuse_silence
 from server.rpc.completion_queue import Call
 
 
@@ -13,7 +17,8 @@ class UnaryCall:
         call.receive(self._received)
 
     def _received(self, message: bytes | None) -> None:
-        if message is None:  # the caller left, or the core refused its message
+        if message is None:
+            refuse_silence(self._call)
             return
         try:
             answer = self._method.ask(message, self._call)
@@ -25,14 +30,16 @@ class UnaryCall:
             end_with(self._call, error)
 
     def _wait(self, later: Later) -> None:
+        future = later.future
         if later.until < self._call.deadline:
-            self._call.at(later.until, lambda: expire(later.future))
-        if not later.future.done():
-            self._call.add_callback(later.future.cancel)
-        later.future.add_done_callback(lambda _: self._reply(later))
+            self._call.at(later.until, lambda: expire(future))
+        if not future.done():
+            self._call.add_callback(future.cancel)
+        # A future keeps its callbacks: one that held the future would make garbage for the collector.
+        future.add_done_callback(partial(self._reply, later.encode))
 
-    def _reply(self, later: Later) -> None:
+    def _reply(self, encode: Encode, future: Future[Result]) -> None:
         try:
-            self._call.reply(self._method.write(later.encode(later.future)))
+            self._call.reply(self._method.write(encode(future)))
         except BaseException as error:
             end_with(self._call, error)

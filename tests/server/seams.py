@@ -2,20 +2,33 @@
 
 import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
+from concurrent.futures import Future
 from typing import Any, Self
 
+import grpc
+
+from export.manifest import GraphKind
+from server.engine.cost import RunCost
+from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.observer import Run
+from server.engine.repository import Repository
 from server.engine.scheduler import Scheduler
 from server.engine.session import Session
-from server.engine.values import Array, Result, Work
+from server.engine.values import Array, Request, Result, Work
+from server.rpc.methods import CallObserver
+from server.rpc.server import RpcOptions, RpcServer
 from tests.server.samples import Lengths, work_of
 
 PATIENCE_SECONDS = 30
+# What a runtime that fails says.
+WORDS = "what the runtime said"
 Tap = Callable[[dict[str, Array]], None]
+# A second that no sequence adds to: to run together always gains.
+SAME_FOR_ALL = RunCost(call=1, row=0, pair=0)
 
 
 class Tapped(Session):
@@ -38,6 +51,11 @@ def tapped(model: LoadedModel, tap: Tap) -> LoadedModel:
     )
 
 
+def costing(model: LoadedModel, cost: RunCost) -> LoadedModel:
+    """The same model, each graph of which is taken to cost as much."""
+    return dataclasses.replace(model, costs=dict.fromkeys(GraphKind, cost))
+
+
 class Gate:
     """Holds runs until it is opened, and says when the first has begun."""
 
@@ -52,6 +70,32 @@ class Gate:
 
     def open(self) -> None:
         self._opened.set()
+
+
+class Culprits:
+    """A tap that fails every run that holds a marked sequence."""
+
+    def __init__(self) -> None:
+        self.marks: set[float] = set()
+
+    def __call__(self, inputs: dict[str, Array]) -> None:
+        if self.marks & set(inputs["query"][:, 0, 0].tolist()):
+            raise RuntimeError(WORDS)
+
+
+def mark(work: Work, sequence: int = 0) -> float:
+    """Tells one sequence from every other."""
+    return float(work.items[sequence].inputs["query"][0, 0])
+
+
+class Threads:
+    """A tap that notes which thread each run is on."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __call__(self, _: dict[str, Array]) -> None:
+        self.names.append(threading.current_thread().name)
 
 
 class Recorder:
@@ -71,13 +115,21 @@ class Recorder:
 class Held:
     """A scheduler whose first run is under way and held, so that all that is submitted waits.
 
-    `tap` sees the inputs of every later run. Leaving the block lets everything run to its end.
+    `tap` sees the inputs of every later run. Leaving the block lets everything run to its end. What runs
+    together depends on what runs are taken to cost, never on what they were measured to.
     """
 
-    def __init__(self, model: LoadedModel, tap: Tap = lambda _: None, **limits: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        tap: Tap = lambda _: None,
+        *,
+        cost: RunCost = SAME_FOR_ALL,
+        **limits: int,
+    ) -> None:
         self.gate = Gate()
         self.recorder = Recorder()
-        self.model = tapped(model, tap)
+        self.model = tapped(costing(model, cost), tap)
         self.scheduler = Scheduler(Limits(**limits), self.recorder)
         self.first = self.submit([(1, 1)], model=tapped(model, self.gate))
         assert self.gate.entered.wait(PATIENCE_SECONDS)
@@ -94,9 +146,7 @@ class Held:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.finish()
 
     @property
@@ -108,3 +158,91 @@ class Held:
 def outcome(work: Work) -> Result:
     """The result of a work, or its error raised."""
     return work.future.result(PATIENCE_SECONDS)
+
+
+class Calls:
+    """An observer of calls that keeps how each ended."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ended: list[tuple[str, str]] = []
+
+    def called(self, method: str, code: str, seconds: float) -> None:
+        assert seconds >= 0
+        with self._changed:
+            self._ended.append((method.rsplit("/", 1)[1], code))
+            self._changed.notify_all()
+
+    def ended(self, count: int) -> Counter[tuple[str, str]]:
+        """How often a method ended with a code, once that many calls ended."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._ended) >= count, PATIENCE_SECONDS), self._ended
+            return Counter(self._ended)
+
+
+class WatchedEngine(Engine):
+    """An engine that counts what was queued. Its own thread does every run, so that runs can be held."""
+
+    def __init__(self, models: list[LoadedModel], limits: Limits) -> None:
+        self.recorder = Recorder()
+        self._queued = threading.Semaphore(0)
+        super().__init__(Repository([*models]), limits, self.recorder, short_run_seconds=0)
+
+    def submit(self, request: Request, *, wake: bool = True) -> Future[Result]:
+        future = super().submit(request, wake=wake)
+        self._queued.release()
+        return future
+
+    def has_queued(self, count: int) -> bool:
+        """Whether that many more requests are queued, sooner or later."""
+        return all(self._queued.acquire(timeout=PATIENCE_SECONDS) for _ in range(count))
+
+    def has_queued_more(self) -> bool:
+        return self._queued.acquire(blocking=False)
+
+
+class Served:
+    """A real server of some models. Leaving the block opens its gate and stops it."""
+
+    def __init__(
+        self,
+        *models: LoadedModel,
+        limits: Limits | None = None,
+        observer: CallObserver | None = None,
+        **options: Any,
+    ) -> None:
+        self.calls, self.gate = Calls(), Gate()
+        self.engine = WatchedEngine([*models], limits or Limits())
+        defaults = RpcOptions(
+            host="127.0.0.1",
+            port=0,
+            max_message_bytes=1 << 20,
+            max_concurrent_calls=8,
+            max_streams=2,
+            stream_window=3,
+        )
+        self.server = RpcServer(self.engine, dataclasses.replace(defaults, **options), observer or self.calls)
+        self._target = f"{defaults.host}:{self.server.start()}"
+        self.channel = self.connect()
+
+    @classmethod
+    def held(cls, model: LoadedModel, **options: Any) -> Self:
+        """Every run of it is held until its gate is opened."""
+        gate = Gate()
+        served = cls(tapped(model, gate), **options)
+        served.gate = gate
+        return served
+
+    def connect(self) -> grpc.Channel:
+        """A connection of its own, on which what is not read is not received."""
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+        return grpc.insecure_channel(self._target, options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.gate.open()
+        self.channel.close()
+        self.server.stop(PATIENCE_SECONDS)
+        self.engine.close()

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.engine.cost import RunCost
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.scheduler import CALL_OVERHEAD_FLOPS, Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.values import Array, MaskKind
 from tests.server.samples import CROSS, SELF, assert_answers, work_of
 from tests.server.seams import Held, Recorder, outcome
 
 THREADS, PER_THREAD = 4, 12
+LONG, SHORT = 1000, 1
 
 
 def test_results_go_to_their_requests_from_many_threads(models: dict[str, LoadedModel]) -> None:
@@ -75,13 +77,19 @@ def test_a_run_of_several_has_at_most_max_batch_bytes(
         assert_answers(work, outcome(work))
 
 
-def test_lengths_that_only_lose_together_run_apart(self_model: LoadedModel) -> None:
-    long, short = 1000, 1
-    alone = self_model.flops(1, long, long) + self_model.flops(1, short, short) + CALL_OVERHEAD_FLOPS
-    assert self_model.flops(2, long, long) > alone
-    with Held(self_model) as held:
-        works = [held.submit([(length, length)], seed=length) for length in (long, short, long, short)]
-    assert [(run.tokens, run.padding) for run in held.recorder.runs[1:]] == [(2 * long, 0), (2 * short, 0)]
+@pytest.mark.parametrize(
+    ("call_seconds", "expected"),
+    [(0.5, [(2 * LONG, 0), (2 * SHORT, 0)]), (4, [(2 * (LONG + SHORT), 2 * (LONG - SHORT))])],
+    ids=["lose", "gain"],
+)
+def test_lengths_that_only_lose_together_run_apart(
+    self_model: LoadedModel, call_seconds: float, expected: list[tuple[int, int]]
+) -> None:
+    operations, _ = self_model.operations(1, LONG, LONG)
+    cost = RunCost(call=call_seconds, row=1 / operations, pair=0)
+    with Held(self_model, cost=cost) as held:
+        works = [held.submit([(length, length)], seed=length) for length in (LONG, SHORT, LONG, SHORT)]
+    assert [(run.tokens, run.padding) for run in held.recorder.runs[1:]] == expected
     for work in works:
         assert_answers(work, outcome(work))
 

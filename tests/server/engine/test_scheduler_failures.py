@@ -23,25 +23,7 @@ from server.engine.observer import Run
 from server.engine.scheduler import Scheduler
 from server.engine.values import Array, Work
 from tests.server.samples import assert_answers, work_of
-from tests.server.seams import PATIENCE_SECONDS, Held, Recorder, outcome, tapped
-
-WORDS = "what the runtime said"
-
-
-def mark(work: Work, sequence: int = 0) -> float:
-    """Tells one sequence from every other."""
-    return float(work.items[sequence].inputs["query"][0, 0])
-
-
-class Culprits:
-    """A tap that fails every run that holds a marked sequence."""
-
-    def __init__(self) -> None:
-        self.marks: set[float] = set()
-
-    def __call__(self, inputs: dict[str, Array]) -> None:
-        if self.marks & set(inputs["query"][:, 0, 0].tolist()):
-            raise RuntimeError(WORDS)
+from tests.server.seams import PATIENCE_SECONDS, WORDS, Culprits, Held, Recorder, mark, outcome, tapped
 
 
 @pytest.mark.parametrize("position", [0, 1, 2], ids=["oldest", "middle", "youngest"])

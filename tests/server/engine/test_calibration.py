@@ -1,0 +1,60 @@
+"""A loaded model is timed: every graph of it gets a cost that the scheduler can decide by."""
+
+import dataclasses
+import math
+
+import pytest
+
+from export.manifest import GraphKind
+from server.engine.calibration import calibrated
+from server.engine.cost import TIMED_SIZES
+from server.engine.model import LoadedModel
+from server.engine.values import Array
+from tests.server.samples import CROSS, SELF, TEXT
+from tests.server.seams import tapped
+
+
+@pytest.mark.parametrize("name", [SELF, CROSS, TEXT])
+def test_every_graph_gets_a_cost_of_finite_positive_seconds(
+    models: dict[str, LoadedModel], name: str
+) -> None:
+    untimed = dataclasses.replace(models[name], costs={})
+    model = calibrated(untimed)
+    assert set(model.costs) == set(untimed.sessions)
+    for kind in model.costs:
+        for count, length in TIMED_SIZES:
+            seconds = model.seconds(kind, count, length, length)
+            assert 0 < seconds < math.inf
+
+
+def test_a_repository_loads_its_models_with_costs(self_model: LoadedModel) -> None:
+    assert set(self_model.costs) == set(self_model.sessions)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (GraphKind.PLAIN, set(TIMED_SIZES)),
+        (GraphKind.LENGTHS, {(max(count, 2), length + 1) for count, length in TIMED_SIZES}),
+    ],
+    ids=["plain", "lengths"],
+)
+def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to(
+    cross_model: LoadedModel, kind: GraphKind, expected: set[tuple[int, int]]
+) -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def tap(inputs: dict[str, Array]) -> None:
+        count, length, _ = inputs["query"].shape
+        seen.add((count, length))
+
+    only = {kind: tapped(cross_model, tap).sessions[kind]}
+    calibrated(dataclasses.replace(cross_model, sessions=only))
+    assert seen <= expected
+    assert min(expected) in seen
+
+
+def test_a_calibrated_model_is_the_same_otherwise(self_model: LoadedModel) -> None:
+    model = calibrated(self_model)
+    assert model.manifest is self_model.manifest
+    assert model.sessions is self_model.sessions

@@ -1,0 +1,96 @@
+"""The model of what runs cost: what it recovers, what it never says, and what it survives."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from server.engine import cost
+from server.engine.cost import ENOUGH_SECONDS, TIMED_ROUNDS, TIMED_SIZES, RunCost, fit, time_runs
+
+# Row and pair operations of the sizes that are timed, of a module 64 wide.
+OPERATIONS = [(8192.0 * count * length, 256.0 * count * length**2) for count, length in TIMED_SIZES]
+Timed = Sequence[tuple[tuple[float, float], float]]
+operations = st.tuples(st.floats(0, 1e12), st.floats(0, 1e12))
+timed = st.lists(st.tuples(operations, st.floats(1e-7, 100)), min_size=1, max_size=8)
+
+
+@given(call=st.floats(1e-6, 1e-2), row=st.floats(1e-12, 1e-9), pair=st.floats(1e-12, 1e-9))
+def test_known_terms_are_recovered_from_runs_without_noise(call: float, row: float, pair: float) -> None:
+    known = RunCost(call, row, pair)
+    found = fit(OPERATIONS, [known.seconds(*run) for run in OPERATIONS])
+    for run in OPERATIONS:
+        assert found.seconds(*run) == pytest.approx(known.seconds(*run), rel=1e-6)
+    largest = known.seconds(*OPERATIONS[-1])
+    assert found.call == pytest.approx(call, rel=1e-6)
+    assert found.row * OPERATIONS[-1][0] == pytest.approx(row * OPERATIONS[-1][0], abs=1e-6 * largest)
+    assert found.pair * OPERATIONS[-1][1] == pytest.approx(pair * OPERATIONS[-1][1], abs=1e-6 * largest)
+
+
+@given(runs=timed)
+def test_no_term_is_negative_and_all_are_finite(runs: Timed) -> None:
+    found = fit([run for run, _ in runs], [seconds for _, seconds in runs])
+    for term in (found.call, found.row, found.pair):
+        assert term >= 0
+        assert math.isfinite(term)
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([((100.0, 50.0), 0.5)] * 3, 0.5),
+        ([((100.0, 0.0), 0.25), ((300.0, 0.0), 0.25)], 0.25),
+        ([((0.0, 0.0), 0.125)] * 2, 0.125),
+        ([((100.0, 50.0), 2.0)], 2.0),
+    ],
+    ids=["all rows equal", "no pairs", "no operations", "one run"],
+)
+def test_runs_that_do_not_tell_the_terms_apart_are_still_matched(runs: Timed, expected: float) -> None:
+    found = fit([run for run, _ in runs], [seconds for _, seconds in runs])
+    for run, _ in runs:
+        assert found.seconds(*run) == pytest.approx(expected)
+
+
+def test_a_term_that_would_be_negative_is_left_out() -> None:
+    found = fit([(1.0, 0.0), (2.0, 0.0), (3.0, 0.0)], [3.0, 2.0, 1.0])
+    assert found.row == 0
+    assert 1 <= found.call <= 3
+
+
+@given(runs=timed, factor=st.floats(0.5, 2))
+def test_a_larger_run_never_costs_less(runs: Timed, factor: float) -> None:
+    assume(factor >= 1)
+    found = fit([run for run, _ in runs], [seconds for _, seconds in runs])
+    for (row, pair), _ in runs:
+        assert found.seconds(factor * row, factor * pair) >= found.seconds(row, pair)
+
+
+class Clock:
+    """Goes on by what each run is said to take."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self._left = list(seconds)
+        self.sizes: list[tuple[int, int]] = []
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def run(self, count: int, length: int) -> None:
+        self.sizes.append((count, length))
+        self.now += self._left.pop(0)
+
+
+def test_the_shortest_of_some_runs_of_each_size_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock([3 / 64, 1 / 64, 2 / 64, 1 / 128, 9.0, 9.0])
+    monkeypatch.setattr(cost, "time", clock)
+    assert time_runs([(1, 1), (1, 16)], clock.run) == {(1, 1): 1 / 64, (1, 16): 1 / 128}
+    assert clock.sizes == [(1, 1)] * TIMED_ROUNDS + [(1, 16)] * TIMED_ROUNDS
+
+
+def test_no_larger_size_is_timed_once_a_run_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock([ENOUGH_SECONDS / 2] * TIMED_ROUNDS + [2 * ENOUGH_SECONDS] * TIMED_ROUNDS)
+    monkeypatch.setattr(cost, "time", clock)
+    assert list(time_runs(TIMED_SIZES, clock.run)) == list(TIMED_SIZES[:2])

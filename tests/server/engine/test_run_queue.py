@@ -1,0 +1,59 @@
+"""Whatever comes, in whatever order: each sequence runs once, within the limits, and after a bounded wait.
+
+Bound: every run has the oldest sequence that waits, so a sequence waits at most for as many runs as there
+were sequences before it when it came.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from server.engine import run_queue
+from server.engine.cost import RunCost
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from server.engine.run_queue import RunQueue
+from tests.server.engine.test_run_queue_machine import QueueMachine
+from tests.server.samples import work_of
+from tests.server.seams import SAME_FOR_ALL, costing
+
+LIMITS = Limits(max_in_flight_bytes=6000, max_batch_sequences=4, max_batch_bytes=20_000)
+# A call costs as much as a few rows, so that some lengths gain together and others lose.
+MIXED = RunCost(call=1.0, row=1e-3, pair=1e-3)
+
+
+@pytest.fixture
+def lanes(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedModel]:
+    """Models that differ in who may join a run."""
+    lowered = self_model.manifest.model_copy(update={"precision": "int8"})
+    return [
+        costing(self_model, SAME_FOR_ALL),
+        costing(self_model, MIXED),
+        costing(cross_model, MIXED),
+        dataclasses.replace(costing(self_model, MIXED), manifest=lowered),
+    ]
+
+
+@pytest.mark.parametrize("look_ahead", [2, 256], ids=["near", "far"])
+def test_every_sequence_runs_once_and_in_time(
+    lanes: list[LoadedModel], look_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_queue, "LOOK_AHEAD", look_ahead)
+    machine: Any = partial(QueueMachine, lanes, LIMITS)  # the stubs ask for a class
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=80, stateful_step_count=40, deadline=None),
+    )
+
+
+def test_the_lanes_differ_in_who_may_join(lanes: list[LoadedModel]) -> None:
+    def sizes(model: LoadedModel) -> list[int]:
+        queue = RunQueue(Limits())
+        queue.add(work_of(model, [(40, 40), (1, 1), (40, 40)]), 0)
+        return [len(group.entries) for group in iter(lambda: queue.next(0)[0], None)]
+
+    assert [sizes(model) for model in lanes] == [[3], [2, 1], [2, 1], [1, 1, 1]]
