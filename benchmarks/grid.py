@@ -30,11 +30,11 @@ class Plan:
     in_flight: tuple[int, ...] = (1, 8, 32)
     extra: tuple[Cell, ...] = ()
     rounds: int = 3
-    window: Window = field(default=Window(0.4, 0.1))
-    compute_seconds: float = 0.2
+    window: Window = field(default=Window(0.25, 0.05))
+    compute_seconds: float = 0.12
     growth: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
     shares: tuple[float, ...] = (0.2, 0.5, 0.8)
-    open_seconds: float = 1.5
+    open_seconds: float = 1.0
     open_cells: tuple[Cell, ...] = (Cell(WIDE, SHORT, 32), Cell(WIDE, MIXED, 32), Cell(NARROW, SHORT, 32))
 
     def cells(self, model: Model) -> list[Cell]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # Sizes that are timed: sequences of a run, and the length of each.
-TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (4, 16), (1, 256), (4, 64))
+TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (8, 16), (1, 256), (8, 64), (1, 512))
 TIMED_ROUNDS = 3
 # Larger sizes are left out once a run takes this long.
 ENOUGH_SECONDS = 0.05
