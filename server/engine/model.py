@@ -93,8 +93,11 @@ class LoadedModel:
 
     def seconds(self, kind: GraphKind, batch: int, query_length: int, key_length: int) -> float:
         """What one run of that padded size is expected to take on this machine."""
-        cost = self.costs.get(kind, UNTIMED)
-        return cost.seconds(*self.operations(batch, query_length, key_length))
+        return self.cost(kind).seconds(*self.operations(batch, query_length, key_length))
+
+    def cost(self, kind: GraphKind) -> RunCost:
+        """What runs of a graph cost on this machine."""
+        return self.costs.get(kind, UNTIMED)
 
     def operations(self, batch: int, query_length: int, key_length: int) -> tuple[int, int]:
         """Floating-point operations of one run of that padded size: on its rows, and on its pairs of rows.

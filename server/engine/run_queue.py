@@ -18,6 +18,8 @@ from server.engine.values import Array, Result, Work
 
 # How many sequences behind the oldest are looked at for company.
 LOOK_AHEAD = 256
+# A run that takes as long as so many calls cost beside their arithmetic takes no more sequences.
+ENOUGH_CALLS = 20
 Lane = tuple[LoadedModel, bool, bool]
 
 
@@ -178,8 +180,12 @@ class Group:
 
     @property
     def is_full(self) -> bool:
-        """Whether no other sequence may join."""
-        return self._model.runs_alone or len(self.entries) >= self._limits.max_batch_sequences
+        """Whether no other sequence may join, or none would gain."""
+        if self._model.runs_alone or len(self.entries) >= self._limits.max_batch_sequences:
+            return True
+        # A run that joins saves its call. Where that is next to nothing of the whole, answers had better
+        # leave while others are computed than all at once.
+        return self.seconds > ENOUGH_CALLS * self._model.cost(self._kind).call
 
     def add(self, entry: Entry) -> bool:
         """Takes an entry where that costs less than a run of its own and keeps the limits."""

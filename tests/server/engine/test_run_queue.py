@@ -23,7 +23,7 @@ from tests.server.seams import SAME_FOR_ALL, costing
 
 LIMITS = Limits(max_in_flight_bytes=6000, max_batch_sequences=4, max_batch_bytes=20_000)
 # A call costs as much as a few rows, so that some lengths gain together and others lose.
-MIXED = RunCost(call=1.0, row=1e-3, pair=1e-3)
+MIXED = RunCost(call=1.0, row=3e-4, pair=3e-4)
 
 
 @pytest.fixture
@@ -57,3 +57,12 @@ def test_the_lanes_differ_in_who_may_join(lanes: list[LoadedModel]) -> None:
         return [len(group.entries) for group in iter(lambda: queue.next(0)[0], None)]
 
     assert [sizes(model) for model in lanes] == [[3], [2, 1], [2, 1], [1, 1, 1]]
+
+
+def test_a_run_that_has_little_to_gain_takes_no_company(self_model: LoadedModel) -> None:
+    rows, _ = self_model.operations(1, 4, 4)
+    one = RunCost(call=1, row=(run_queue.ENOUGH_CALLS / 4) / rows, pair=0)
+    queue = RunQueue(Limits())
+    queue.add(work_of(costing(self_model, one), [(4, 4)] * 9), 0)
+    # Beside its call, each sequence costs a quarter of what is enough.
+    assert [len(group.entries) for group in iter(lambda: queue.next(0)[0], None)] == [4, 4, 1]
