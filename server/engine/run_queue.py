@@ -18,7 +18,7 @@ from server.engine.values import Array, Result, Work
 
 # How many sequences behind the oldest are looked at for company.
 LOOK_AHEAD = 256
-# A run that takes as long as so many calls cost beside their arithmetic takes no more sequences.
+# A run that takes as long as so many calls cost beside their arithmetic takes no other request.
 ENOUGH_CALLS = 20
 Lane = tuple[LoadedModel, bool, bool]
 
@@ -180,11 +180,15 @@ class Group:
 
     @property
     def is_full(self) -> bool:
-        """Whether no other sequence may join, or none would gain."""
-        if self._model.runs_alone or len(self.entries) >= self._limits.max_batch_sequences:
-            return True
-        # A run that joins saves its call. Where that is next to nothing of the whole, answers had better
-        # leave while others are computed than all at once.
+        """Whether no other sequence may join."""
+        return self._model.runs_alone or len(self.entries) >= self._limits.max_batch_sequences
+
+    def _has_enough(self) -> bool:
+        """Whether another request had better run by itself.
+
+        Joining saves its call. Where that is next to nothing of the whole, answers had better leave while
+        others are computed than all at once.
+        """
         return self.seconds > ENOUGH_CALLS * self._model.cost(self._kind).call
 
     def add(self, entry: Entry) -> bool:
@@ -193,6 +197,8 @@ class Group:
         lengths = (max(self._lengths[0], own[0]), max(self._lengths[1], own[1]))
         same = own == self._lengths and lengths == self._lengths
         if self.is_full or not (same or self._model.mixes_lengths):
+            return False
+        if entry.work is not self.work and self._has_enough():
             return False
         if self._model.padded_bytes(count, *lengths) > self._limits.max_batch_bytes:
             return False

@@ -34,25 +34,43 @@ MESSAGES = {
         "model_name=1 model_version=2 id=3 parameters[]=4 outputs[]=5 raw_output_contents[]=6"
     ),
     "ModelInferResponse.InferOutputTensor": TENSOR,
+    # Of Triton's configuration, what load generators read.
+    "ModelInput": "name=1 data_type=2 dims[]=4",
+    "ModelOutput": "name=1 data_type=2 dims[]=3",
+    "ModelConfig": "name=1 platform=2 max_batch_size=4 input[]=5 output[]=6",
+    "ModelConfigRequest": MODEL,
+    "ModelConfigResponse": "config=1",
 }
+DATA_TYPES = (
+    "BOOL=1 UINT8=2 UINT16=3 UINT32=4 UINT64=5 INT8=6 INT16=7 INT32=8 INT64=9 FP16=10 FP32=11 FP64=12"
+)
 BOOL, INT32, INT64 = FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64
 UINT32, UINT64 = FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64
 FLOAT, DOUBLE = FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE
 STRING, BYTES = FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES
-MESSAGE = FieldDescriptor.TYPE_MESSAGE
+MESSAGE, ENUM = FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_ENUM
 # Types by name, which no two messages use differently.
 TYPES = {
     "live": BOOL, "ready": BOOL, "id": STRING, "platform": STRING, "extensions": STRING,
     "name": STRING, "version": STRING, "versions": STRING, "model_name": STRING, "model_version": STRING,
     "datatype": STRING, "shape": INT64, "inputs": MESSAGE, "outputs": MESSAGE,
-    "parameters": MESSAGE, "contents": MESSAGE,
+    "parameters": MESSAGE, "contents": MESSAGE, "config": MESSAGE, "input": MESSAGE, "output": MESSAGE,
+    "data_type": ENUM, "dims": INT64, "max_batch_size": INT32,
     "raw_input_contents": BYTES, "raw_output_contents": BYTES,
     "bool_param": BOOL, "int64_param": INT64, "string_param": STRING, "double_param": DOUBLE,
     "uint64_param": UINT64,
     "bool_contents": BOOL, "int_contents": INT32, "int64_contents": INT64, "uint_contents": UINT32,
     "uint64_contents": UINT64, "fp32_contents": FLOAT, "fp64_contents": DOUBLE, "bytes_contents": BYTES,
 }  # fmt: skip
-METHODS = {"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"}
+METHODS = {
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelInfer",
+}
 
 
 def message(name: str) -> Descriptor:
@@ -88,6 +106,13 @@ def test_a_parameter_is_one_of_its_values() -> None:
     (choice,) = message("InferParameter").oneofs
     assert choice.name == "parameter_choice"
     assert [field.number for field in choice.fields] == [1, 2, 3, 4, 5]
+
+
+def test_element_types_have_triton_s_numbers() -> None:
+    values = DESCRIPTOR.enum_types_by_name["DataType"].values_by_number
+    written = " ".join(f"{values[number].name.removeprefix('TYPE_')}={number}" for number in range(1, 13))
+    assert written == DATA_TYPES
+    assert [values[number].name for number in (0, 13, 14)] == ["TYPE_INVALID", "TYPE_STRING", "TYPE_BF16"]
 
 
 def test_the_table_above_knows_every_message() -> None:

@@ -59,10 +59,17 @@ def test_the_lanes_differ_in_who_may_join(lanes: list[LoadedModel]) -> None:
     assert [sizes(model) for model in lanes] == [[3], [2, 1], [2, 1], [1, 1, 1]]
 
 
-def test_a_run_that_has_little_to_gain_takes_no_company(self_model: LoadedModel) -> None:
+@pytest.mark.parametrize(
+    ("works", "expected"), [([1] * 9, [4, 4, 1]), ([9], [9])], ids=["of many requests", "of one request"]
+)
+def test_a_run_that_has_little_to_gain_takes_no_other_request(
+    self_model: LoadedModel, works: list[int], expected: list[int]
+) -> None:
     rows, _ = self_model.operations(1, 4, 4)
     one = RunCost(call=1, row=(run_queue.ENOUGH_CALLS / 4) / rows, pair=0)
     queue = RunQueue(Limits())
-    queue.add(work_of(costing(self_model, one), [(4, 4)] * 9), 0)
+    model = costing(self_model, one)
+    for count in works:
+        queue.add(work_of(model, [(4, 4)] * count), 0)
     # Beside its call, each sequence costs a quarter of what is enough.
-    assert [len(group.entries) for group in iter(lambda: queue.next(0)[0], None)] == [4, 4, 1]
+    assert [len(group.entries) for group in iter(lambda: queue.next(0)[0], None)] == expected

@@ -150,3 +150,17 @@ def test_a_port_that_is_taken_is_an_error(self_model: LoadedModel) -> None:
         RpcServer(engine, dataclasses.replace(OPTIONS, port=port), Metrics()).start()
     first.stop(0)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [(SELF, [("query", pb.TYPE_FP32, [-1, -1, 4])]), (TEXT, [("text", pb.TYPE_STRING, [-1])])],
+    ids=["vectors", "text"],
+)
+def test_a_configuration_names_the_tensors_of_a_model(
+    open_inference: GRPCInferenceServiceStub, name: str, inputs: list[tuple[str, int, list[int]]]
+) -> None:
+    config = open_inference.ModelConfig(pb.ModelConfigRequest(name=name), timeout=30).config
+    assert (config.name, config.max_batch_size) == (name, 0)
+    assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in config.input] == inputs
+    assert config.output[0].name == "context_vectors"
