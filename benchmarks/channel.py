@@ -1,9 +1,9 @@
 """A gRPC channel for one thread, on grpcio's own core: the only file of the generator that knows cygrpc.
 
 The public interface of grpcio gives each call a condition variable, a future and callbacks on a second
-thread. Measured on two cores against one echo server, 6 x 64 floats and 32 calls in flight: this channel
-8,100-8,500 requests/s, Triton's C++ load generator 8,200, the public interface 4,500-6,800 and its asyncio
-variant 6,300.
+thread. Measured on two busy cores against one echo server, 32 calls in flight: this
+channel 8,100 requests/s at 6 x 64 floats and 6,200-8,500 at 6 x 768; the public interface 4,500 and
+5,400-6,800; its asyncio variant 6,300 and 5,900; Triton's C++ load generator 8,200 at 6 x 64.
 """
 
 import time

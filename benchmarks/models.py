@@ -7,7 +7,7 @@ import torch
 from benchmarks.repository import VERSION, artifact
 from benchmarks.workload import Kind, Model
 from export.artifact import Naming, write_artifact
-from export.manifest import ArtifactError, Manifest
+from export.manifest import is_whole
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
 
@@ -28,15 +28,7 @@ def build(model: Model) -> MultiHeadAttention:
 def export(model: Model, repository: Path) -> Path:
     """Writes the artifact unless it is there, and returns its folder."""
     folder = artifact(repository, model)
-    if not _is_whole(folder):
+    if not is_whole(folder):
         description = f"{model.kind} attention, {model.heads} heads over width {model.width}"
         write_artifact(build(model), Naming(model.name, VERSION, description), repository, replace=True)
     return folder
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        Manifest.load(folder).verify_files(folder)
-    except ArtifactError:
-        return False
-    return True

@@ -40,15 +40,21 @@ def draw(results: Results, memory: Memory | None, folder: Path) -> list[str]:
 
 def _latency(grid: Index, folder: Path) -> str:
     cells = [cell for cell in _self_attention(grid) if cell.in_flight == 1 and not cell.lengths.mixed]
+    return _against_length(grid, cells, "one request in flight", 10, folder / LATENCY)
+
+
+def _against_length(index: Index, cells: list[Cell], load: str, base: int, file: Path) -> str:
+    """p50 of every system, a panel for each width; `base` is that of the length's axis."""
     widths = _widths(cells)
     figure, axes = _panels(len(widths))
     for ax, width in zip(axes, widths, strict=True):
         own = [cell for cell in cells if cell.model.width == width]
-        for system in grid.systems():
-            _line(ax, system, ((cell.lengths.longest, _median(grid, cell, system, p50)) for cell in own))
-        _label(ax, f"d {width}, one request in flight", "length", "p50, µs")
-        ax.set(xscale="log", yscale="log")
-    return _save(figure, folder, LATENCY)
+        for system in index.systems():
+            _line(ax, system, ((cell.lengths.longest, _median(index, cell, system, p50)) for cell in own))
+        _label(ax, f"d {width}, {load}", "length", "p50, µs")
+        ax.set_xscale("log", base=base)
+        ax.set_yscale("log")
+    return _save(figure, file.parent, file.name)
 
 
 def _throughput(grid: Index, folder: Path) -> str:
@@ -83,17 +89,7 @@ def _open_loop(results: Results, folder: Path) -> str:
 
 
 def _growth(growth: Index, folder: Path) -> str:
-    cells = list(growth.cells())
-    widths = _widths(cells)
-    figure, axes = _panels(len(widths))
-    for ax, width in zip(axes, widths, strict=True):
-        own = [cell for cell in cells if cell.model.width == width]
-        for system in growth.systems():
-            _line(ax, system, ((cell.lengths.longest, _median(growth, cell, system, p50)) for cell in own))
-        _label(ax, f"d {width}, one sequence at a time", "length", "p50, µs")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-    return _save(figure, folder, GROWTH)
+    return _against_length(growth, list(growth.cells()), "one sequence at a time", 2, folder / GROWTH)
 
 
 def _memory(memory: Memory, folder: Path) -> str:

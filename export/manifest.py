@@ -214,3 +214,12 @@ def golden_tensors(cases: list[GoldenCase]) -> Mapping[str, NDArray[Any]]:
         for side, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
         for name, array in arrays.items()
     }
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether an artifact is there and each of its files is as it was written."""
+    try:
+        Manifest.load(folder).verify_files(folder)
+    except ArtifactError:
+        return False
+    return True

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from export.artifact import Naming, write_artifact
-from export.manifest import ArtifactError, Manifest
+from export.manifest import is_whole
 from model.presets import PRESETS, build_preset
 
 DEMO_MODELS = ("sentence-self-attention", "multi-head-768x12", "cross-attention")
@@ -13,19 +13,11 @@ DEMO_MODELS = ("sentence-self-attention", "multi-head-768x12", "cross-attention"
 def export_demo_models(repository: Path) -> None:
     """Writes those of the demo's models that are absent or damaged."""
     for name in DEMO_MODELS:
-        if _is_whole(repository / name / "1"):
+        if is_whole(repository / name / "1"):
             continue
         naming = Naming(name, 1, PRESETS[name].description)
         folder, _ = write_artifact(build_preset(name), naming, repository, replace=True)
         print(f"exported {folder}", flush=True)
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        Manifest.load(folder).verify_files(folder)
-    except ArtifactError:
-        return False
-    return True
 
 
 def main() -> None:

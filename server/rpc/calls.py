@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
@@ -15,7 +14,7 @@ from grpc_status import rpc_status
 
 from server.engine.errors import Code, DeadlineExceededError, EngineError, InvalidRequestError
 from server.engine.values import Result
-from server.rpc.completion_queue import FOREVER_SECONDS, Call
+from server.rpc.completion_queue import Call
 from server.rpc.status import UNEXPECTED, code_of, status_of
 
 log = logging.getLogger(__name__)
@@ -81,20 +80,25 @@ class Later:
     until: float = math.inf
 
 
-def after(seconds: float) -> float:
-    """The moment so many seconds from now, on `time.monotonic`'s clock; infinite for ages."""
-    return math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
-
-
 def expire(future: Future[Result]) -> None:
     """Gives a result up because its time is over."""
     with suppress(InvalidStateError):
         future.set_exception(DeadlineExceededError("the deadline passed before the result was there"))
 
 
-def refuse_silence(call: Call) -> None:
-    """Ends a call that brought no message; one that the core ended already stays as it is."""
-    call.finish(grpc.StatusCode.UNIMPLEMENTED, "the call brought no message")
+def receive_one(call: Call, then: Callable[[bytes], None]) -> None:
+    """Receives the one request of a call; what fails, or is missing, ends this call and no other."""
+
+    def received(message: bytes | None) -> None:
+        if message is None:  # a call that the core ended already stays as it is
+            call.finish(grpc.StatusCode.UNIMPLEMENTED, "the call brought no message")
+            return
+        try:
+            then(message)
+        except Exception as error:
+            end_with(call, error)
+
+    call.receive(received)
 
 
 def end_with(call: Call, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
-from server.rpc.timers import Timers
+from server.rpc.timers import Timers, after
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,6 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 ACCEPT_AHEAD = 32
 # Events taken before work gets its turn although more are ready.
 EVENTS_PER_TURN = 128
-# Without a deadline the core reports centuries.
-FOREVER_SECONDS = 365 * 24 * 3600.0
 NO_FLAGS = 0
 WITHOUT_XDS = False
 # On the clock of `time.time`: polls that far in the past return at once.
@@ -43,7 +41,7 @@ class Call:
 
     def __init__(self, event: Any, timers: Timers) -> None:
         self.method: str = _text(event.call_details.method)
-        self.deadline = _monotonic(event.call_details.deadline)
+        self.deadline = after(event.call_details.deadline - time.time())
         self.code = grpc.StatusCode.OK
         self._call = event.call
         self._timers = timers
@@ -234,8 +232,3 @@ def _nothing(_event: Any) -> None:
 
 def _text(name: str | bytes) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else name
-
-
-def _monotonic(deadline: float) -> float:
-    remaining = deadline - time.time()
-    return math.inf if remaining > FOREVER_SECONDS else time.monotonic() + remaining

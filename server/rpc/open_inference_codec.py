@@ -18,9 +18,9 @@ from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.model import LoadedModel
 from server.engine.text import FIELD as TEXT
 from server.engine.values import Array, Mask, MaskKind, Ragged, Request, Result
-from server.rpc import calls
 from server.rpc.open_inference_tensors import DATATYPES, Raw, decode_tensors, decode_texts
 from server.rpc.tensors import buffers
+from server.rpc.timers import after
 from server.rpc.wire import Buffer, field, reader
 
 ATTENTION_WEIGHTS = "attention_weights"
@@ -185,7 +185,7 @@ def _timeout(message: pb.ModelInferRequest) -> float:
     if parameter.WhichOneof("parameter_choice") not in ("int64_param", "uint64_param"):
         raise InvalidRequestError("timeout", "must be an integer, in microseconds")
     microseconds = parameter.int64_param or parameter.uint64_param
-    return calls.after(microseconds / 1e6) if microseconds > 0 else math.inf
+    return after(microseconds / 1e6) if microseconds > 0 else math.inf
 
 
 def encode(result: Result, decoded: Decoded, model: LoadedModel, request_id: str, limit: int) -> bytes:

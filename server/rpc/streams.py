@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from server.rpc.calls import Later, Method, end_with, refuse_silence
+from server.rpc.calls import Later, Method, end_with, receive_one
 from server.rpc.completion_queue import Call
 
 
@@ -98,17 +98,10 @@ class News:
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque()
         self._sending = False
-        call.receive(self._received)
+        receive_one(call, self._received)
 
-    def _received(self, message: bytes | None) -> None:
-        if message is None:
-            refuse_silence(self._call)
-            return
-        try:
-            request = self._method.read(message)
-            self._method.behavior(request, self._call, self._put)
-        except Exception as error:
-            end_with(self._call, error)
+    def _received(self, message: bytes) -> None:
+        self._method.behavior(self._method.read(message), self._call, self._put)
 
     def _put(self, message: Any) -> None:
         """Sends a message; None once the call has ended."""

@@ -4,10 +4,18 @@ import heapq
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable
 
 # Entries of callbacks that were called off are swept out when they are this many more than half.
 SPARE = 64
+# Without a deadline gRPC's core reports centuries.
+FOREVER_SECONDS = 365 * 24 * 3600.0
+
+
+def after(seconds: float) -> float:
+    """The moment so many seconds from now, on `time.monotonic`'s clock; infinite for ages."""
+    return math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
 
 
 class Timers:

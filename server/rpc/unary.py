@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from server.engine.values import Result
-from server.rpc.calls import Encode, Later, Method, end_with, expire, refuse_silence
+from server.rpc.calls import Encode, Later, Method, end_with, expire, receive_one
 from server.rpc.completion_queue import Call
 
 
@@ -14,20 +14,14 @@ class UnaryCall:
     def __init__(self, call: Call, method: Method) -> None:
         self._call = call
         self._method = method
-        call.receive(self._received)
+        receive_one(call, self._received)
 
-    def _received(self, message: bytes | None) -> None:
-        if message is None:
-            refuse_silence(self._call)
-            return
-        try:
-            answer = self._method.ask(message, self._call)
-            if isinstance(answer, Later):
-                self._wait(answer)
-            else:
-                self._call.reply(self._method.write(answer))
-        except Exception as error:
-            end_with(self._call, error)
+    def _received(self, message: bytes) -> None:
+        answer = self._method.ask(message, self._call)
+        if isinstance(answer, Later):
+            self._wait(answer)
+        else:
+            self._call.reply(self._method.write(answer))
 
     def _wait(self, later: Later) -> None:
         future = later.future
