@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2_grpc  # type: ignore[attr-defined]  # not in the stubs
+from grpc_reflection.v1alpha import reflection_pb2_grpc
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
@@ -114,10 +114,13 @@ class RpcServer:
             self._health.set(service, SERVING if serving else NOT_SERVING)
 
 
-class _Reflection(ReflectionServicer):
+class _Reflection:
     """The library's servicer, asked for one request at a time."""
+
+    def __init__(self, services: tuple[str, ...]) -> None:
+        self._servicer = ReflectionServicer(services)
 
     def ServerReflectionInfo(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
         """Answers one request of a stream."""
-        answers: Iterator[Any] = super().ServerReflectionInfo(iter((request,)), context)
+        answers: Iterator[Any] = self._servicer.ServerReflectionInfo(iter((request,)), context)
         return next(answers)

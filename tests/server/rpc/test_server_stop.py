@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb  # type: ignore[attr-defined]
-from grpc_reflection.v1alpha import reflection_pb2_grpc  # type: ignore[attr-defined]  # not in the stubs
+from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
+from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from protos.attention.v1 import attention_pb2 as pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
