@@ -10,7 +10,7 @@ from server.engine.validation import validate
 from server.engine.values import Request, Result
 
 # How long a run may keep a thread that has calls to receive from them.
-SHORT_RUN_SECONDS = 0.005
+SHORT_RUN_SECONDS = 0.0005
 
 
 class Engine:
@@ -24,7 +24,7 @@ class Engine:
         *,
         short_run_seconds: float = SHORT_RUN_SECONDS,
     ) -> None:
-        """Starts the engine's thread.
+        """Starts the engine's threads.
 
         Args:
             repository: The models.
@@ -42,7 +42,7 @@ class Engine:
 
         Args:
             request: What the caller asks for.
-            wake: Whether to call the engine's thread. A caller who says no calls `turn` afterwards.
+            wake: Whether to call a thread of the engine. A caller who says no calls `turn` afterwards.
 
         Returns:
             A future that resolves with the result or an `EngineError`. Cancelling it gives the request up.

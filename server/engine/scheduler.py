@@ -1,4 +1,4 @@
-"""Runs what waits: one run at a time, on a thread of its own or on that of a caller who offers it.
+"""Runs what waits, a few runs at a time, on threads of its own or on that of a caller who offers it.
 
 No lock is held while a future resolves, so its callbacks may submit and cancel as they like.
 """
@@ -6,6 +6,7 @@ No lock is held while a future resolves, so its callbacks may submit and cancel 
 import logging
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
@@ -13,34 +14,39 @@ from server.engine.batch import run_batch
 from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
 from server.engine.limits import Limits
 from server.engine.observer import Observer, Run
-from server.engine.run_queue import Entry, Group, RunQueue
-from server.engine.values import Result, Work
+from server.engine.run_queue import Entry, Group, Progress, RunQueue
+from server.engine.values import Array, Result, Work
 
 log = logging.getLogger(__name__)
+# While one run is split and answered, which takes one core, another computes.
+PARALLEL_RUNS = 2
 
 
 class Scheduler:
     """Runs submitted work until it is closed."""
 
-    def __init__(self, limits: Limits, observer: Observer) -> None:
+    def __init__(self, limits: Limits, observer: Observer, *, parallel_runs: int = PARALLEL_RUNS) -> None:
         self._observer = observer
         self._queue = RunQueue(limits)
         self._changed = threading.Condition()
-        # Whether somebody has the right to run; a run that is handed to the thread carries it along.
-        self._running = False
-        self._handed: Group | None = None
-        # Whether the thread is to empty the queue, or callers take turns.
+        # How many more runs may begin; one that is handed to a thread has begun.
+        self._free = parallel_runs
+        self._handed: deque[Group] = deque()
+        # Whether the threads are to empty the queue, or callers take turns.
         self._called = False
         self._closing = False
-        self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._loop, name="scheduler", daemon=True) for _ in range(parallel_runs)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, work: Work, *, wake: bool = True) -> Future[Result]:
         """Queues work; its future resolves with the result or an `EngineError`.
 
         Args:
             work: What to run.
-            wake: Whether to call the scheduler's thread. A caller who says no calls `turn` afterwards.
+            wake: Whether to call a thread of the scheduler. A caller who says no calls `turn` afterwards.
 
         Raises:
             OverloadedError: The limit of memory in flight is reached.
@@ -57,26 +63,25 @@ class Scheduler:
         return work.future
 
     def turn(self, limit_seconds: float) -> bool:
-        """Runs what is next on the calling thread, where nothing else runs: that saves waking another.
+        """Runs what is next on the calling thread, where a run may begin: that saves waking another.
 
         Args:
             limit_seconds: A run that is expected to take longer, or that waits for company, is left to the
-                scheduler's thread.
+                scheduler's threads.
 
         Returns:
             Whether something ran, so that there may be more to run.
         """
         with self._changed:
-            if self._running or not self._queue:
+            if not self._free or not self._queue:
                 return False
             now = time.monotonic()
             if self._queue.due(now) > now:
                 self._call_thread()
                 return False
-            group, expired = self._queue.next(now)
-            self._running = group is not None
+            group, expired = self._take(now)
             if is_long := group is not None and group.seconds > limit_seconds:
-                self._handed = group
+                self._handed.append(group)
                 self._call_thread()
         _fail_expired(expired)
         if group is None or is_long:
@@ -85,11 +90,12 @@ class Scheduler:
         return True
 
     def close(self) -> None:
-        """Takes no more work, finishes what is queued and ends the thread."""
+        """Takes no more work, finishes what is queued and ends the threads."""
         with self._changed:
-            self._closing = True
-            self._call_thread()
-        self._thread.join()
+            self._closing = self._called = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _call_thread(self) -> None:
         self._called = True
@@ -104,23 +110,22 @@ class Scheduler:
             self._run_and_pass_on(group)
 
     def _run_and_pass_on(self, group: Group) -> None:
-        """Runs a group, and then lets the next run begin. One run at a time has all cores."""
+        """Runs a group, and then lets the next run begin."""
         try:
             self._run(group.entries)
         finally:
             with self._changed:
-                self._running = False
+                self._free += 1
                 if self._called:
                     self._changed.notify()
 
     def _next(self) -> Group | None:
-        """Waits until the thread has something to run; None when closed and done."""
+        """Waits until a thread has something to run; None when closed and done."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._is_threads_turn)
-                if group := self._handed:
-                    self._handed = None
-                    return group
+                if self._handed:
+                    return self._handed.popleft()
                 if not self._queue and self._closing:
                     return None
                 group, expired = self._wait_until_due()
@@ -132,15 +137,21 @@ class Scheduler:
         if self._handed:
             return True
         self._called = self._called and (bool(self._queue) or self._closing)
-        return self._called and not self._running
+        return self._called and self._free > 0
 
     def _wait_until_due(self) -> tuple[Group | None, list[Work]]:
         now = time.monotonic()
         if not self._closing and (wait := self._queue.due(now) - now) > 0:
             self._changed.wait(wait)
             return None, []
+        group, expired = self._take(now)
+        if self._queue:
+            self._changed.notify()
+        return group, expired
+
+    def _take(self, now: float) -> tuple[Group | None, list[Work]]:
         group, expired = self._queue.next(now)
-        self._running = group is not None
+        self._free -= group is not None
         return group, expired
 
     def _run(self, entries: list[Entry]) -> None:
@@ -159,11 +170,23 @@ class Scheduler:
                     self._run([entry])
             return
         self._observe(entries, started)
-        for entry, outputs in zip(entries, results, strict=True):
-            if entry.progress.deliver(entry.index, outputs):
-                # Before its caller wakes: the next request may need the room.
-                self._release(entry.progress.number)
-                entry.progress.resolve()
+        for progress in self._deliver(entries, results):
+            progress.resolve()
+
+    def _deliver(self, entries: list[Entry], results: list[dict[str, Array]]) -> list[Progress]:
+        """Keeps the results of a run and returns the works that are complete with them.
+
+        Their memory is given back here, before their callers wake: the next request may need the room.
+        """
+        with self._changed:
+            complete = [
+                entry.progress
+                for entry, outputs in zip(entries, results, strict=True)
+                if entry.progress.deliver(entry.index, outputs)
+            ]
+            for progress in complete:
+                self._queue.release(progress.number)
+        return complete
 
     def _observe(self, entries: list[Entry], started: float) -> None:
         sizes = [entry.item.sizes for entry in entries]

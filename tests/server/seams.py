@@ -130,7 +130,7 @@ class Held:
         self.gate = Gate()
         self.recorder = Recorder()
         self.model = tapped(costing(model, cost), tap)
-        self.scheduler = Scheduler(Limits(**limits), self.recorder)
+        self.scheduler = Scheduler(Limits(**limits), self.recorder, parallel_runs=1)
         self.first = self.submit([(1, 1)], model=tapped(model, self.gate))
         assert self.gate.entered.wait(PATIENCE_SECONDS)
 

@@ -35,7 +35,7 @@ ANY_RUN = math.inf
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    scheduler = Scheduler(Limits(), Recorder())
+    scheduler = Scheduler(Limits(), Recorder(), parallel_runs=1)
     yield scheduler
     scheduler.close()
 
@@ -172,6 +172,7 @@ def test_closing_waits_for_a_callers_run(self_model: LoadedModel) -> None:
     with suppress(ShuttingDownError):
         while True:
             scheduler.submit(work_of(self_model, [(1, 1)]), wake=False).cancel()
+            time.sleep(0.001)
     assert closing.is_alive()
     assert not taking.held.future.done()
     taking.finish()

@@ -1,0 +1,66 @@
+"""Runs beside each other: how many, on whose thread, and that each result stays with its request."""
+
+import math
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from server.engine.scheduler import Scheduler
+from tests.server.samples import assert_answers, work_of
+from tests.server.seams import PATIENCE_SECONDS, Gate, Recorder, Threads, outcome, tapped
+
+ONE_BY_ONE = Limits(max_batch_sequences=1)
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    scheduler = Scheduler(ONE_BY_ONE, Recorder(), parallel_runs=2)
+    yield scheduler
+    scheduler.close()
+
+
+def test_as_many_runs_go_on_at_once_as_are_allowed(self_model: LoadedModel, scheduler: Scheduler) -> None:
+    gates = [Gate() for _ in range(3)]
+    works = [work_of(tapped(self_model, gate), [(2, 2)], seed=seed) for seed, gate in enumerate(gates)]
+    for work in works:
+        scheduler.submit(work)
+    assert gates[0].entered.wait(PATIENCE_SECONDS)
+    assert gates[1].entered.wait(PATIENCE_SECONDS)
+    assert not scheduler.turn(math.inf)
+    assert not gates[2].entered.is_set()
+    gates[1].open()
+    assert gates[2].entered.wait(PATIENCE_SECONDS)
+    assert not works[0].future.done()
+    for gate in gates:
+        gate.open()
+    for work in works:
+        assert_answers(work, outcome(work))
+
+
+def test_sequences_of_one_request_run_beside_each_other(
+    self_model: LoadedModel, scheduler: Scheduler
+) -> None:
+    meeting = threading.Barrier(2)
+    model = tapped(self_model, lambda _: meeting.wait(PATIENCE_SECONDS))
+    work = work_of(model, [(length, length) for length in (3, 1, 4, 1, 5, 9)])
+    scheduler.submit(work)
+    assert_answers(work, outcome(work))
+
+
+def test_a_caller_takes_a_turn_beside_a_run_of_the_thread(
+    self_model: LoadedModel, scheduler: Scheduler
+) -> None:
+    gate, threads = Gate(), Threads()
+    held = work_of(tapped(self_model, gate), [(2, 2)])
+    scheduler.submit(held)
+    assert gate.entered.wait(PATIENCE_SECONDS)
+    beside = work_of(tapped(self_model, threads), [(3, 3)])
+    scheduler.submit(beside, wake=False)
+    assert scheduler.turn(math.inf)
+    assert threads.names == [threading.current_thread().name]
+    assert_answers(beside, outcome(beside))
+    gate.open()
+    assert_answers(held, outcome(held))
