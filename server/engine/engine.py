@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from server.engine.limits import Limits
 from server.engine.observer import Observer, Unobserved
 from server.engine.repository import Repository
-from server.engine.scheduler import Scheduler
+from server.engine.scheduler import PARALLEL_RUNS, Scheduler
 from server.engine.validation import validate
 from server.engine.values import Request, Result
 
@@ -23,6 +23,7 @@ class Engine:
         observer: Observer | None = None,
         *,
         short_run_seconds: float = SHORT_RUN_SECONDS,
+        parallel_runs: int = PARALLEL_RUNS,
     ) -> None:
         """Starts the engine's threads.
 
@@ -31,11 +32,12 @@ class Engine:
             limits: How much may be held.
             observer: Told of every run.
             short_run_seconds: What a run may be expected to take on the thread of a caller who takes `turn`.
+            parallel_runs: How many runs may go on at once.
         """
         self.repository = repository
         self.limits = limits or Limits()
         self._short_run_seconds = short_run_seconds
-        self._scheduler = Scheduler(self.limits, observer or Unobserved())
+        self._scheduler = Scheduler(self.limits, observer or Unobserved(), parallel_runs=parallel_runs)
 
     def submit(self, request: Request, *, wake: bool = True) -> Future[Result]:
         """Validates a request and queues it.

@@ -28,7 +28,8 @@ class Scheduler:
     def __init__(self, limits: Limits, observer: Observer, *, parallel_runs: int = PARALLEL_RUNS) -> None:
         self._observer = observer
         self._queue = RunQueue(limits)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         # How many more runs may begin; one that is handed to a thread has begun.
         self._free = parallel_runs
         self._handed: deque[Group] = deque()
@@ -52,7 +53,7 @@ class Scheduler:
             OverloadedError: The limit of memory in flight is reached.
             ShuttingDownError: The scheduler is closing.
         """
-        with self._changed:
+        with self._lock:
             if self._closing:
                 raise ShuttingDownError("the server is shutting down and takes no new requests")
             number = self._queue.add(work, time.monotonic())
@@ -72,7 +73,7 @@ class Scheduler:
         Returns:
             Whether something ran, so that there may be more to run.
         """
-        with self._changed:
+        with self._lock:
             if not self._free or not self._queue:
                 return False
             now = time.monotonic()
@@ -91,7 +92,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Takes no more work, finishes what is queued and ends the threads."""
-        with self._changed:
+        with self._lock:
             self._closing = self._called = True
             self._changed.notify_all()
         for thread in self._threads:
@@ -102,7 +103,7 @@ class Scheduler:
         self._changed.notify()
 
     def _release(self, number: int) -> None:
-        with self._changed:
+        with self._lock:
             self._queue.release(number)
 
     def _loop(self) -> None:
@@ -114,7 +115,7 @@ class Scheduler:
         try:
             self._run(group.entries)
         finally:
-            with self._changed:
+            with self._lock:
                 self._free += 1
                 if self._called:
                     self._changed.notify()
@@ -122,7 +123,7 @@ class Scheduler:
     def _next(self) -> Group | None:
         """Waits until a thread has something to run; None when closed and done."""
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(self._is_threads_turn)
                 if self._handed:
                     return self._handed.popleft()
@@ -178,7 +179,7 @@ class Scheduler:
 
         Their memory is given back here, before their callers wake: the next request may need the room.
         """
-        with self._changed:
+        with self._lock:
             complete = [
                 entry.progress
                 for entry, outputs in zip(entries, results, strict=True)

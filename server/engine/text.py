@@ -35,7 +35,7 @@ class TextEncoder:
         for index, sequence in enumerate(ids):
             if not sequence:
                 raise InvalidRequestError(FIELD, f"text {index} has no words")
-        lengths = np.array([len(sequence) for sequence in ids], dtype=np.int64)
+        lengths = tuple(map(len, ids))
         return Ragged(np.array([i for sequence in ids for i in sequence], dtype=np.int64), lengths)
 
     def _encode(self, text: str) -> Encoding:

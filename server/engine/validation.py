@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -16,6 +17,9 @@ from server.engine.values import Array, Item, Mask, MaskKind, Ragged, Request, W
 
 Sizes = dict[str, int]
 MASK = "mask"
+# Callers repeat themselves: what follows from the lengths of a few sequences is kept for the next request.
+FEW_SEQUENCES = 8
+CACHED_DIMENSIONS = 1024
 DTYPES = {name: np.dtype(name) for name in ("float32", "int64", "bool")}
 
 
@@ -28,29 +32,29 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
     """
     _check_options(request, model)
     inputs = _with_positions(_inputs(request, model, limits), model)
-    # As Python's integers: NumPy's reductions cost more than they save on the few lengths of a request.
-    lengths = {spec.name: inputs[spec.name].lengths.tolist() for spec in model.inputs}
-    for spec in model.inputs:
-        _check_rows(spec, inputs[spec.name].rows, sum(lengths[spec.name]))
-    sizes = _bind_sizes(model.inputs, lengths)
-    for spec in model.inputs:
-        _check_lengths(TEXT if request.texts else spec.name, lengths[spec.name], limits)
-    result_bytes = _result_bytes(model, sizes, return_weights=request.return_weights)
+    ragged = [inputs[spec.name] for spec in model.inputs]
+    for spec, own in zip(model.inputs, ragged, strict=True):
+        _check_rows(spec, own.rows, sum(own.lengths))
+    lengths = tuple([own.lengths for own in ragged])
+    dimensions = _known_dimensions if len(lengths[0]) <= FEW_SEQUENCES else _dimensions
+    sizes, result_bytes = dimensions(model, lengths, request.return_weights)
+    for spec, own in zip(model.inputs, ragged, strict=True):
+        _check_lengths(TEXT if request.texts else spec.name, own.lengths, limits)
     if result_bytes > limits.max_result_bytes:
         query = TEXT if request.texts else model.inputs[0].name
         field = "return_weights" if request.return_weights else query
         raise LimitExceededError(
             field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         )
-    names = list(lengths)
-    rows = [_split(inputs[name].rows, lengths[name]) for name in names]
+    names = [spec.name for spec in model.inputs]
+    rows = [_split(own) for own in ragged]
     masks = _split_mask(request.mask, model, sizes)
     items = [
         Item(dict(zip(names, arrays, strict=True)), size, mask)
         for size, mask, *arrays in zip(sizes, masks, *rows, strict=True)
     ]
-    held = sum(inputs[name].rows.nbytes for name in names)
-    held += sum(mask.nbytes for mask in masks if mask is not None)
+    held = sum([own.rows.nbytes for own in ragged])
+    held += sum([mask.nbytes for mask in masks if mask is not None])
     return Work(
         model=model,
         items=tuple(items),
@@ -94,8 +98,9 @@ def _with_positions(inputs: Mapping[str, Ragged], model: LoadedModel) -> Mapping
     if POSITIONS in inputs or POSITIONS not in model.inputs_by_name:
         return inputs
     lengths = inputs[model.inputs[0].name].lengths
-    counted = [np.arange(length, dtype=np.int64) for length in lengths.tolist()]
-    return {**inputs, POSITIONS: Ragged(np.concatenate(counted or [lengths]), lengths)}
+    counted = [np.arange(length, dtype=np.int64) for length in lengths]
+    rows = np.concatenate(counted) if counted else np.empty(0, np.int64)
+    return {**inputs, POSITIONS: Ragged(rows, lengths)}
 
 
 def _names(model: LoadedModel) -> str:
@@ -121,19 +126,19 @@ def _check_rows(spec: TensorSpec, rows: Array, expected: int) -> None:
             raise InvalidRequestError(spec.name, f"holds id {found}; ids must lie in 0..{limit - 1}")
 
 
-def _split(rows: Array, lengths: list[int]) -> list[Array]:
+def _split(ragged: Ragged) -> list[Array]:
     """One view (T, ...) for each sequence."""
-    if len(lengths) == 1:
-        return [rows]
-    ends = list(accumulate(lengths))
-    return [rows[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    if len(ragged.lengths) == 1:
+        return [ragged.rows]
+    ends = accumulate(ragged.lengths)
+    return [ragged.rows[end - length : end] for end, length in zip(ends, ragged.lengths, strict=True)]
 
 
 def _shape(shape: Sequence[object]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _check_lengths(field: str, lengths: list[int], limits: Limits) -> None:
+def _check_lengths(field: str, lengths: tuple[int, ...], limits: Limits) -> None:
     if len(lengths) > limits.max_sequences:
         raise _too_many_sequences(field, len(lengths), limits)
     if (longest := max(lengths)) > limits.max_sequence_length:
@@ -146,13 +151,30 @@ def _too_many_sequences(field: str, count: int, limits: Limits) -> LimitExceeded
     return LimitExceededError(field, f"{count} sequences in one request; the limit is {limits.max_sequences}")
 
 
-def _bind_sizes(specs: Sequence[TensorSpec], rows: Mapping[str, list[int]]) -> list[Sizes]:
+def _dimensions(
+    model: LoadedModel,
+    rows: tuple[tuple[int, ...], ...],
+    return_weights: bool,  # noqa: FBT001 - a cache's key
+) -> tuple[list[Sizes], int]:
+    """The sizes of each sequence, and the bytes of all results.
+
+    Args:
+        model: Whom the request asks.
+        rows: For each of its inputs the rows of each sequence.
+        return_weights: Whether the results hold them.
+    """
+    sizes = _bind_sizes(model.inputs, rows)
+    return sizes, _result_bytes(model, sizes, return_weights=return_weights)
+
+
+_known_dimensions = lru_cache(maxsize=CACHED_DIMENSIONS)(_dimensions)
+
+
+def _bind_sizes(specs: Sequence[TensorSpec], rows: Sequence[tuple[int, ...]]) -> list[Sizes]:
     """The length of each symbolic axis for each sequence; inputs that share an axis must agree."""
-    bound: dict[str, tuple[str, list[int]]] = {}
-    first = specs[0].name
-    count = len(rows[first])
-    for spec in specs:
-        lengths = rows[spec.name]
+    bound: dict[str, tuple[str, tuple[int, ...]]] = {}
+    first, count = specs[0].name, len(rows[0])
+    for spec, lengths in zip(specs, rows, strict=True):
         if not lengths:
             raise InvalidRequestError(spec.name, "holds no sequence")
         if len(lengths) != count:

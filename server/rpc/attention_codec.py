@@ -103,18 +103,16 @@ def _decode_vectors(field: str, message: pb.VectorSequences, data: memoryview | 
         raise InvalidRequestError(f"{field}.data_type", f"is {message.data_type}; known are {known}")
     if message.width == 0:
         raise InvalidRequestError(f"{field}.width", "must be at least 1")
-    lengths = np.array(message.lengths, dtype=np.int64)
-    shape = (int(lengths.sum()), message.width)
+    lengths = tuple(message.lengths)
+    shape = (sum(lengths), message.width)
     return Ragged(from_bytes(f"{field}.data", message.data if data is None else data, dtype, shape), lengths)
 
 
 def _decode_tokens(message: pb.TokenSequences) -> Ragged:
-    lengths = np.array(message.lengths, dtype=np.int64)
+    lengths = tuple(message.lengths)
     ids = np.array(message.ids, dtype=np.int64)
-    if len(ids) != lengths.sum():
-        raise InvalidRequestError(
-            "token_ids.ids", f"holds {len(ids)} ids; the lengths sum to {lengths.sum()}"
-        )
+    if len(ids) != sum(lengths):
+        raise InvalidRequestError("token_ids.ids", f"holds {len(ids)} ids; the lengths sum to {sum(lengths)}")
     return Ragged(ids, lengths)
 
 
@@ -123,10 +121,8 @@ def _decode_positions(message: pb.AttendRequest, inputs: Mapping[str, Ragged]) -
     if query is None:
         raise InvalidRequestError(POSITIONS, "come beside vectors or token ids")
     positions = np.array(message.positions, dtype=np.int64)
-    if len(positions) != query.lengths.sum():
-        raise InvalidRequestError(
-            POSITIONS, f"holds {len(positions)} positions; the query has {query.lengths.sum()} rows"
-        )
+    if len(positions) != (rows := sum(query.lengths)):
+        raise InvalidRequestError(POSITIONS, f"holds {len(positions)} positions; the query has {rows} rows")
     return Ragged(positions, query.lengths)
 
 

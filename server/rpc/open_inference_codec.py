@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from export.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, TensorSpec
 from protos.inference import open_inference_pb2 as pb
@@ -18,14 +17,14 @@ from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.model import LoadedModel
 from server.engine.text import FIELD as TEXT
 from server.engine.values import Array, Mask, MaskKind, Ragged, Request, Result
-from server.rpc.open_inference_tensors import DATATYPES, Raw, decode_tensors, decode_texts
+from server.rpc.open_inference_tensors import DATATYPES, Raw, decode_tensors, decode_texts, in_shared_memory
 from server.rpc.tensors import buffers
 from server.rpc.timers import after
 from server.rpc.wire import Buffer, field, reader
 
 ATTENTION_WEIGHTS = "attention_weights"
 LENGTHS = "lengths"
-CACHED_MODELS = 1024
+CACHED_MODELS = CACHED_SHAPES = 1024
 RAW_INPUT_CONTENTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
 read = reader(pb.ModelInferRequest.FromString, {RAW_INPUT_CONTENTS: True})
@@ -120,24 +119,24 @@ class _Rectangle:
         """Tq and Tk, padding included."""
         return self.sizes.get(self._query_axis, 0), self.sizes.get(self._key_axis, 0)
 
-    def key_lengths(self, lengths: Array) -> NDArray[np.int64]:
-        """(B,) lengths, each within the key's rows."""
+    def key_lengths(self, lengths: Array) -> tuple[int, ...]:
+        """B lengths, each within the key's rows."""
         batch, (_, longest) = self.sizes.get(BATCH_AXIS, 0), self.lengths
         if lengths.dtype.kind not in "iu" or lengths.shape != (batch,) or batch == 0:
             raise InvalidRequestError(KEY_LENGTHS, f"must be integers, one for each of {batch} sequences")
         if not 1 <= lengths.min() <= lengths.max() <= longest:
             raise InvalidRequestError(KEY_LENGTHS, f"must lie in 1..{longest}")
-        return lengths.astype(np.int64)
+        return tuple(lengths.tolist())
 
-    def rows(self, spec: TensorSpec, cut: NDArray[np.int64] | None) -> Ragged:
+    def rows(self, spec: TensorSpec, cut: tuple[int, ...] | None) -> Ragged:
         """(B, T, ...) to its rows; to those within the key lengths, where it has the key's axis."""
         tensor = self._tensors[spec.name]
         batch, length, *row = tensor.shape
         if cut is None or spec.axes[1] != self._key_axis:
-            return Ragged(tensor.reshape(batch * length, *row), np.full(batch, length, np.int64))
+            return Ragged(tensor.reshape(batch * length, *row), (length,) * batch)
         return Ragged(np.concatenate([rows[:end] for rows, end in zip(tensor, cut, strict=True)]), cut)
 
-    def mask(self, mask: Array, cut: NDArray[np.int64] | None) -> Mask:
+    def mask(self, mask: Array, cut: tuple[int, ...] | None) -> Mask:
         """(B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) to the flags within the key lengths."""
         batch, (query_length, key_length) = self.sizes.get(BATCH_AXIS, 0), self.lengths
         expected = {
@@ -166,15 +165,16 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, 
     names = default_outputs(model)
     if not message.outputs:
         return names
-    known = dict.fromkeys((*names, *model.outputs))
+    requested = []
     for output in message.outputs:
-        if output.name not in known:
-            raise InvalidRequestError(f"outputs[{output.name}]", f"is unknown; known are {', '.join(known)}")
-        if any(parameter.startswith("shared_memory") for parameter in output.parameters):
-            raise InvalidRequestError(
-                f"outputs[{output.name}]", "shared memory is not written by this server"
-            )
-    return tuple(output.name for output in message.outputs)
+        name = output.name
+        if name not in names and name not in model.outputs:
+            known = ", ".join(dict.fromkeys((*names, *model.outputs)))
+            raise InvalidRequestError(f"outputs[{name}]", f"is unknown; known are {known}")
+        if in_shared_memory(output.parameters):
+            raise InvalidRequestError(f"outputs[{name}]", "shared memory is not written by this server")
+        requested.append(name)
+    return tuple(requested)
 
 
 def _timeout(message: pb.ModelInferRequest) -> float:
@@ -197,6 +197,7 @@ def encode(result: Result, decoded: Decoded, model: LoadedModel, request_id: str
     response = pb.ModelInferResponse(
         model_name=result.model_name, model_version=result.model_version, id=request_id
     )
+    parts: list[Buffer] = [response.SerializeToString()]
     contents: list[Buffer] = []
     shape: tuple[int, ...]
     for name in decoded.outputs:
@@ -205,9 +206,17 @@ def encode(result: Result, decoded: Decoded, model: LoadedModel, request_id: str
             arrays, shape = [np.array([len(array) for array in rows], dtype=np.int64)], (len(rows),)
         else:
             arrays, shape = _rectangle(name, result.outputs[name], model, decoded.sizes, limit)
-        response.outputs.add(name=name, datatype=DATATYPES[arrays[0].dtype], shape=shape)
+        parts.append(_described(name, DATATYPES[arrays[0].dtype], shape))
         contents += field(RAW_OUTPUT_CONTENTS, buffers(arrays))
-    return b"".join([response.SerializeToString(), *contents])
+    return b"".join([*parts, *contents])
+
+
+@lru_cache(maxsize=CACHED_SHAPES)
+def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """What a response says of an output; merges with the rest of it."""
+    response = pb.ModelInferResponse()
+    response.outputs.add(name=name, datatype=datatype, shape=shape)
+    return response.SerializeToString()
 
 
 def _rectangle(
@@ -223,11 +232,12 @@ def _rectangle(
 
 def _padded_shape(spec: TensorSpec, arrays: list[Array], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Shape of each sequence's array in a rectangular answer."""
-    longest = (max(shape) for shape in zip(*(array.shape for array in arrays), strict=True))
-    axes = spec.axes[1:]
+    longest = [max(size) for size in zip(*[array.shape for array in arrays], strict=True)]
     return tuple(
-        sizes.get(axis, size) if isinstance(axis, str) else axis
-        for axis, size in zip(axes, longest, strict=True)
+        [
+            sizes.get(axis, size) if isinstance(axis, str) else axis
+            for axis, size in zip(spec.axes[1:], longest, strict=True)
+        ]
     )
 
 

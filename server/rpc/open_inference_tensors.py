@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,24 +62,25 @@ def decode_tensors(message: pb.ModelInferRequest, contents: Sequence[Raw] = ()) 
     raw = iter(contents)
     tensors: dict[str, Array] = {}
     for tensor in message.inputs:
-        if tensor.name in tensors:
-            raise InvalidRequestError(tensor.name, "comes twice")
-        if any(parameter.startswith("shared_memory") for parameter in tensor.parameters):
-            raise InvalidRequestError(tensor.name, "lies in shared memory, which this server does not read")
-        if tensor.datatype not in DTYPES and tensor.datatype != BYTES:
+        name, datatype = tensor.name, tensor.datatype
+        if name in tensors:
+            raise InvalidRequestError(name, "comes twice")
+        if in_shared_memory(tensor.parameters):
+            raise InvalidRequestError(name, "lies in shared memory, which this server does not read")
+        if datatype not in DTYPES and datatype != BYTES:
             known = ", ".join([*DTYPES, BYTES])
-            raise InvalidRequestError(
-                tensor.name, f"datatype {tensor.datatype!r} is unknown; known are {known}"
-            )
-        if contents:
-            tensors[tensor.name] = _decode_raw(tensor, raw)
-        else:
-            tensors[tensor.name] = _decode_typed(tensor)
+            raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; known are {known}")
+        tensors[name] = _decode_raw(tensor, raw) if contents else _decode_typed(tensor)
     if next(raw, None) is not None:
         raise InvalidRequestError(
             "raw_input_contents", f"holds {len(contents)} entries for {len(tensors)} inputs"
         )
     return tensors
+
+
+def in_shared_memory(parameters: Mapping[str, object]) -> bool:
+    """Whether a tensor's parameters say that it lies outside of the message."""
+    return bool(parameters) and any(name.startswith("shared_memory") for name in parameters)
 
 
 def _decode_raw(tensor: InputTensor, raw: Iterator[Raw]) -> Array:

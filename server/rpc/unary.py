@@ -27,8 +27,7 @@ class UnaryCall:
         future = later.future
         if later.until < self._call.deadline:
             self._call.at(later.until, lambda: expire(future))
-        if not future.done():
-            self._call.add_callback(future.cancel)
+        self._call.add_callback(future.cancel)
         # A future keeps its callbacks: one that held the future would make garbage for the collector.
         future.add_done_callback(partial(self._reply, later.encode))
 

@@ -9,6 +9,7 @@ Source: protobuf.dev/programming-guides/encoding, "Message Structure" and "Last 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -25,6 +26,7 @@ VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 # Smaller messages are parsed faster than they are walked through.
 SMALL_BYTES = 8192
+CACHED_HEADS = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,13 +124,17 @@ def field(path: Path, content: Sequence[Buffer]) -> list[Buffer]:
         path: Where it belongs; the submessages on the way merge with those of the message.
         content: Its parts.
     """
-    size = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in content)
-    heads: list[bytes] = []
+    size = sum([len(part) if isinstance(part, bytes) else part.nbytes for part in content])
+    return [_heads(path, size), *content]
+
+
+@lru_cache(maxsize=CACHED_HEADS)
+def _heads(path: Path, size: int) -> bytes:
+    """What stands before the content of a field: its own key and size, and those of what it lies in."""
+    heads = b""
     for number in reversed(path):
-        head = _key(number) + _encoded(size)
-        heads.append(head)
-        size += len(head)
-    return [*reversed(heads), *content]
+        heads = _key(number) + _encoded(size + len(heads)) + heads
+    return heads
 
 
 def _key(number: int) -> bytes:

@@ -186,7 +186,7 @@ def random_case(lengths: list[tuple[int, int]]) -> tuple[list[Array], list[Array
 
 
 def ragged(arrays: list[Array]) -> Ragged:
-    return Ragged(np.concatenate(arrays), np.array([len(array) for array in arrays], np.int64))
+    return Ragged(np.concatenate(arrays), tuple(map(len, arrays)))
 
 
 def expected(rows: Array, ids: Array) -> tuple[Array, Array]:

@@ -44,7 +44,7 @@ def eager_module(name: str) -> AttentionModule:
 def ragged(rng: np.random.Generator, lengths: Sequence[int], *width: int) -> Ragged:
     """Standard normal sequences."""
     rows = rng.standard_normal((sum(lengths), *width), dtype=np.float32)
-    return Ragged(rows, np.array(lengths, np.int64))
+    return Ragged(rows, tuple(lengths))
 
 
 def vectors(rng: np.random.Generator, model: LoadedModel, lengths: Lengths) -> dict[str, Ragged]:

@@ -181,12 +181,12 @@ class Calls:
 
 
 class WatchedEngine(Engine):
-    """An engine that counts what was queued. Its own thread does every run, so that runs can be held."""
+    """An engine that counts what was queued. One thread of its own does all runs, which can be held."""
 
     def __init__(self, models: list[LoadedModel], limits: Limits) -> None:
         self.recorder = Recorder()
         self._queued = threading.Semaphore(0)
-        super().__init__(Repository([*models]), limits, self.recorder, short_run_seconds=0)
+        super().__init__(Repository([*models]), limits, self.recorder, short_run_seconds=0, parallel_runs=1)
 
     def submit(self, request: Request, *, wake: bool = True) -> Future[Result]:
         future = super().submit(request, wake=wake)

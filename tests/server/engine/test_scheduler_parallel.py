@@ -9,6 +9,7 @@ import pytest
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.scheduler import Scheduler
+from server.engine.values import Array
 from tests.server.samples import assert_answers, work_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, Recorder, Threads, outcome, tapped
 
@@ -44,7 +45,11 @@ def test_sequences_of_one_request_run_beside_each_other(
     self_model: LoadedModel, scheduler: Scheduler
 ) -> None:
     meeting = threading.Barrier(2)
-    model = tapped(self_model, lambda _: meeting.wait(PATIENCE_SECONDS))
+
+    def meet(_: dict[str, Array]) -> None:
+        meeting.wait(PATIENCE_SECONDS)
+
+    model = tapped(self_model, meet)
     work = work_of(model, [(length, length) for length in (3, 1, 4, 1, 5, 9)])
     scheduler.submit(work)
     assert_answers(work, outcome(work))

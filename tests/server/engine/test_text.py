@@ -27,10 +27,9 @@ def encoder(text_model: LoadedModel) -> TextEncoder:
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), min_size=1, max_size=5))
 def test_each_word_becomes_its_place_in_the_vocabulary(encoder: TextEncoder, texts: list[list[str]]) -> None:
     ragged = encoder.encode(tuple(" ".join(words) for words in texts))
-    assert ragged.lengths.tolist() == [len(words) for words in texts]
+    assert list(ragged.lengths) == [len(words) for words in texts]
     assert ragged.rows.tolist() == [VOCABULARY.index(word) for words in texts for word in words]
     assert ragged.rows.dtype == np.int64
-    assert ragged.lengths.dtype == np.int64
 
 
 def test_commas_and_spaces_make_no_words(encoder: TextEncoder) -> None:

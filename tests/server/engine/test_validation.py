@@ -47,7 +47,7 @@ def of_lengths(*lengths: int, width: int) -> Ragged:
 
 
 def of_type(dtype: str) -> Ragged:
-    return Ragged(np.zeros((3, 4), dtype), np.array([2, 1]))
+    return Ragged(np.zeros((3, 4), dtype), (2, 1))
 
 
 def texts(*given: str) -> Callable[[LoadedModel], Request]:
@@ -55,7 +55,7 @@ def texts(*given: str) -> Callable[[LoadedModel], Request]:
 
 
 def ids(*given: int) -> Callable[[LoadedModel], Request]:
-    rows = Ragged(np.array(given, np.int64), np.array([len(given)]))
+    rows = Ragged(np.array(given, np.int64), (len(given),))
     return lambda model: Request(model_name=model.name, inputs={"token_ids": rows})
 
 
@@ -89,7 +89,7 @@ INPUTS = [
     Refusal(
         "flat rows",
         SELF,
-        changed(query=Ragged(np.zeros(3, np.float32), np.array([3]))),
+        changed(query=Ragged(np.zeros(3, np.float32), (3,))),
         "query",
         "rows are 1 wide; the model takes 4",
     ),
@@ -109,9 +109,7 @@ INPUTS = [
     Refusal(
         "text beside ids",
         TEXT,
-        lambda _: Request(
-            model_name=TEXT, texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), np.array([1]))}
-        ),
+        lambda _: Request(model_name=TEXT, texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), (1,))}),
         "text",
         "comes in place of token_ids, not beside",
     ),

@@ -27,7 +27,7 @@ def test_items_are_views_of_the_request_in_its_order(
         rows = request.inputs[spec.name].rows
         parts = [item.inputs[spec.name] for item in work.items]
         assert all(np.shares_memory(part, rows) for part in parts)
-        assert [len(part) for part in parts] == request.inputs[spec.name].lengths.tolist()
+        assert [len(part) for part in parts] == list(request.inputs[spec.name].lengths)
         np.testing.assert_array_equal(np.concatenate(parts), rows)
 
 

@@ -63,7 +63,7 @@ def test_without_lengths_every_row_counts(
     for spec in models[name].inputs:
         found, tensor = decoded.request.inputs[spec.name], tensors[spec.name]
         np.testing.assert_array_equal(found.rows, tensor.reshape(-1, tensor.shape[2]))
-        assert found.lengths.tolist() == [tensor.shape[1]] * batch
+        assert list(found.lengths) == [tensor.shape[1]] * batch
         assert not found.rows.flags.owndata
         assert not found.rows.flags.writeable
 
