@@ -80,14 +80,18 @@ class Call:
         operation = cygrpc.ReceiveMessageOperation(NO_FLAGS)
         self._call.start_server_batch((operation,), lambda _event: then(operation.message()))
 
-    def send(self, message: bytes, then: Callable[[bool], None]) -> None:
-        """Sends one message of a stream and says when the next may follow: False where nobody listens.
+    def send(self, message: bytes, then: Callable[[bool], None], *, more: bool = False) -> None:
+        """Sends one message of a stream; does nothing where the call has ended.
 
-        Does nothing where the call has ended.
+        Args:
+            message: Its bytes.
+            then: Told when the next may follow: False where nobody listens.
+            more: Whether the next follows at once, so that both may leave in one write.
         """
+        flags = cygrpc.WriteFlag.buffer_hint if more else NO_FLAGS
         with self._sending:
             if self._end is None:
-                operations = (*self._opening(), cygrpc.SendMessageOperation(message, NO_FLAGS))
+                operations = (*self._opening(), cygrpc.SendMessageOperation(message, flags))
                 self._call.start_server_batch(operations, lambda event: then(event.success))
 
     def reply(self, message: bytes) -> None:

@@ -59,11 +59,12 @@ class OrderedStream:
             self._receiving |= receive
             answer = self._pending.popleft() if not self._sending and self._is_next_there() else None
             self._sending |= answer is not None
+            more = self._is_next_there()
             end = self._half_closed and not self._pending and not self._sending
         if receive:
             self._call.receive(self._received)
         if answer is not None:
-            self._send(answer)
+            self._send(answer, more=more)
         if end:
             self._call.finish(grpc.StatusCode.OK)
 
@@ -73,10 +74,10 @@ class OrderedStream:
         answer = self._pending[0]
         return answer.future.done() if isinstance(answer, Later) else True
 
-    def _send(self, answer: Any) -> None:
+    def _send(self, answer: Any, *, more: bool) -> None:
         try:
             message = answer.encode(answer.future) if isinstance(answer, Later) else answer
-            self._call.send(self._method.write(message), self._sent)
+            self._call.send(self._method.write(message), self._sent, more=more)
         except BaseException as error:
             end_with(self._call, error)
 
