@@ -39,12 +39,13 @@ class Call:
         code: What a unary answer ends with; a servicer of a library may set another.
     """
 
-    def __init__(self, event: Any, timers: Timers) -> None:
+    def __init__(self, event: Any, timers: Timers, errands: "Errands") -> None:
         self.method: str = _text(event.call_details.method)
         self.deadline = after(event.call_details.deadline - time.time())
         self.code = grpc.StatusCode.OK
         self._call = event.call
         self._timers = timers
+        self._errands = errands
         self._opened = False
         self._end: grpc.StatusCode | None = None
         self._lock = threading.Lock()
@@ -69,6 +70,14 @@ class Call:
         """Calls back at a moment, on `time.monotonic`'s clock, unless the call ends before."""
         number = self._timers.add(moment, callback)
         self.add_callback(lambda: self._timers.call_off(number))
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """Calls back on the queue's thread, at once where that is this one, unless the call ends before."""
+        if threading.get_ident() == self._errands.thread:
+            callback()
+        elif self._end is None and self._errands.add(callback):
+            # A batch of no operations does nothing but wake the queue's thread.
+            self._call.start_server_batch((), self._errands.run)
 
     @property
     def ended_with(self) -> grpc.StatusCode | None:
@@ -133,6 +142,37 @@ class Call:
         return True
 
 
+class Errands:
+    """What other threads leave to the queue's thread.
+
+    To answer from several threads at once costs each of them the interpreter's lock with every message.
+
+    Attributes:
+        thread: The identifier of the queue's thread.
+    """
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], object]] = []
+
+    def add(self, callback: Callable[[], object]) -> bool:
+        """Keeps a callback; whether it is the first, so that the thread has to be woken."""
+        with self._lock:
+            self._callbacks.append(callback)
+            return len(self._callbacks) == 1
+
+    def run(self, _event: object) -> None:
+        """Calls all of them back."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # one call's failure is not that of the others
+                log.exception("call failed")
+
+
 class CompletionQueueServer:
     """Listens, and hands out calls and turns on a thread of its own, from `start` to `stop`."""
 
@@ -150,6 +190,7 @@ class CompletionQueueServer:
             turn: Called when no event is ready: does a piece of work, and says whether there may be more.
         """
         self._timers = Timers()
+        self._errands = Errands()
         self._accept = accept
         self._turn = turn
         self._queue = cygrpc.CompletionQueue()
@@ -191,7 +232,7 @@ class CompletionQueueServer:
         if event.call is None or not event.success:  # the server is stopping
             return
         self._request_call_again()
-        self._accept(Call(event, self._timers))
+        self._accept(Call(event, self._timers, self._errands))
 
     def _request_call_again(self) -> None:
         try:
@@ -200,6 +241,7 @@ class CompletionQueueServer:
             log.debug("no more calls are asked for")
 
     def _serve(self) -> None:
+        self._errands.thread = threading.get_ident()
         taken = 0
         while not self._ended.is_set():
             event = self._queue.poll(AT_ONCE if taken else self._next_timer())

@@ -42,7 +42,7 @@ class OrderedStream:
             if message is not None:
                 self._pending.append(answer)
         if isinstance(answer, Later):
-            answer.future.add_done_callback(self._advance)
+            answer.future.add_done_callback(self._resolved)
         self._advance()
 
     def _sent(self, success: bool) -> None:  # noqa: FBT001 - what the core says
@@ -51,7 +51,10 @@ class OrderedStream:
         if success:
             self._advance()
 
-    def _advance(self, _resolved: Future[Any] | None = None) -> None:
+    def _resolved(self, _future: Future[Any]) -> None:
+        self._call.soon(self._advance)
+
+    def _advance(self) -> None:
         """Sends the next answer, receives the next request and ends the call, each where it may."""
         with self._lock:
             held = len(self._pending) + self._sending

@@ -29,7 +29,10 @@ class UnaryCall:
             self._call.at(later.until, lambda: expire(future))
         self._call.add_callback(future.cancel)
         # A future keeps its callbacks: one that held the future would make garbage for the collector.
-        future.add_done_callback(partial(self._reply, later.encode))
+        future.add_done_callback(partial(self._resolved, later.encode))
+
+    def _resolved(self, encode: Encode, future: Future[Result]) -> None:
+        self._call.soon(partial(self._reply, encode, future))
 
     def _reply(self, encode: Encode, future: Future[Result]) -> None:
         try:
