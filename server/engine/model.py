@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from export.manifest import ArtifactError, GraphKind, Manifest, TensorSpec, load_golden
 from server.engine.cost import UNTIMED, RunCost
 from server.engine.session import Device, ProviderError, Session
@@ -90,6 +92,14 @@ class LoadedModel:
     def run(self, kind: GraphKind, inputs: dict[str, Array]) -> dict[str, Array]:
         """Runs one graph: arrays by name in, arrays by name out."""
         return self.sessions[kind].run(inputs)
+
+    def give_back(self) -> None:
+        """Returns to the system what runs left in the runtime's arena; it takes a run of one row."""
+        ones = {
+            spec.name: np.zeros([axis if isinstance(axis, int) else 1 for axis in spec.axes], spec.data_type)
+            for spec in self.inputs
+        }
+        self.sessions[GraphKind.PLAIN].run(ones, give_back=True)
 
     def seconds(self, kind: GraphKind, batch: int, query_length: int, key_length: int) -> float:
         """What one run of that padded size is expected to take on this machine."""

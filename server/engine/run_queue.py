@@ -179,6 +179,11 @@ class Group:
         return self.entries[0].work
 
     @property
+    def scratch_bytes(self) -> int:
+        """Memory of the run: its padded inputs and attention scores."""
+        return self._model.padded_bytes(len(self.entries), *self._lengths)
+
+    @property
     def is_full(self) -> bool:
         """Whether no other sequence may join."""
         return self._model.runs_alone or len(self.entries) >= self._limits.max_batch_sequences

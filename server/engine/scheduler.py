@@ -11,6 +11,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from server.engine.batch import run_batch
+from server.engine.burst import Burst
 from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
 from server.engine.limits import Limits
 from server.engine.observer import Observer, Run
@@ -20,6 +21,8 @@ from server.engine.values import Array, Result, Work
 log = logging.getLogger(__name__)
 # While one run is split and answered, which takes one core, another computes.
 PARALLEL_RUNS = 2
+# How much longer a run may keep a caller's thread that has nothing else to do.
+ALONE_FACTOR = 10
 
 
 class Scheduler:
@@ -31,8 +34,9 @@ class Scheduler:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         # How many more runs may begin; one that is handed to a thread has begun.
-        self._free = parallel_runs
+        self._free = self._parallel_runs = parallel_runs
         self._handed: deque[Group] = deque()
+        self._burst = Burst()
         # Whether the threads are to empty the queue, or callers take turns.
         self._called = False
         self._closing = False
@@ -68,7 +72,7 @@ class Scheduler:
 
         Args:
             limit_seconds: A run that is expected to take longer, or that waits for company, is left to the
-                scheduler's threads.
+                scheduler's threads. Where nothing else runs or waits it may take ten times as long.
 
         Returns:
             Whether something ran, so that there may be more to run.
@@ -81,6 +85,8 @@ class Scheduler:
                 self._call_thread()
                 return False
             group, expired = self._take(now)
+            is_alone = not self._queue and self._free == self._parallel_runs - 1
+            limit_seconds *= ALONE_FACTOR if is_alone else 1
             if is_long := group is not None and group.seconds > limit_seconds:
                 self._handed.append(group)
                 self._call_thread()
@@ -109,6 +115,7 @@ class Scheduler:
     def _loop(self) -> None:
         while group := self._next():
             self._run_and_pass_on(group)
+            self._give_back()
 
     def _run_and_pass_on(self, group: Group) -> None:
         """Runs a group, and then lets the next run begin."""
@@ -116,6 +123,7 @@ class Scheduler:
             self._run(group.entries)
         finally:
             with self._lock:
+                self._burst.note(group.work.model, group.scratch_bytes, time.monotonic())
                 self._free += 1
                 if self._called:
                     self._changed.notify()
@@ -124,15 +132,23 @@ class Scheduler:
         """Waits until a thread has something to run; None when closed and done."""
         while True:
             with self._lock:
-                self._changed.wait_for(self._is_threads_turn)
+                called = self._changed.wait_for(self._is_threads_turn, self._burst.wait_seconds)
                 if self._handed:
                     return self._handed.popleft()
-                if not self._queue and self._closing:
+                if called and not self._queue and self._closing:
                     return None
-                group, expired = self._wait_until_due()
+                group, expired = self._wait_until_due() if called else (None, [])
             _fail_expired(expired)
             if group:
                 return group
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Gives back what a burst of large runs left behind, some time after the last of them."""
+        with self._lock:
+            model = self._burst.over(time.monotonic())
+        if model:
+            model.give_back()
 
     def _is_threads_turn(self) -> bool:
         if self._handed:

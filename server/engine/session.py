@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 import onnxruntime
@@ -60,8 +61,10 @@ class Session:
             duration = str(device.spin_microseconds)
             options.add_session_config_entry("session.intra_op.spin_duration_us", duration)
             options.add_session_config_entry("session.force_spinning_stop", "1")
-        # What a run needed goes back to the system when it ends; an arena would keep the most ever needed.
-        options.enable_cpu_mem_arena = False
+        # One arena for all sessions. Without one, each long run would fault its pages in again.
+        _share_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.enable_mem_pattern = False
         if not pack_weights:
             options.add_session_config_entry("session.disable_prepacking", "1")
         self._session = onnxruntime.InferenceSession(path, options, providers=_providers(device.provider))
@@ -70,9 +73,32 @@ class Session:
             raise ProviderError("CUDAExecutionProvider is not available; is onnxruntime-gpu installed?")
         self._outputs = [output.name for output in self._session.get_outputs()]
 
-    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Runs the graph: arrays by name in, arrays by name out."""
-        return dict(zip(self._outputs, self._session.run(self._outputs, inputs), strict=True))
+    def run(self, inputs: dict[str, Array], *, give_back: bool = False) -> dict[str, Array]:
+        """Runs the graph: arrays by name in, arrays by name out.
+
+        Args:
+            inputs: By name.
+            give_back: Whether to return to the system what the arena holds and no run needs.
+        """
+        options = onnxruntime.RunOptions() if give_back else None
+        if options:
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        return dict(zip(self._outputs, self._session.run(self._outputs, inputs, options), strict=True))
+
+
+@cache
+def _share_arena() -> None:
+    """Makes the arena that the sessions of this process share; it grows by what is asked for, no more."""
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    as_requested = {
+        "max_mem": 0,
+        "arena_extend_strategy": 1,
+        "initial_chunk_size_bytes": -1,
+        "max_dead_bytes_per_chunk": -1,
+    }
+    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(as_requested))
 
 
 def _providers(provider: Provider) -> list[str | tuple[str, dict[str, str]]]:

@@ -4,20 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from export.artifact import Naming, write_artifact
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository, load_repository
 from server.engine.session import Device
-from tests.server.samples import CROSS, SELF, TEXT, eager_module
+from tests.server.samples import CROSS, SELF, TEXT, export_samples
 
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of a causal self-attention, a cross-attention and a text model. Tests copy, not write."""
-    folder = tmp_path_factory.mktemp("artifacts")
-    for name in (SELF, CROSS, TEXT):
-        write_artifact(eager_module(name), Naming(name, 1, f"the tests' {name}"), folder)
-    return folder
+    return export_samples(tmp_path_factory.mktemp("artifacts"))
 
 
 @pytest.fixture(scope="session")

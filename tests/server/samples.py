@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from export.artifact import Naming, write_artifact
 from export.signature import AttentionModule
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
@@ -39,6 +40,13 @@ def eager_module(name: str) -> AttentionModule:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return MultiHeadAttention(CONFIGS[name]).eval()
+
+
+def export_samples(folder: Path) -> Path:
+    """Writes the artifacts of a causal self-attention, a cross-attention and a text model."""
+    for name in (SELF, CROSS, TEXT):
+        write_artifact(eager_module(name), Naming(name, 1, f"the tests' {name}"), folder)
+    return folder
 
 
 def ragged(rng: np.random.Generator, lengths: Sequence[int], *width: int) -> Ragged:

@@ -39,9 +39,9 @@ class Tapped(Session):
         self._tap = tap
         self.provider = session.provider
 
-    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: dict[str, Array], *, give_back: bool = False) -> dict[str, Array]:
         self._tap(inputs)
-        return self._tapped.run(inputs)
+        return self._tapped.run(inputs, give_back=give_back)
 
 
 def tapped(model: LoadedModel, tap: Tap) -> LoadedModel:

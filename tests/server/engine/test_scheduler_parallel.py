@@ -11,7 +11,16 @@ from server.engine.model import LoadedModel
 from server.engine.scheduler import Scheduler
 from server.engine.values import Array
 from tests.server.samples import assert_answers, work_of
-from tests.server.seams import PATIENCE_SECONDS, Gate, Recorder, Threads, outcome, tapped
+from tests.server.seams import (
+    PATIENCE_SECONDS,
+    SAME_FOR_ALL,
+    Gate,
+    Recorder,
+    Threads,
+    costing,
+    outcome,
+    tapped,
+)
 
 ONE_BY_ONE = Limits(max_batch_sequences=1)
 
@@ -53,6 +62,23 @@ def test_sequences_of_one_request_run_beside_each_other(
     work = work_of(model, [(length, length) for length in (3, 1, 4, 1, 5, 9)])
     scheduler.submit(work)
     assert_answers(work, outcome(work))
+
+
+@pytest.mark.parametrize(("limit_seconds", "is_here"), [(1.0, True), (0.9, False)], ids=["short", "long"])
+def test_a_run_beside_another_is_the_callers_only_where_it_is_short(
+    self_model: LoadedModel, scheduler: Scheduler, limit_seconds: float, is_here: bool
+) -> None:
+    gate, threads = Gate(), Threads()
+    held = work_of(tapped(self_model, gate), [(2, 2)])
+    scheduler.submit(held)
+    assert gate.entered.wait(PATIENCE_SECONDS)
+    beside = work_of(tapped(costing(self_model, SAME_FOR_ALL), threads), [(3, 3)])
+    scheduler.submit(beside, wake=False)
+    assert scheduler.turn(limit_seconds) == is_here
+    assert_answers(beside, outcome(beside))
+    assert (threads.names == [threading.current_thread().name]) == is_here
+    gate.open()
+    assert_answers(held, outcome(held))
 
 
 def test_a_caller_takes_a_turn_beside_a_run_of_the_thread(

@@ -11,7 +11,7 @@ import pytest
 from server.engine.errors import DeadlineExceededError, RunFailedError, ShuttingDownError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.scheduler import Scheduler
+from server.engine.scheduler import ALONE_FACTOR, Scheduler
 from tests.server.samples import assert_answers, work_of
 from tests.server.seams import (
     PATIENCE_SECONDS,
@@ -71,7 +71,11 @@ def test_an_idle_scheduler_runs_on_the_callers_thread(self_model: LoadedModel, s
     assert_answers(work, outcome(work))
 
 
-@pytest.mark.parametrize(("limit_seconds", "thread"), [(1.0, HERE), (0.9, THREAD)], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("limit_seconds", "thread"),
+    [(1 / ALONE_FACTOR, HERE), (0.9 / ALONE_FACTOR, THREAD)],
+    ids=["short", "long"],
+)
 def test_a_run_that_is_expected_to_be_long_is_handed_to_the_schedulers_thread(
     self_model: LoadedModel, scheduler: Scheduler, limit_seconds: float, thread: str
 ) -> None:
