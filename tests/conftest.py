@@ -14,6 +14,7 @@ from export.artifact import Naming, write_artifact
 from export.manifest import Tolerance
 from model.presets import PRESETS, build_preset
 from scripts.local_server import ServerProcess, serving
+from tests.server.samples import export_samples
 from tests.support import modules
 from tests.support.tables import GOLDEN_TABLES
 
@@ -36,6 +37,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for export in exports:
             export.result()
     return folder
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of a causal self-attention, a cross-attention and a text model. Tests copy, not write."""
+    return export_samples(tmp_path_factory.mktemp("artifacts"))
 
 
 def export_preset(name: str, folder: Path) -> None:

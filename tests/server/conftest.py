@@ -1,4 +1,4 @@
-"""Fixtures of the server's tests: three small artifacts, and the models that they load to."""
+"""Fixtures of the server's tests: the models that the small artifacts load to."""
 
 from pathlib import Path
 
@@ -7,13 +7,7 @@ import pytest
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository, load_repository
 from server.engine.session import Device
-from tests.server.samples import CROSS, SELF, TEXT, export_samples
-
-
-@pytest.fixture(scope="session")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of a causal self-attention, a cross-attention and a text model. Tests copy, not write."""
-    return export_samples(tmp_path_factory.mktemp("artifacts"))
+from tests.server.samples import CROSS, SELF, TEXT
 
 
 @pytest.fixture(scope="session")

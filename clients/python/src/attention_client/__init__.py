@@ -25,7 +25,7 @@ from attention_client.errors import (
     UnavailableError,
 )
 from attention_client.models import CostInfo, ModelInfo, ParityInfo, TensorInfo
-from attention_client.values import AttendInputs, AttentionResult
+from attention_client.values import AttendInputs, AttentionResult, TextInputs, TokenInputs
 
 __version__ = "0.1.0"
 
@@ -47,6 +47,8 @@ __all__ = [
     "PermissionDeniedError",
     "ResourceExhaustedError",
     "TensorInfo",
+    "TextInputs",
+    "TokenInputs",
     "UnauthenticatedError",
     "UnavailableError",
     "__version__",

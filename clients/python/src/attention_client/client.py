@@ -190,7 +190,7 @@ class AttentionClient(Connection):
 
         Args:
             model: Name of the model.
-            requests: Each a query as of `attend`, or AttendInputs for more than a query.
+            requests: Each a query as of `attend`, AttendInputs for more, TokenInputs or TextInputs.
             return_exceptions: Whether to yield the error of a refused request in its place and go on,
                 rather than raise it.
             return_weights: Whether to return the attention weights too.

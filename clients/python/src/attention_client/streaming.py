@@ -11,7 +11,7 @@ from typing import TypeAlias
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client.connection import seconds
 from attention_client.decoding import decode_result
-from attention_client.encoding import Layout, encode_vectors
+from attention_client.encoding import EncodedCall, Layout, encode_texts, encode_tokens, encode_vectors
 from attention_client.errors import (
     AttentionClientError,
     DeadlineExceededError,
@@ -21,7 +21,7 @@ from attention_client.errors import (
     from_stream_error,
     invalid,
 )
-from attention_client.values import Ask, AttendInputs, Result, StreamItem
+from attention_client.values import Ask, AttendInputs, Result, StreamItem, TextInputs, TokenInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +85,23 @@ Outcome: TypeAlias = Result | AttentionClientError
 
 def encode_item(index: int, item: StreamItem, ask: Ask) -> tuple[Entry, pb.AttendStreamRequest | None]:
     """Encodes one item; one that the client refuses has an error for an entry and no request."""
-    inputs = item if isinstance(item, AttendInputs) else AttendInputs(item)
     try:
-        call = encode_vectors(ask, inputs)
+        call = _encode(item, ask)
     except InvalidArgumentError as error:
         return error, None
     entry = Sent(str(index), call.layout)
     return entry, pb.AttendStreamRequest(id=entry.id, request=call.request)
+
+
+def _encode(item: StreamItem, ask: Ask) -> EncodedCall:
+    match item:
+        case TextInputs():
+            return encode_texts(ask, item.text, mask=item.mask)
+        case TokenInputs():
+            return encode_tokens(ask, item.token_ids, mask=item.mask, lengths=item.lengths)
+        case AttendInputs():
+            return encode_vectors(ask, item)
+    return encode_vectors(ask, AttendInputs(item))
 
 
 def decode_answer(answer: pb.AttendStreamResponse, sent: Sent) -> Outcome:

@@ -54,8 +54,25 @@ class AttendInputs:
     positions: Arrays | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenInputs:
+    """One item of a stream of token ids; as the arguments of `attend_tokens`."""
+
+    token_ids: Arrays
+    mask: Arrays | None = None
+    lengths: ArrayLike | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextInputs:
+    """One item of a stream of texts; as the arguments of `attend_text`."""
+
+    text: str | Texts
+    mask: Arrays | None = None
+
+
 # An array, a list or a tuple is a query.
-StreamItem: TypeAlias = AttendInputs | Arrays
+StreamItem: TypeAlias = AttendInputs | TokenInputs | TextInputs | Arrays
 # Items of one stream may be of different kinds, and so may its results.
 Result: TypeAlias = AttentionResult[Any]
 

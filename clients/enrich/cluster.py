@@ -1,0 +1,109 @@
+"""Does pieces on a Ray cluster: Ray Data hands each to an actor that has the model.
+
+What an actor does with a piece is what a single process does with it, and its record lies with the parts:
+a piece that was lost with its node is done again by another, and `resume` works as anywhere.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.data
+from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.journal import Journal
+from attention_client.enrich.plan import Options, Piece, Plan
+from attention_client.enrich.progress import Progress
+from attention_client.enrich.work import do_pieces
+
+from clients.enrich.local import LocalComputer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorOptions:
+    """What an actor needs to make its engine.
+
+    Attributes:
+        repository: Folder of artifacts, as every node sees it.
+        cores: Cores of one actor.
+    """
+
+    repository: Path
+    model: str
+    version: str
+    provider: str
+    cores: int
+    options: Options
+
+
+class PieceActor:
+    """Does pieces one after the other."""
+
+    def __init__(self, plan: Plan, journal: Journal, actor: ActorOptions) -> None:
+        self._plan = plan
+        self._journal = journal
+        self._options = actor.options
+        self._computer = LocalComputer(
+            actor.repository,
+            actor.model,
+            actor.version,
+            return_weights=actor.options.weights_column is not None,
+            provider=actor.provider,
+            threads=actor.cores,
+        )
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Does the pieces of a batch; tells of each its rows and tokens, or why it is not done."""
+        told: dict[str, list[Any]] = {"rows": [], "tokens": [], "error": []}
+        for piece in batch["piece"]:
+            for name, value in self._do(piece).items():
+                told[name].append(value)
+        return told
+
+    def _do(self, piece: Piece) -> dict[str, Any]:
+        with Progress(0, quiet=True) as progress:
+            try:
+                do_pieces(self._plan, [piece], self._computer, self._options, self._journal, progress)
+            except EnrichError as error:  # as a value: Ray would hide what it says behind its own
+                return {"rows": 0, "tokens": 0, "error": str(error)}
+        return {"rows": piece.stop - piece.start, "tokens": progress.tokens, "error": ""}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster that Ray finds: that of RAY_ADDRESS or of this machine, or a new one.
+
+    Attributes:
+        workers: Most actors; None for as many as there is room for.
+    """
+
+    actor: ActorOptions
+    workers: int | None
+
+    def do_pieces(self, plan: Plan, pieces: Iterable[Piece], journal: Journal, progress: Progress) -> None:
+        """Does pieces wherever there is room.
+
+        Raises:
+            EnrichError: A piece cannot be done.
+        """
+        left = [{"piece": piece} for piece in pieces]
+        if not left:
+            return
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        done = ray.data.from_items(left, override_num_blocks=len(left)).map_batches(
+            PieceActor,
+            fn_constructor_args=(plan, journal, self.actor),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=self.workers or len(left)),
+            num_cpus=self.actor.cores,
+        )
+        try:
+            for row in done.iter_rows():
+                if row["error"]:
+                    raise EnrichError(row["error"])
+                progress.add(row["rows"], row["tokens"])
+        except ray.exceptions.RayError as error:
+            raise EnrichError(str(error)) from error

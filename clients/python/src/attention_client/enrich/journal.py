@@ -1,0 +1,97 @@
+"""What of a job is done: parts of the result, each with a record, in a folder beside the output.
+
+A part is renamed into its place before its record is, so that a job that is killed at any moment finds
+either both or does the piece again.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.plan import Piece, Plan
+from attention_client.enrich.storage import Json, Location
+from attention_client.enrich.windows import Refusal
+
+FOLDER = ".partial"
+REJECTS = ".rejects.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of a piece.
+
+    Attributes:
+        rows: Its rows.
+        tokens: Query and key rows that were computed for them.
+        nulls: Rows without a result because their cell is null, or because a pool of nothing is asked for.
+        refusals: Rows without a result because they were refused.
+    """
+
+    rows: int
+    tokens: int
+    nulls: int
+    refusals: Sequence[Refusal]
+
+
+class Journal:
+    """The folder of one job.
+
+    Attributes:
+        folder: All of it; it goes when the job is finished.
+        result: Where the parts are put together.
+    """
+
+    def __init__(self, output: Location, plan: Plan, *, resume: bool) -> None:
+        """Begins a job, or goes on with one.
+
+        Raises:
+            EnrichError: There is an unfinished job and `resume` does not say to go on with it, or it is
+                another one.
+        """
+        self.folder = output.beside(FOLDER)
+        self.result = self.folder / "result"
+        self._pieces = self.folder / "pieces"
+        header = self.folder / "job.json"
+        if not header.exists:
+            self._pieces.make_folder()
+            header.write_json(plan.fingerprint)
+        elif not resume:
+            raise EnrichError(
+                f"{self.folder} holds an unfinished job: --resume goes on with it, or remove it"
+            )
+        elif changed := _differences(header.read_json(), plan.fingerprint):
+            raise EnrichError(
+                f"{self.folder} holds a job with other {', '.join(changed)}; it cannot be resumed"
+            )
+
+    def part(self, piece: Piece) -> Location:
+        """Where the result of a piece lies, an Arrow IPC file."""
+        return self._pieces / f"{piece.index:06}.arrow"
+
+    def is_done(self, piece: Piece) -> bool:
+        """Whether a piece has its record."""
+        return self._record(piece).exists
+
+    def write(self, piece: Piece, record: Record) -> None:
+        """Records that a piece is done."""
+        self._record(piece).write_json(asdict(record))
+
+    def read(self, piece: Piece) -> Record:
+        """The record of a piece that is done."""
+        values = self._record(piece).read_json()
+        return Record(**{**values, "refusals": [Refusal(**refusal) for refusal in values["refusals"]]})
+
+    def _record(self, piece: Piece) -> Location:
+        return self._pieces / f"{piece.index:06}.json"
+
+    def rejects(self, plan: Plan) -> Iterator[bytes]:
+        """A line of JSON for each row that was refused."""
+        for piece in plan.pieces:
+            for refusal in self.read(piece).refusals:
+                line: Json = {"file": str(plan.file(piece.name)), **asdict(refusal)}
+                yield json.dumps(line).encode() + b"\n"
+
+
+def _differences(begun: Json, now: Json) -> list[str]:
+    return [name for name in now if begun.get(name) != now[name]]

@@ -1,0 +1,193 @@
+"""One window of rows: its sequences are sent off together, packed by length, and come back as columns."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from attention_client.enrich.columns import (
+    Cells,
+    pooled_column,
+    read_ids,
+    read_texts,
+    read_vectors,
+    vectors_column,
+    weights_column,
+)
+from attention_client.enrich.computing import Answer, Array, Computer, Request, Role
+from attention_client.enrich.errors import EnrichError, RefusedError
+from attention_client.enrich.plan import Options
+from attention_client.enrich.pooling import POOLS, Pool
+
+# A request holds at most so many sequences and, of several, so many rows.
+REQUEST_SEQUENCES = 64
+REQUEST_ROWS = 4096
+# Of attention weights at most so many pairs of rows: 16 MiB for 16 heads.
+REQUEST_PAIRS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row that has no result although its cell is not null.
+
+    Attributes:
+        row: Its number in its file.
+        reason: Short and stable, for programs.
+        message: For people.
+    """
+
+    row: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A window with its new columns."""
+
+    batch: pa.RecordBatch
+    tokens: int
+    nulls: int
+    refusals: Sequence[Refusal]
+
+
+class Window:
+    """Rows under way."""
+
+    def __init__(
+        self, first: int, batch: pa.RecordBatch, schema: pa.Schema, computer: Computer, options: Options
+    ) -> None:
+        """Sends the sequences off.
+
+        Args:
+            first: Number of the first row in its file.
+            batch: The rows.
+            schema: Theirs, and the new columns.
+            computer: Computes them.
+            options: What is asked of them.
+
+        Raises:
+            EnrichError: A column is of a type that the model does not take.
+        """
+        self._first = first
+        self._batch = batch
+        self._schema = schema
+        self._computer = computer
+        self._options = options
+        self._tokens = 0
+        self._refusals: dict[int, Refusal] = {}
+        self._vectors: list[Array | None] = [None] * batch.num_rows
+        self._weights: list[Array | None] = [None] * batch.num_rows
+        cells = {role: self._read(role, column) for role, column in options.columns.items()}
+        self._values = {role: read.values for role, read in cells.items()}
+        for role, read in cells.items():
+            for row, message in read.refused.items():
+                self._refuse(row, "INVALID_CELL", f"{options.columns[role]}: {message}")
+        self._asked = [(rows, request, computer.submit(request)) for rows, request in self._requests()]
+
+    def _read(self, role: Role, column: str) -> Cells:
+        facts, cells = self._computer.facts, self._batch.column(column)
+        try:
+            if facts.takes_text:
+                return read_texts(cells)
+            width = facts.widths[role]
+            return read_ids(cells) if width is None else read_vectors(cells, width)
+        except EnrichError as error:
+            raise EnrichError(f"column {column!r} {error}") from error
+
+    def _requests(self) -> Iterator[tuple[list[int], Request]]:
+        """Rows of similar length, and the request that asks for them."""
+        rows = [row for row in range(self._batch.num_rows) if self._is_asked(row)]
+        lengths = {row: self._lengths(row) for row in rows}
+        group: list[int] = []
+        for row in sorted(rows, key=lengths.__getitem__):
+            if group and not self._fits([*group, row], lengths[row]):
+                yield group, self._request(group)
+                group = []
+            group.append(row)
+        if group:
+            yield group, self._request(group)
+
+    def _is_asked(self, row: int) -> bool:
+        """Whether there is anything to compute: null gives null, and no rows give no context vectors."""
+        values = [column[row] for column in self._values.values()]
+        if row in self._refusals or any(value is None for value in values):
+            return False
+        if any(len(value) == 0 for value in values[1:]):
+            self._refuse(row, "INVALID_CELL", "the key or value is empty: there is nothing to attend to")
+            return False
+        if not self._computer.facts.takes_text and len(values[0]) == 0:
+            if self._options.pool is Pool.NONE:
+                self._vectors[row] = np.empty((0, self._computer.facts.output_width), np.float32)
+            return False
+        return True
+
+    def _lengths(self, row: int) -> tuple[int, int]:
+        lengths = [len(column[row]) for column in self._values.values()]
+        return lengths[0], lengths[-1]
+
+    def _fits(self, rows: list[int], longest: tuple[int, int]) -> bool:
+        query, key = longest
+        if self._options.weights_column and len(rows) * query * key > REQUEST_PAIRS:
+            return False
+        return len(rows) <= REQUEST_SEQUENCES and len(rows) * max(query, key) <= REQUEST_ROWS
+
+    def _request(self, rows: list[int]) -> Request:
+        return Request({role: [column[row] for row in rows] for role, column in self._values.items()})
+
+    def finish(self) -> Done:
+        """Waits for the results.
+
+        Raises:
+            EnrichError: The job cannot go on, or a row is refused and the options do not say to skip it.
+        """
+        for rows, request, future in self._asked:
+            self._take(rows, request, future)
+        if self._refusals and not self._options.skip_refused:
+            first = min(self._refusals.values(), key=lambda refusal: refusal.row)
+            raise EnrichError(f"row {first.row} is refused: {first.message}; --on-error skip goes on")
+        return Done(
+            batch=self._enriched(),
+            tokens=self._tokens,
+            nulls=sum(vectors is None for vectors in self._vectors) - len(self._refusals),
+            refusals=[self._refusals[row] for row in sorted(self._refusals)],
+        )
+
+    def _take(self, rows: list[int], request: Request, future: Future[Answer]) -> None:
+        try:
+            answer = future.result()
+        except RefusedError as error:
+            if len(rows) == 1:
+                self._refuse(rows[0], error.reason, str(error))
+                return
+            # One of them is the culprit: each is asked for by itself.
+            singles = [(row, request.only(at)) for at, row in enumerate(rows)]
+            for row, single, again in [(row, one, self._computer.submit(one)) for row, one in singles]:
+                self._take([row], single, again)
+            return
+        pool = POOLS[self._options.pool]
+        for at, row in enumerate(rows):
+            self._tokens += self._rows_of(row, answer.context_vectors[at])
+            self._vectors[row] = pool(answer.context_vectors[at])
+            if answer.attention_weights is not None:
+                self._weights[row] = answer.attention_weights[at]
+
+    def _rows_of(self, row: int, vectors: Array) -> int:
+        """Query and key rows of a sequence; a text has as many as it has context vectors."""
+        if self._computer.facts.takes_text:
+            return len(vectors)
+        return sum(len(column[row]) for role, column in self._values.items() if role is not Role.VALUE)
+
+    def _refuse(self, row: int, reason: str, message: str) -> None:
+        self._refusals.setdefault(row, Refusal(self._first + row, reason, message))
+
+    def _enriched(self) -> pa.RecordBatch:
+        width = self._computer.facts.output_width
+        to_column = vectors_column if self._options.pool is Pool.NONE else pooled_column
+        columns: list[Any] = [*self._batch.columns, to_column(self._vectors, width)]
+        if self._options.weights_column:
+            columns.append(weights_column(self._weights))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
