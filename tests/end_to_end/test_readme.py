@@ -5,12 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from scripts.local_server import ROOT, ServerProcess
+from tests.support.eager import assert_parity
 
 DOCUMENTS = ("README.md", "clients/python/README.md", "docs/attention-weights.md")
 DOCUMENTED_TARGET = "127.0.0.1:8001"
+TABLE = "embeddings.parquet"
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -27,13 +31,21 @@ def commands() -> list[str]:
     lines = [line for _, block in blocks("sh") for line in block.splitlines()]
     elsewhere = (
         "-m server",
-        "--weights bert.safetensors",
-    )  # the latter in tests/export/test_checkpoint_command.py
+        "-m clients.enrich",  # below, after the table is made
+        "--weights bert.safetensors",  # in tests/export/test_checkpoint_command.py
+    )
     return [
         line
         for line in lines
         if line.startswith(".venv/bin/") and not any(command in line for command in elsewhere)
     ]
+
+
+def run(code: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
 
 
 def test_there_is_something_to_run() -> None:
@@ -45,10 +57,7 @@ def test_there_is_something_to_run() -> None:
 def test_python_block(server: ServerProcess, tmp_path: Path, document: str, block: str) -> None:
     assert document in DOCUMENTS
     code = block.replace(DOCUMENTED_TARGET, server.target).replace('out="artifacts"', f'out="{tmp_path}"')
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    run(code.replace(TABLE, f"{tmp_path}/{TABLE}"))
 
 
 @pytest.mark.parametrize("command", commands())
@@ -62,3 +71,20 @@ def test_command(server: ServerProcess, tmp_path: Path, command: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
+
+
+def test_the_table_that_is_made_is_enriched(server: ServerProcess, repository: Path, tmp_path: Path) -> None:
+    (code,) = [block for _, block in blocks("python") if TABLE in block]
+    run(code.replace(TABLE, f"{tmp_path}/{TABLE}"))
+    lines = [line for _, block in blocks("sh") for line in block.splitlines() if "-m clients.enrich" in line]
+    assert len(lines) == 2
+    for line in lines:
+        command = re.sub(r"\b(\w+\.parquet)", rf"{tmp_path}/\1", line)
+        command = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+        command = command.replace(DOCUMENTED_TARGET, server.target).replace("artifacts", str(repository))
+        subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, check=True, timeout=120)
+    served, here = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("served", "here"))
+    for one, other in zip(
+        served["context_vectors"].to_pylist(), here["context_vectors"].to_pylist(), strict=True
+    ):
+        assert_parity(np.array(one), np.array(other))
