@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from attention_client.client import AttentionClient
 from attention_client.enrich.computing import VECTORS_RANK, Answer, ModelFacts, Request, Role, widths_of
@@ -35,7 +36,17 @@ TRANSIENT = (UnavailableError, DeadlineExceededError, CallCancelledError, Resour
 LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
 # How long a stream's reader may wait for a request before it looks whether the stream is over.
 LOOK_SECONDS = 0.1
-Asked = tuple[Request, "Future[Answer]"]
+# gRPC's core ends a stream whose message is too large and does not say which: one of those under way.
+MOST_ATTEMPTS = 3
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request, the future of its answer, and how many streams ended with a message too large under it."""
+
+    request: Request
+    future: "Future[Answer]"
+    attempts: int = 0
 
 
 class ServerComputer:
@@ -88,12 +99,11 @@ class ServerComputer:
 
     def submit(self, request: Request) -> "Future[Answer]":
         """As of Computer."""
-        future: Future[Answer] = Future()
-        if self._failure:
-            future.set_exception(self._failure)
-        else:
-            self._asked.put((request, future))
-        return future
+        asked = Asked(request, Future())
+        self._answered_at = time.monotonic()  # there may have been nothing to answer for long
+        self._asked.put(asked)
+        self._fail_all()
+        return asked.future
 
     def close(self) -> None:
         """Ends every stream."""
@@ -104,7 +114,7 @@ class ServerComputer:
             thread.join()
 
     def _serve(self, client: AttentionClient) -> None:
-        """Keeps a stream to one server, from its first request to the end of the job."""
+        """Keeps a stream to one server, to the end of the job."""
         pause = FIRST_PAUSE_SECONDS
         while not self._closing.is_set() and not self._failure:
             sent = _Sent(self._asked, self._closing)
@@ -117,38 +127,41 @@ class ServerComputer:
                     max_in_flight=IN_FLIGHT,
                     version=self.facts.version,
                 ):
-                    if self._settle(*sent.answered(), outcome):
+                    if self._settle(sent.answered(), outcome):
                         pause = FIRST_PAUSE_SECONDS
                     else:  # the server is full
                         pause = self._wait(pause)
+                sent.give_back()
             except AttentionClientError as error:
+                too_large = isinstance(error, ResourceExhaustedError) and not error.reason
+                sent.give_back(error if too_large else None)
                 self._lost(error)
-            sent.give_back()
             pause = self._wait(pause)
+        self._fail_all()
 
     def _wait(self, pause: float) -> float:
         """Waits before the next try and returns how long to wait before the one after it."""
         self._closing.wait(pause * random.uniform(0.5, 1))  # noqa: S311 - so that not all try at once
         return min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _settle(self, request: Request, future: "Future[Answer]", outcome: Outcome) -> bool:
+    def _settle(self, asked: Asked, outcome: Outcome) -> bool:
         """Resolves the future of an answered request; False where it has to be asked again."""
         if not isinstance(outcome, AttentionClientError):
             self._answered_at = time.monotonic()
-            future.set_result(Answer(outcome.context_vectors, outcome.attention_weights))
+            asked.future.set_result(Answer(outcome.context_vectors, outcome.attention_weights))
         elif isinstance(outcome, InvalidArgumentError) or outcome.reason == LIMIT_EXCEEDED:
             self._answered_at = time.monotonic()
-            future.set_exception(RefusedError(outcome.message, outcome.reason))
+            asked.future.set_exception(RefusedError(outcome.message, outcome.reason))
         elif isinstance(outcome, TRANSIENT):
             self._lost(outcome)
-            self._asked.put((request, future))
+            self._asked.put(asked)
             return False
         else:
-            future.set_exception(EnrichError(f"{self.facts.name}: {outcome.message}"))
+            asked.future.set_exception(EnrichError(f"{self.facts.name}: {outcome.message}"))
         return True
 
     def _lost(self, error: AttentionClientError) -> None:
-        """Notes that a server does not answer; where none has for long, everything fails."""
+        """Notes that a server does not answer; where none has for long, the job cannot go on."""
         log.info("a server does not answer, trying again: %s", error)
         if not isinstance(error, TRANSIENT):
             self._failure = EnrichError(str(error))
@@ -156,12 +169,15 @@ class ServerComputer:
             self._failure = EnrichError(
                 f"no server has answered for {self._retry_seconds:g} s; last: {error}"
             )
+
+    def _fail_all(self) -> None:
+        """Where the job cannot go on, says so to all who wait."""
         while self._failure:
             try:
-                _, future = self._asked.get_nowait()
+                asked = self._asked.get_nowait()
             except queue.Empty:
                 return
-            future.set_exception(self._failure)
+            asked.future.set_exception(self._failure)
 
 
 class _Sent(Iterator[StreamItem]):
@@ -185,7 +201,7 @@ class _Sent(Iterator[StreamItem]):
             with self._lock:
                 if self._unanswered is not None:
                     self._unanswered.append(asked)
-                    return _item(asked[0])
+                    return _item(asked.request)
             self._asked.put(asked)
         raise StopIteration
 
@@ -195,12 +211,20 @@ class _Sent(Iterator[StreamItem]):
             assert self._unanswered is not None  # noqa: S101 - given back when the stream is over
             return self._unanswered.popleft()
 
-    def give_back(self) -> None:
-        """Puts what was not answered back into the queue; takes nothing more from it."""
+    def give_back(self, too_large: AttentionClientError | None = None) -> None:
+        """Puts what was not answered back into the queue; takes nothing more from it.
+
+        Args:
+            too_large: What ended the stream, where that was a message too large.
+        """
         with self._lock:
             unanswered, self._unanswered = self._unanswered, None
         for asked in unanswered or ():
-            self._asked.put(asked)
+            asked.attempts += too_large is not None
+            if too_large and asked.attempts >= MOST_ATTEMPTS:
+                asked.future.set_exception(RefusedError(too_large.message, LIMIT_EXCEEDED))
+            else:
+                self._asked.put(asked)
 
 
 def _item(request: Request) -> StreamItem:

@@ -22,11 +22,12 @@ from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.enrich.plan import Options
 from attention_client.enrich.pooling import POOLS, Pool
 
-# A request holds at most so many sequences and, of several, so many rows.
+# A request holds at most so many sequences and, of several, so many bytes of input or of result.
 REQUEST_SEQUENCES = 64
-REQUEST_ROWS = 4096
+REQUEST_BYTES = 8 << 20
 # Of attention weights at most so many pairs of rows: 16 MiB for 16 heads.
 REQUEST_PAIRS = 1 << 18
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,10 @@ class Window:
         query, key = longest
         if self._options.weights_column and len(rows) * query * key > REQUEST_PAIRS:
             return False
-        return len(rows) <= REQUEST_SEQUENCES and len(rows) * max(query, key) <= REQUEST_ROWS
+        facts = self._computer.facts
+        width = max(facts.output_width, *(width or 1 for width in facts.widths.values()))
+        size = len(rows) * max(query, key) * width * FLOAT_BYTES
+        return len(rows) <= REQUEST_SEQUENCES and size <= REQUEST_BYTES
 
     def _request(self, rows: list[int]) -> Request:
         return Request({role: [column[row] for row in rows] for role, column in self._values.items()})
