@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from attention_client.enrich.computing import (
-    VECTORS_RANK,
     Answer,
-    Array,
     ModelFacts,
     Request,
     Role,
+    output_width,
     widths_of,
 )
 from attention_client.enrich.errors import EnrichError, RefusedError
@@ -29,7 +28,7 @@ from server.engine.limits import Limits
 from server.engine.model import LoadedModel, load_model
 from server.engine.session import Device, Provider, ProviderError
 from server.engine.validation import validate
-from server.engine.values import Item, Ragged, Work
+from server.engine.values import Array, Item, Ragged, Work
 from server.engine.values import Request as EngineRequest
 
 # While one request is prepared or its results are copied, another computes.
@@ -148,19 +147,12 @@ def facts_of(model: LoadedModel) -> ModelFacts:
     Raises:
         EnrichError: It makes no vectors of sequences.
     """
-    graphs = model.manifest.graphs
-    output = graphs[GraphKind.PLAIN].outputs[0]
-    width = output.axes[-1]
-    if len(output.axes) != VECTORS_RANK or not isinstance(width, int):
-        raise EnrichError(
-            f"model {model.name!r} makes no vectors of sequences: its {output.name} has {output.axes}"
-        )
+    output = model.manifest.graphs[GraphKind.PLAIN].outputs[0]
     return ModelFacts(
         name=model.name,
         version=model.version,
         takes_text=model.text_encoder is not None,
         widths=widths_of([spec.axes for spec in model.inputs if spec.name != POSITIONS]),
-        output_width=width,
-        has_weights=GraphKind.WEIGHTS in graphs,
+        output_width=output_width(model.name, output.name, output.axes),
         parity_error=model.measured_error,
     )

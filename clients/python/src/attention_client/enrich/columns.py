@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from attention_client.enrich.errors import EnrichError
-
-Array = NDArray[Any]
-NULL = "null"
+from attention_client.values import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
+from attention_client.enrich.errors import EnrichError
+from attention_client.values import Array
 
-Array = NDArray[Any]
 # Axes of vectors: sequences, their rows, elements of a row.
 VECTORS_RANK = 3
 
@@ -32,7 +32,6 @@ class ModelFacts:
         takes_text: Whether it has a tokenizer, so that its query is texts.
         widths: What it takes: for each role the elements of a row, or None for token ids and texts.
         output_width: Elements of a context vector.
-        has_weights: Whether it can return its attention weights.
         parity_error: Largest difference from eager PyTorch that was measured where it runs; None if unknown.
     """
 
@@ -41,7 +40,6 @@ class ModelFacts:
     takes_text: bool
     widths: Mapping[Role, int | None]
     output_width: int
-    has_weights: bool
     parity_error: float | None
 
 
@@ -51,6 +49,18 @@ def widths_of(inputs: Sequence[Sequence[str | int]]) -> dict[Role, int | None]:
         role: int(axes[-1]) if len(axes) == VECTORS_RANK else None
         for role, axes in zip(Role, inputs, strict=False)
     }
+
+
+def output_width(model: str, output: str, axes: Sequence[str | int]) -> int:
+    """Elements of a context vector, of the axes of a model's first output.
+
+    Raises:
+        EnrichError: The model makes no vectors of sequences.
+    """
+    width = axes[-1]
+    if len(axes) != VECTORS_RANK or not isinstance(width, int):
+        raise EnrichError(f"model {model!r} makes no vectors of sequences: its {output} has {axes}")
+    return width
 
 
 @dataclass(frozen=True, slots=True, eq=False)

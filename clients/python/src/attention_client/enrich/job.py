@@ -3,7 +3,6 @@
 import posixpath
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,11 +10,11 @@ import pyarrow as pa
 
 from attention_client.enrich.computing import Computer
 from attention_client.enrich.errors import EnrichError
-from attention_client.enrich.journal import REJECTS, Journal
+from attention_client.enrich.journal import REJECTS, Journal, reject_lines
 from attention_client.enrich.plan import Options, Piece, Plan, make_plan
 from attention_client.enrich.progress import Progress
 from attention_client.enrich.storage import Location, locate
-from attention_client.enrich.tables import ArrowTable, is_table, open_writer
+from attention_client.enrich.tables import is_table, open_writer
 from attention_client.enrich.work import do_pieces
 
 # Does the pieces that are left, here or elsewhere.
@@ -103,7 +102,7 @@ def run_job(
     rejects.remove()
     if refused:
         with rejects.replaced() as file:
-            for line in journal.rejects(plan):
+            for line in reject_lines(plan, records):
                 file.write(line)
     target.remove()
     result = journal.result / names[""] if "" in names and is_table(target.path) else journal.result
@@ -152,6 +151,7 @@ def _put_together(plan: Plan, journal: Journal, names: dict[str, str]) -> None:
 
 
 def _copy(part: Location, write: Callable[[pa.RecordBatch], None]) -> None:
-    with closing(ArrowTable(part)) as table:
-        for _, batch in table.windows(0, table.rows):
-            write(batch)
+    with part.open() as source:
+        file = pa.ipc.open_file(source)
+        for index in range(file.num_record_batches):
+            write(file.get_batch(index))

@@ -5,7 +5,7 @@ either both or does the piece again.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from attention_client.enrich.errors import EnrichError
@@ -85,12 +85,13 @@ class Journal:
     def _record(self, piece: Piece) -> Location:
         return self._pieces / f"{piece.index:06}.json"
 
-    def rejects(self, plan: Plan) -> Iterator[bytes]:
-        """A line of JSON for each row that was refused."""
-        for piece in plan.pieces:
-            for refusal in self.read(piece).refusals:
-                line: Json = {"file": str(plan.file(piece.name)), **asdict(refusal)}
-                yield json.dumps(line).encode() + b"\n"
+
+def reject_lines(plan: Plan, records: Iterable[Record]) -> Iterator[bytes]:
+    """A line of JSON for each row that was refused, of the records of all pieces in their order."""
+    for piece, record in zip(plan.pieces, records, strict=True):
+        for refusal in record.refusals:
+            line: Json = {"file": str(plan.file(piece.name)), **asdict(refusal)}
+            yield json.dumps(line).encode() + b"\n"
 
 
 def _differences(begun: Json, now: Json) -> list[str]:

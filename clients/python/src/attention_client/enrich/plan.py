@@ -152,16 +152,11 @@ def _fingerprint(
     files = [[name, info.size, info.mtime_ns] for name, info in infos]
     shape = hashlib.sha256(schema.serialize().to_pybytes()).hexdigest()
     wanted: Json = {**asdict(options), "columns": {str(role): name for role, name in options.columns.items()}}
-    made: Json = json.loads(
-        json.dumps(
-            {
-                "files": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
-                "schema": shape,
-                "model": facts.name,
-                "version": facts.version,
-                "options": wanted,
-                "piece_rows": PIECE_ROWS,
-            }
-        )
-    )
-    return made
+    return {
+        "files": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+        "schema": shape,
+        "model": facts.name,
+        "version": facts.version,
+        "options": wanted,
+        "piece_rows": PIECE_ROWS,
+    }

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from attention_client.values import Array
 
 
 class Pool(StrEnum):

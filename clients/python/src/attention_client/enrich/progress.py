@@ -1,6 +1,5 @@
 """How far a job is: a bar on a terminal, a line now and then elsewhere."""
 
-import logging
 import sys
 import time
 from types import TracebackType
@@ -8,7 +7,6 @@ from typing import Self
 
 from tqdm import tqdm
 
-log = logging.getLogger(__name__)
 LINE_SECONDS = 10.0
 
 

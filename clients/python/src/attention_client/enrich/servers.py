@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from attention_client.client import AttentionClient
-from attention_client.enrich.computing import VECTORS_RANK, Answer, ModelFacts, Request, Role, widths_of
+from attention_client.enrich.computing import Answer, ModelFacts, Request, Role, output_width, widths_of
 from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.errors import (
     AttentionClientError,
@@ -269,17 +269,11 @@ def facts_of(info: ModelInfo) -> ModelFacts:
     if info.state != "ready":
         raise EnrichError(f"model {info.name!r} does not answer: {info.state_reason}")
     output = info.outputs[0]
-    width = output.axes[-1]
-    if len(output.axes) != VECTORS_RANK or not isinstance(width, int):
-        raise EnrichError(
-            f"model {info.name!r} makes no vectors of sequences: its {output.name} has {output.axes}"
-        )
     return ModelFacts(
         name=info.name,
         version=info.version,
         takes_text=info.accepts_text,
         widths=widths_of([tensor.axes for tensor in info.inputs if not tensor.optional]),
-        output_width=width,
-        has_weights=any(tensor.optional for tensor in info.outputs),
+        output_width=output_width(info.name, output.name, output.axes),
         parity_error=info.parity.measured_max_abs_error if info.parity else None,
     )

@@ -17,10 +17,11 @@ from attention_client.enrich.columns import (
     vectors_column,
     weights_column,
 )
-from attention_client.enrich.computing import Answer, Array, Computer, Request, Role
+from attention_client.enrich.computing import Answer, Computer, Request, Role
 from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.enrich.plan import Options
 from attention_client.enrich.pooling import POOLS, Pool
+from attention_client.values import Array
 
 # A request holds at most so many sequences and, of several, so many bytes of input or of result.
 REQUEST_SEQUENCES = 64
