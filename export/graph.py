@@ -1,7 +1,10 @@
 """One ONNX graph out of one module, with named symbolic axes and standard operators."""
 
+import gc
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import onnx
 import onnx_ir
@@ -54,7 +57,7 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
         examples.append(torch.zeros(shape, dtype=dtypes[spec.data_type]))
         named = enumerate(spec.axes)
         dynamic.append({i: a for i, a in named if isinstance(a, str) and a != MASK_HEADS_AXIS})
-    with warnings.catch_warnings(), quiet("torch.onnx"), torch.no_grad():
+    with warnings.catch_warnings(), quiet("torch.onnx"), _no_collection(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,
@@ -90,6 +93,23 @@ class quiet:  # noqa: N801 - reads as the verb it is
 
     def __exit__(self, *_: object) -> None:
         self._logger.setLevel(self._level)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Holds Python's garbage collector while the block runs.
+
+    The exporter parses its operators' sources. Before 3.11.8 and 3.12.2 Python fails there with a SystemError
+    where the collector comes in between and another thread parses meanwhile, as every printed traceback does
+    (github.com/python/cpython/issues/106905). It is also an eighth of the time: what a tracer makes stays.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _strip(proto: onnx.ModelProto) -> None:

@@ -1,6 +1,11 @@
 """One graph out of one module: names, axes, operators, bytes, and modules that are refused."""
 
-from collections.abc import Iterable
+import ast
+import gc
+import inspect
+import threading
+import time
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx
@@ -124,6 +129,34 @@ def test_the_same_module_gives_the_same_bytes(kind: GraphKind) -> None:
     again = export_graph(module, signature(module, kind))
     first = graph("self", kind).SerializeToString(deterministic=True)
     assert again.SerializeToString(deterministic=True) == first
+
+
+@pytest.fixture
+def parsing_thread() -> Iterator[None]:
+    """Another thread that parses, and a collector that lets it run."""
+    source, ended = inspect.getsource(inspect.signature), threading.Event()
+
+    def parse() -> None:
+        while not ended.wait(1e-4):
+            ast.parse(source)
+
+    def pause(*_: object) -> None:
+        time.sleep(1e-3)
+
+    gc.callbacks.append(pause)
+    thread = threading.Thread(target=parse)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+    gc.callbacks.remove(pause)
+
+
+@pytest.mark.usefixtures("parsing_thread")
+def test_a_graph_is_exported_while_another_thread_parses() -> None:
+    module = named_module("self")
+    assert export_graph(module, signature(module, PLAIN)).graph.node
+    assert gc.isenabled()
 
 
 def test_a_graph_that_lost_an_axis_is_refused() -> None:
