@@ -5,7 +5,8 @@ a piece that was lost with its node is done again by another, and `resume` works
 """
 
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,24 +52,29 @@ class PieceActor:
             actor.version,
             return_weights=actor.options.weights_column is not None,
             provider=actor.provider,
-            threads=actor.cores,
+            parallel=actor.cores,
         )
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Does the pieces of a batch; tells of each its rows and tokens, or why it is not done."""
-        told: dict[str, list[Any]] = {"rows": [], "tokens": [], "error": []}
+        """Does the pieces of a batch; tells of each its tokens, or why it is not done."""
+        told: dict[str, list[Any]] = {"index": [], "tokens": [], "error": []}
         for piece in batch["piece"]:
-            for name, value in self._do(piece).items():
-                told[name].append(value)
+            tokens, error = self._do(piece)
+            told["index"].append(piece.index)
+            told["tokens"].append(tokens)
+            told["error"].append(error)
         return told
 
-    def _do(self, piece: Piece) -> dict[str, Any]:
+    def _do(self, piece: Piece) -> tuple[int, str]:
         with Progress(0, quiet=True) as progress:
             try:
-                do_pieces(self._plan, [piece], self._computer, self._options, self._journal, progress)
+                for _ in do_pieces(
+                    self._plan, [piece], self._computer, self._options, self._journal, progress
+                ):
+                    pass
             except EnrichError as error:  # as a value: Ray would hide what it says behind its own
-                return {"rows": 0, "tokens": 0, "error": str(error)}
-        return {"rows": piece.stop - piece.start, "tokens": progress.tokens, "error": ""}
+                return 0, str(error)
+        return progress.tokens, ""
 
 
 @dataclass(frozen=True)
@@ -82,18 +88,24 @@ class Cluster:
     actor: ActorOptions
     workers: int | None
 
-    def do_pieces(self, plan: Plan, pieces: Iterable[Piece], journal: Journal, progress: Progress) -> None:
-        """Does pieces wherever there is room.
+    def do_pieces(
+        self, plan: Plan, pieces: Iterable[Piece], journal: Journal, progress: Progress
+    ) -> Generator[Piece, None, None]:
+        """Does pieces wherever there is room, and yields each that is recorded.
 
         Raises:
             EnrichError: A piece cannot be done.
         """
-        left = [{"piece": piece} for piece in pieces]
+        left = {piece.index: piece for piece in pieces}
         if not left:
             return
+        # Ray tells its vendor of its clusters and data unless it is told not to.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
         ray.data.DataContext.get_current().enable_progress_bars = False
-        done = ray.data.from_items(left, override_num_blocks=len(left)).map_batches(
+        done = ray.data.from_items(
+            [{"piece": piece} for piece in left.values()], override_num_blocks=len(left)
+        ).map_batches(
             PieceActor,
             fn_constructor_args=(plan, journal, self.actor),
             batch_size=1,
@@ -104,6 +116,8 @@ class Cluster:
             for row in done.iter_rows():
                 if row["error"]:
                     raise EnrichError(row["error"])
-                progress.add(row["rows"], row["tokens"])
+                piece = left[row["index"]]
+                progress.add(piece.stop - piece.start, row["tokens"])
+                yield piece
         except ray.exceptions.RayError as error:
             raise EnrichError(str(error)) from error

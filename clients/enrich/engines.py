@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attention_client.enrich import EnrichError, Pool, Summary, make_options
 from attention_client.enrich.computing import Computer
@@ -15,8 +16,8 @@ RAY = "ray"
 
 
 def enrich(
-    source: str,
-    output: str,
+    source: Any,
+    output: str | None = None,
     *,
     model: str,
     column: str,
@@ -41,8 +42,10 @@ def enrich(
     """Adds context vectors to a table; as `attention_client.enrich.enrich`, and where it runs can be chosen.
 
     Args:
-        source: A Parquet or Arrow IPC file, or a folder of them; local or by its URL.
-        output: The same: a file for a file, a folder for either.
+        source: A Parquet or Arrow IPC file, or a folder of them, local or by its URL; or a table in memory
+            (of Arrow, pandas, Polars or DuckDB), or a data set of Arrow.
+        output: A file or a folder; a folder becomes a folder. None for the `table` of the summary, where the
+            source is one in memory.
         model: Name of the model.
         column: Column of its query: lists of vectors, lists of token ids, or texts.
         servers: Servers as HOST:PORT, for a job that asks them.

@@ -7,6 +7,7 @@ length run together. That wastes nothing on padding, and makes the same rows giv
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from attention_client.enrich.computing import (
     widths_of,
 )
 from attention_client.enrich.errors import EnrichError, RefusedError
+from attention_client.enrich.tables import WINDOW_BYTES
+from attention_client.enrich.windows import REQUEST_BYTES
 
 from export.manifest import POSITIONS, ArtifactError, GraphKind
 from server import cores
@@ -31,8 +34,10 @@ from server.engine.validation import validate
 from server.engine.values import Array, Item, Ragged, Work
 from server.engine.values import Request as EngineRequest
 
-# While one request is prepared or its results are copied, another computes.
-PARALLEL_REQUESTS = 2
+# Where runs are not spread over cores: while one request is prepared or copied, another computes.
+PARALLEL_ON_CUDA = 2
+# A window of rows makes at least so many requests where rows are many.
+WINDOW_REQUESTS = WINDOW_BYTES // REQUEST_BYTES
 
 
 class LocalComputer:
@@ -46,7 +51,7 @@ class LocalComputer:
         *,
         return_weights: bool = False,
         provider: str = "cpu",
-        threads: int = 0,
+        parallel: int = 0,
     ) -> None:
         """Loads the model and replays its golden vectors.
 
@@ -56,21 +61,24 @@ class LocalComputer:
             version: Its version; empty for the highest.
             return_weights: Whether to return the attention weights too.
             provider: cpu or cuda.
-            threads: Threads of one run; 0 for as many as there are cores.
+            parallel: Requests at once, each on one core; 0 for as many as there are cores. Many runs side by
+                side get more from the cores than one run on all of them.
 
         Raises:
             EnrichError: There is no such model, or it misses its tolerance here.
         """
-        device = Device(Provider(provider), threads or cores.available())
+        on_cuda = provider == Provider.CUDA
+        parallel = PARALLEL_ON_CUDA if on_cuda else parallel or cores.available()
+        device = Device(Provider(provider), threads=0 if on_cuda else 1)
         try:
             self._model = load_model(_folder(repository, model, version), device)
         except (ArtifactError, ProviderError) as error:
             raise EnrichError(str(error)) from error
         self.facts = facts_of(self._model)
-        self.windows_ahead = 2 + PARALLEL_REQUESTS
+        self.windows_ahead = 2 + ceil(parallel / WINDOW_REQUESTS)
         self._return_weights = return_weights
         self._limits = Limits()
-        self._threads = ThreadPoolExecutor(PARALLEL_REQUESTS, "enrich")
+        self._threads = ThreadPoolExecutor(parallel, "enrich")
 
     def submit(self, request: Request) -> "Future[Answer]":
         """As of Computer."""

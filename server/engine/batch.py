@@ -51,8 +51,11 @@ def _stack(arrays: list[Array]) -> Array:
     """(T_i, ...) each to (B, T, ...), zeros after each end. A single sequence is not copied."""
     if len(arrays) == 1:
         return arrays[0][np.newaxis]
-    longest = max(len(array) for array in arrays)
-    stacked = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
+    lengths = [len(array) for array in arrays]
+    shape = (len(arrays), max(lengths), *arrays[0].shape[1:])
+    if min(lengths) == max(lengths):
+        return np.concatenate(arrays).reshape(shape)
+    stacked = np.zeros(shape, arrays[0].dtype)
     for row, array in zip(stacked, arrays, strict=True):
         row[: len(array)] = array
     return stacked

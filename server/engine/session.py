@@ -37,7 +37,7 @@ class ProviderError(Exception):
 
 
 class Session:
-    """One graph, loaded. `run` may be called by one thread at a time."""
+    """One graph, loaded. Several threads may run it at a time."""
 
     def __init__(self, path: Path, device: Device, *, pack_weights: bool = True) -> None:
         """Loads the graph.

@@ -1,6 +1,7 @@
 """A job on a real Ray cluster of two nodes, one of which is killed in the middle."""
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,7 @@ def test_a_job_outlives_one_of_its_nodes(tmp_path: Path, artifacts: Path, cluste
         cluster.remove_node(nodes[0], allow_graceful=False)
         summary = job.result(PATIENCE_SECONDS)
     assert summary.rows == ROWS
+    assert not [thread.name for thread in threading.enumerate() if "usage" in thread.name]
     enrich(str(source), str(tmp_path / "here.parquet"), **wanted)
     assert read(output).equals(read(tmp_path / "here.parquet"), check_metadata=True)
 

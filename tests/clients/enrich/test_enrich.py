@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from attention_client.enrich import EnrichError, Summary
@@ -19,7 +20,7 @@ from tests.server.samples import CROSS, SELF, TEXT, WORDS
 from tests.support import eager
 
 ROWS = 2500
-QUERY = {"model": SELF, "column": "query"}
+QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 
 
 @pytest.fixture(params=["here", "on a server"])
@@ -134,16 +135,15 @@ def test_a_refused_row_ends_the_job_or_is_listed(tmp_path: Path, where: dict[str
     with pytest.raises(EnrichError, match=r"row 1 is refused: .*unheard.*--on-error skip"):
         run(source, tmp_path / "out.parquet", **wanted)
     assert not (tmp_path / "out.parquet").exists()
-    with pytest.raises(EnrichError, match="cannot be resumed"):
-        run(source, tmp_path / "out.parquet", **wanted, on_error="skip", resume=True)
-    summary = run(source, tmp_path / "skipped.parquet", **wanted, on_error="skip")
-    vectors = read(tmp_path / "skipped.parquet").column("context_vectors").to_pylist()
+    summary = run(source, tmp_path / "out.parquet", **wanted, on_error="skip", resume=True)
+    vectors = read(tmp_path / "out.parquet").column("context_vectors").to_pylist()
     assert [None if cell is None else len(cell) for cell in vectors] == [3, None, None, 2]
     assert (summary.refused, summary.nulls) == (1, 1)
     assert summary.rejects is not None
     (line,) = Path(summary.rejects).read_text().splitlines()
     assert pd.read_json(summary.rejects, lines=True).to_dict("records")[0]["row"] == 1
     assert "unheard" in line
+    assert [refusal.row for refusal in summary.refusals] == [1]
 
 
 def test_a_damaged_cell_is_refused_by_itself(tmp_path: Path, artifacts: Path) -> None:
@@ -226,3 +226,72 @@ def test_an_input_that_is_no_table_is_an_error(tmp_path: Path, artifacts: Path, 
 def test_words_are_the_models_vocabulary() -> None:
     """What the tests of texts rely on."""
     assert "unheard" not in WORDS
+
+
+def table_of(source: Path, kind: str) -> Any:
+    match kind:
+        case "arrow":
+            return read(source)
+        case "pandas":
+            return read(source).to_pandas()
+        case "polars":
+            return pl.read_parquet(source)
+        case "duckdb":
+            return duckdb.connect().sql(f"from '{source}'")
+    return ds.dataset(source)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "polars", "duckdb", "dataset"])
+def test_a_table_in_memory_becomes_one_in_memory(tmp_path: Path, artifacts: Path, kind: str) -> None:
+    source = write(tmp_path, 300, group_rows=100)
+    table = table_of(source, kind)
+    summary = enrich(table, **QUERY, model_repository=artifacts, quiet=True)
+    assert (summary.output, summary.rows) == (None, 300)
+    assert summary.table is not None
+    enrich(str(source), str(tmp_path / "out.arrow"), **QUERY, model_repository=artifacts, quiet=True)
+    expected = read(tmp_path / "out.arrow").column("context_vectors")
+    assert summary.table.column("context_vectors").to_pylist() == expected.to_pylist()
+    assert summary.table.column_names == [*read(source).column_names, "context_vectors"]
+
+
+def test_a_filtered_data_set_becomes_a_file(tmp_path: Path, artifacts: Path) -> None:
+    for at, name in enumerate(["year=2025/a.parquet", "year=2026/b.parquet"]):
+        write(tmp_path / "in", 100, name, seed=at)
+    years = ds.dataset(tmp_path / "in", partitioning="hive").filter(ds.field("year") == 2026)
+    enrich(years, str(tmp_path / "out.parquet"), **QUERY, model_repository=artifacts, quiet=True)
+    result = read(tmp_path / "out.parquet")
+    assert result.column("year").unique().to_pylist() == [2026]
+    expected = read(tmp_path / "in" / "year=2026" / "b.parquet")
+    assert_enriched(result.drop_columns("year"), expected, SELF, ["query"])
+
+
+def test_refused_rows_of_a_table_in_memory_are_listed(artifacts: Path) -> None:
+    cells = pa.array([[[1.0, 2.0, 3.0, 4.0]], [[1.0, 2.0]]], pa.list_(pa.list_(pa.float32())))
+    summary = enrich(
+        pa.table({"query": cells}), **QUERY, model_repository=artifacts, on_error="skip", quiet=True
+    )
+    assert summary.rejects is None
+    assert [(refusal.row, refusal.reason) for refusal in summary.refusals] == [(1, "INVALID_CELL")]
+
+
+def test_what_is_no_table_and_what_has_no_output_is_refused(tmp_path: Path, artifacts: Path) -> None:
+    wanted: dict[str, Any] = {**QUERY, "model_repository": artifacts, "quiet": True}
+    with pytest.raises(EnrichError, match="a list is no table"):
+        enrich([1, 2], **wanted)
+    with pytest.raises(EnrichError, match="name an output"):
+        enrich(write(tmp_path, 3), **wanted)
+    with pytest.raises(EnrichError, match="neither resumed nor spread"):
+        enrich(read(write(tmp_path, 3)), str(tmp_path / "out.parquet"), **wanted, resume=True)
+
+
+def test_strings_in_lists_get_a_dictionary_and_numbers_none(tmp_path: Path, artifacts: Path) -> None:
+    source = write(tmp_path, 2, tags=pa.array([["a", "b"], ["a"]]), at=pa.array([{"x": 1.5, "y": "z"}] * 2))
+    run(source, tmp_path / "out.parquet", model_repository=artifacts)
+    group = pq.read_metadata(tmp_path / "out.parquet").row_group(0)
+    columns = [group.column(index) for index in range(group.num_columns)]
+    encoded = {column.path_in_schema: "RLE_DICTIONARY" in column.encodings for column in columns}
+    assert encoded["tags.list.element"]
+    assert encoded["at.y"]
+    assert not encoded["at.x"]
+    assert not encoded["query.list.element.list.element"]
+    assert not encoded["context_vectors.list.element.list.element"]

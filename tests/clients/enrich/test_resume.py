@@ -5,15 +5,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from attention_client.enrich import EnrichError, plan
+from attention_client.enrich import EnrichError, make_options, plan
+from attention_client.enrich.job import run_job
+from attention_client.enrich.work import do_pieces
 
 from clients.enrich import enrich
+from clients.enrich.local import LocalComputer
 from tests.clients.enrich.tables import read, write
 from tests.server.samples import ROOT, SELF
 
@@ -105,6 +112,44 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, source: Path, artifacts:
     assert (summary["rows"], summary["resumed_rows"]) == (ROWS, before * plan.PIECE_ROWS)
     with pytest.raises(EnrichError, match="exists; --overwrite replaces it"):
         enrich(*paths, **wanted, resume=True)
+
+
+def test_two_jobs_do_not_write_one_output(tmp_path: Path, source: Path, artifacts: Path) -> None:
+    job = Job(source, tmp_path / "output.parquet", artifacts)
+    process = job.start("--quiet")
+    job.wait_for_a_piece()
+    process.send_signal(signal.SIGSTOP)
+    wanted: dict[str, Any] = {"model": SELF, "column": "query", "model_repository": artifacts, "quiet": True}
+    with pytest.raises(EnrichError, match="another job is at"):
+        enrich(str(source), str(job.output), **wanted, resume=True)
+    process.send_signal(signal.SIGCONT)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, errors) == (0, b"")
+    assert read(job.output).num_rows == ROWS
+
+
+def test_what_was_skipped_is_not_passed_off_as_done(
+    tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "PIECE_ROWS", 1)
+    cells = pa.array([[[1.0]], [[1.0, 2.0, 3.0, 4.0]]], pa.list_(pa.list_(pa.float32())))
+    source, output = str(write(tmp_path, 2, query=cells)), str(tmp_path / "out.parquet")
+    computer = LocalComputer(artifacts, SELF)
+    skip, fail = (make_options("query", None, None, "out", pool="none", weights=False, on_error=on_error)
+                  for on_error in ("skip", "fail"))  # fmt: skip
+
+    def one(made: plan.Plan, pieces: Iterable[plan.Piece], *told: Any) -> Generator[plan.Piece, None, None]:
+        yield from islice(do_pieces(made, pieces, computer, skip, *told), 1)
+        raise EnrichError("after the first")
+
+    with closing(computer):
+        with pytest.raises(EnrichError, match="after the first"):
+            run_job(source, output, computer, skip, quiet=True, do=one)
+        with pytest.raises(EnrichError, match="refused rows: 1; --on-error skip goes on"):
+            run_job(source, output, computer, fail, quiet=True, resume=True)
+        assert not Path(output).exists()
+        summary = run_job(source, output, computer, skip, quiet=True, resume=True)
+    assert (summary.rows, summary.resumed_rows, summary.refused) == (2, 2, 1)
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path, source: Path, artifacts: Path) -> None:

@@ -10,6 +10,7 @@ summary = enrich(
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from attention_client.enrich.computing import Role
 from attention_client.enrich.errors import EnrichError
@@ -22,8 +23,8 @@ __all__ = ["EnrichError", "Pool", "Summary", "enrich"]
 
 
 def enrich(
-    source: str,
-    output: str,
+    source: Any,
+    output: str | None = None,
     *,
     model: str,
     column: str,
@@ -43,8 +44,10 @@ def enrich(
     """Adds context vectors to a table.
 
     Args:
-        source: A Parquet or Arrow IPC file, or a folder of them; local or by its URL.
-        output: The same: a file for a file, a folder for either.
+        source: A Parquet or Arrow IPC file, or a folder of them, local or by its URL; or a table in memory
+            (of Arrow, pandas, Polars or DuckDB), or a data set of Arrow.
+        output: A file or a folder; a folder becomes a folder. None for the `table` of the summary, where the
+            source is one in memory.
         model: Name of the model.
         column: Column of its query: lists of vectors, lists of token ids, or texts.
         servers: Servers as HOST:PORT.

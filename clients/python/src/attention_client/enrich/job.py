@@ -1,24 +1,27 @@
-"""A job from its beginning to its end: plan, do the pieces, put the parts together, rename into place."""
+"""A job from its beginning to its end: plan, do the pieces, put their parts together, rename into place."""
 
-import posixpath
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 
 from attention_client.enrich.computing import Computer
 from attention_client.enrich.errors import EnrichError
-from attention_client.enrich.journal import REJECTS, Journal, reject_lines
+from attention_client.enrich.journal import REJECTS, Journal, Record, reject_lines
 from attention_client.enrich.plan import Options, Piece, Plan, make_plan
 from attention_client.enrich.progress import Progress
+from attention_client.enrich.result import Result
+from attention_client.enrich.sources import Source, open_source
 from attention_client.enrich.storage import Location, locate
-from attention_client.enrich.tables import is_table, open_writer
+from attention_client.enrich.windows import Refusal
 from attention_client.enrich.work import do_pieces
 
-# Does the pieces that are left, here or elsewhere.
-DoPieces = Callable[[Plan, Iterable[Piece], Journal, Progress], None]
+# Does the pieces that are left, here or elsewhere, and yields each that is done.
+DoPieces = Callable[[Plan, Iterable[Piece], Journal, Progress], Generator[Piece, None, None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +29,9 @@ class Summary:
     """What a finished job did.
 
     Attributes:
-        output: Where the result lies.
+        output: Where the result lies; None where it is `table`.
         rows: Rows of the table.
-        refused: Rows without a result because they were refused; `rejects` lists them.
+        refused: Rows without a result because they were refused.
         nulls: Rows without a result because there is nothing to compute.
         tokens: Query and key rows that were computed for all of them.
         resumed_rows: How many of the rows an earlier run, which was interrupted, had done.
@@ -38,9 +41,11 @@ class Summary:
         version: Its version.
         parity_error: Largest difference from eager PyTorch that was measured where it ran; None if unknown.
         rejects: File with a line of JSON for each refused row; None where there is none.
+        refusals: The refused rows, each with its number in its file.
+        table: The result, where no output was named.
     """
 
-    output: str
+    output: str | None
     rows: int
     refused: int
     nulls: int
@@ -52,11 +57,13 @@ class Summary:
     version: str
     parity_error: float | None
     rejects: str | None
+    refusals: tuple[Refusal, ...]
+    table: pa.Table | None = None
 
 
 def run_job(
-    source: str,
-    output: str,
+    source: Any,
+    output: str | None,
     computer: Computer,
     options: Options,
     *,
@@ -68,8 +75,9 @@ def run_job(
     """Enriches a table.
 
     Args:
-        source: A file or a folder, local or by its URL.
-        output: The same; of a file ending, such as .parquet, a file.
+        source: What `open_source` opens.
+        output: A file, by its ending such as .parquet, or a folder; local or by its URL. None for the
+            `table` of the summary.
         computer: Computes.
         options: What is asked of every row.
         resume: Whether to go on with an unfinished job.
@@ -80,78 +88,105 @@ def run_job(
     Raises:
         EnrichError: There is no result; what was done stays for `resume`.
     """
-    started = time.monotonic()
+    opened = open_source(source)
+    if (resume or do) and not opened.is_lasting:
+        raise EnrichError("a table that is no file is neither resumed nor spread over a cluster")
+    job = _Job(opened, computer, options, do or _here(computer, options), resume=resume, quiet=quiet)
+    if output is None:
+        if opened.is_lasting:
+            raise EnrichError("name an output: only a table in memory becomes one in memory")
+        return job.run_in_memory()
     target = locate(output.rstrip("/") or output)
     if target.exists and not overwrite:
         raise EnrichError(f"{target} exists; --overwrite replaces it")
-    plan = make_plan(locate(source), computer.facts, options)
-    names = _names(plan, target)
-    journal = Journal(target, plan, resume=resume)
-    left = [piece for piece in plan.pieces if not journal.is_done(piece)]
-    rows_left = sum(piece.stop - piece.start for piece in left)
-    with Progress(rows_left, quiet=quiet) as progress:
-        if do:
-            do(plan, left, journal, progress)
-        else:
-            do_pieces(plan, left, computer, options, journal, progress)
-    computing = time.monotonic() - started
-    _put_together(plan, journal, names)
-    records = [journal.read(piece) for piece in plan.pieces]
-    refused = sum(len(record.refusals) for record in records)
-    rejects = target.beside(REJECTS)
-    rejects.remove()
-    if refused:
-        with rejects.replaced() as file:
-            for line in reject_lines(plan, records):
-                file.write(line)
-    target.remove()
-    result = journal.result / names[""] if "" in names and is_table(target.path) else journal.result
-    result.move(target)
-    journal.folder.remove()
-    rows = sum(record.rows for record in records)
-    return Summary(
-        output=str(target),
-        rows=rows,
-        refused=refused,
-        nulls=sum(record.nulls for record in records),
-        tokens=sum(record.tokens for record in records),
-        resumed_rows=rows - rows_left,
-        seconds=time.monotonic() - started,
-        tokens_per_second=progress.tokens / computing,
-        model=computer.facts.name,
-        version=computer.facts.version,
-        parity_error=computer.facts.parity_error,
-        rejects=str(rejects) if refused else None,
+    return job.run(target)
+
+
+def _here(computer: Computer, options: Options) -> DoPieces:
+    return lambda plan, pieces, journal, progress: do_pieces(
+        plan, pieces, computer, options, journal, progress
     )
 
 
-def _names(plan: Plan, target: Location) -> dict[str, str]:
-    """By file of the input the name of its result below the output."""
-    if not is_table(target.path):
-        single = posixpath.basename(plan.source.path)
-        return {name: name or single for name, _ in plan.files}
-    if [name for name, _ in plan.files] != [""]:
-        raise EnrichError(f"{plan.source} is a folder: its result is a folder too, and {target} names a file")
-    return {"": posixpath.basename(target.path)}
+class _Job:
+    def __init__(
+        self,
+        source: Source,
+        computer: Computer,
+        options: Options,
+        do: DoPieces,
+        *,
+        resume: bool,
+        quiet: bool,
+    ) -> None:
+        self._plan = make_plan(source, computer.facts, options)
+        self._facts = computer.facts
+        self._skip_refused = options.skip_refused
+        self._do = do
+        self._resume = resume
+        self._quiet = quiet
 
+    def run_in_memory(self) -> Summary:
+        """Runs it in a temporary folder; the table read from there keeps its pages when the folder goes."""
+        with TemporaryDirectory() as folder:
+            target = locate(folder) / "table.arrow"
+            summary = self.run(target)
+            table = pa.ipc.open_file(pa.memory_map(target.path)).read_all()
+        return replace(summary, output=None, rejects=None, table=table)
 
-def _put_together(plan: Plan, journal: Journal, names: dict[str, str]) -> None:
-    """Writes each file of the result from its parts."""
-    plain = [field.name for field in plan.output_schema if field.name not in plan.schema.names]
-    for name, pieces in groupby(plan.pieces, key=lambda piece: piece.name):
-        written = journal.result / names[name]
-        if written.exists:
-            continue
-        written.parent.make_folder()
-        with written.replaced() as file:
-            writer = open_writer(written.path, file, plan.output_schema, plain)
-            for piece in pieces:
-                _copy(journal.part(piece), writer.write)
-            writer.close()
+    def run(self, target: Location) -> Summary:
+        """Runs it; the result is there when this returns, and not before."""
+        started = time.monotonic()
+        journal = Journal(target, self._plan, resume=self._resume)
+        with journal.held(), Result(self._plan, journal, target) as result:
+            progress = self._do_what_is_left(journal, result)
+            records = [journal.read(piece) for piece in self._plan.pieces]
+            refusals = tuple(refusal for record in records for refusal in record.refusals)
+            if refusals and not self._skip_refused:  # by an earlier run, which skipped them
+                raise EnrichError(f"refused rows: {len(refusals)}; --on-error skip goes on")
+            rejects = self._write_rejects(target, records)
+            result.move(target)
+        journal.remove()
+        seconds = time.monotonic() - started
+        rows = sum(record.rows for record in records)
+        return Summary(
+            output=str(target),
+            rows=rows,
+            refused=len(refusals),
+            nulls=sum(record.nulls for record in records),
+            tokens=sum(record.tokens for record in records),
+            resumed_rows=rows - progress.total,
+            seconds=seconds,
+            tokens_per_second=progress.tokens / seconds,
+            model=self._facts.name,
+            version=self._facts.version,
+            parity_error=self._facts.parity_error,
+            rejects=rejects,
+            refusals=refusals,
+        )
 
+    def _do_what_is_left(self, journal: Journal, result: Result) -> Progress:
+        left: list[Piece] = []
+        for piece in self._plan.pieces:
+            if journal.is_done(piece):
+                result.add(piece)
+            else:
+                left.append(piece)
+        rows = sum(piece.stop - piece.start for piece in left)
+        with (
+            Progress(rows, quiet=self._quiet) as progress,
+            closing(self._do(self._plan, left, journal, progress)) as done,
+        ):
+            for piece in done:
+                result.add(piece)
+        return progress
 
-def _copy(part: Location, write: Callable[[pa.RecordBatch], None]) -> None:
-    with part.open() as source:
-        file = pa.ipc.open_file(source)
-        for index in range(file.num_record_batches):
-            write(file.get_batch(index))
+    def _write_rejects(self, target: Location, records: list[Record]) -> str | None:
+        rejects = target.beside(REJECTS)
+        rejects.remove()
+        if not any(record.refusals for record in records):
+            return None
+        with rejects.replaced() as file:
+            for line in reject_lines(self._plan, records):
+                file.write(line)
+        return str(rejects)

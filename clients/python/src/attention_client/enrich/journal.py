@@ -5,19 +5,23 @@ either both or does the piece again.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+
+from filelock import FileLock, Timeout
+from pyarrow import fs
 
 from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.plan import Piece, Plan
 from attention_client.enrich.storage import Json, Location
-from attention_client.enrich.windows import Refusal
+from attention_client.enrich.windows import Done, Refusal
 
 FOLDER = ".partial"
 REJECTS = ".rejects.jsonl"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Record:
     """What became of a piece.
 
@@ -28,17 +32,24 @@ class Record:
         refusals: Rows without a result because they were refused.
     """
 
-    rows: int
-    tokens: int
-    nulls: int
-    refusals: Sequence[Refusal]
+    rows: int = 0
+    tokens: int = 0
+    nulls: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def add(self, done: Done) -> None:
+        """Counts a window of the piece."""
+        self.rows += done.batch.num_rows
+        self.tokens += done.tokens
+        self.nulls += done.nulls
+        self.refusals += done.refusals
 
 
 class Journal:
     """The folder of one job.
 
     Attributes:
-        folder: All of it; it goes when the job is finished.
+        folder: All of it.
         result: Where the parts are put together.
     """
 
@@ -65,6 +76,25 @@ class Journal:
                 f"{self.folder} holds a job with other {', '.join(changed)}; it cannot be resumed"
             )
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other jobs of this machine from the folder. Only on a local file system can they be kept.
+
+        Raises:
+            EnrichError: Another job is at it.
+        """
+        with ExitStack() as held:
+            if isinstance(self.folder.system, fs.LocalFileSystem):
+                try:
+                    held.enter_context(FileLock((self.folder / "lock").path, timeout=0))
+                except Timeout as error:
+                    raise EnrichError(f"another job is at {self.folder}") from error
+            yield
+
+    def remove(self) -> None:
+        """Removes all of it: the result is in its place."""
+        self.folder.remove()
+
     def part(self, piece: Piece) -> Location:
         """Where the result of a piece lies, an Arrow IPC file."""
         return self._pieces / f"{piece.index:06}.arrow"
@@ -90,7 +120,7 @@ def reject_lines(plan: Plan, records: Iterable[Record]) -> Iterator[bytes]:
     """A line of JSON for each row that was refused, of the records of all pieces in their order."""
     for piece, record in zip(plan.pieces, records, strict=True):
         for refusal in record.refusals:
-            line: Json = {"file": str(plan.file(piece.name)), **asdict(refusal)}
+            line: Json = {"file": plan.source.path(piece.name), **asdict(refusal)}
             yield json.dumps(line).encode() + b"\n"
 
 

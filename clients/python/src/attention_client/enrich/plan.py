@@ -2,22 +2,21 @@
 
 import hashlib
 import json
-import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
-from pyarrow import fs
 
 from attention_client.enrich.columns import vectors_type, weights_type
 from attention_client.enrich.computing import ModelFacts, Role
 from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.pooling import Pool
-from attention_client.enrich.storage import Json, Location
-from attention_client.enrich.tables import is_table, open_table
+from attention_client.enrich.sources import Source, SourceFile
+from attention_client.enrich.storage import Json
 
-# Rows whose results are lost at most when a job is killed.
+# What is lost at most when a job is killed: rows and, as the file's size says, bytes of input.
 PIECE_ROWS = 16 * 1024
+PIECE_BYTES = 64 << 20
 CONTEXT_VECTORS = "context_vectors"
 ATTENTION_WEIGHTS = "attention_weights"
 
@@ -63,16 +62,12 @@ class Plan:
     """The whole job.
 
     Attributes:
-        source: The input: a file or a folder.
-        files: Path below the input and number of rows of each of its files; the path of a single file is "".
-        schema: What each row of the input has.
-        output_schema: The same and the new columns.
+        source: The input.
+        output_schema: What each row of it has, and the new columns.
         fingerprint: Tells the job from any other whose results would differ.
     """
 
-    source: Location
-    files: Sequence[tuple[str, int]]
-    schema: pa.Schema
+    source: Source
     output_schema: pa.Schema
     fingerprint: Json
 
@@ -80,50 +75,24 @@ class Plan:
     def pieces(self) -> Iterator[Piece]:
         """Every piece in the order of its rows. A file without rows is a piece as well."""
         index = 0
-        for name, rows in self.files:
-            for start in range(0, max(rows, 1), PIECE_ROWS):
-                yield Piece(index, name, start, min(start + PIECE_ROWS, rows))
+        for file in self.source.files:
+            step = _piece_rows(file)
+            for start in range(0, max(file.rows, 1), step):
+                yield Piece(index, file.name, start, min(start + step, file.rows))
                 index += 1
 
-    def file(self, name: str) -> Location:
-        """Where a file of the input lies."""
-        return self.source / name if name else self.source
+
+def _piece_rows(file: SourceFile) -> int:
+    return max(1, min(PIECE_ROWS, PIECE_BYTES * file.rows // max(file.size, 1)))
 
 
-def make_plan(source: Location, facts: ModelFacts, options: Options) -> Plan:
-    """Looks at the input without reading its rows.
+def make_plan(source: Source, facts: ModelFacts, options: Options) -> Plan:
+    """Decides what is done.
 
     Raises:
-        EnrichError: There is no such table, its files have different schemas, or it cannot be what the
-            options take it for.
+        EnrichError: The input cannot be what the options take it for.
     """
-    infos = _files(source)
-    files: list[tuple[str, int]] = []
-    schema: pa.Schema | None = None
-    for name, _ in infos:
-        table = open_table(source / name if name else source)
-        files.append((name, table.rows))
-        schema = schema or table.schema
-        if not table.schema.equals(schema):
-            raise EnrichError(f"{source}: {name} has another schema than {infos[0][0]}")
-        table.close()
-    if schema is None:
-        raise EnrichError(f"{source} holds no table")
-    output_schema = _output_schema(schema, facts, options)
-    return Plan(source, files, schema, output_schema, _fingerprint(infos, schema, facts, options))
-
-
-def _files(source: Location) -> list[tuple[str, fs.FileInfo]]:
-    match source.kind:
-        case fs.FileType.File:
-            if not is_table(source.path):
-                raise EnrichError(
-                    f"{source}: {posixpath.basename(source.path)} is neither .parquet nor .arrow"
-                )
-            return [("", source.system.get_file_info(source.path))]
-        case fs.FileType.Directory:
-            return [(name, info) for name, info in source.files() if is_table(name)]
-    raise EnrichError(f"{source} does not exist")
+    return Plan(source, _output_schema(source.schema, facts, options), _fingerprint(source, facts, options))
 
 
 def _output_schema(schema: pa.Schema, facts: ModelFacts, options: Options) -> pa.Schema:
@@ -146,17 +115,20 @@ def _output_schema(schema: pa.Schema, facts: ModelFacts, options: Options) -> pa
     return schema
 
 
-def _fingerprint(
-    infos: list[tuple[str, fs.FileInfo]], schema: pa.Schema, facts: ModelFacts, options: Options
-) -> Json:
-    files = [[name, info.size, info.mtime_ns] for name, info in infos]
-    shape = hashlib.sha256(schema.serialize().to_pybytes()).hexdigest()
+def _fingerprint(source: Source, facts: ModelFacts, options: Options) -> Json:
+    """What a resumed job must have in common with the one that began. It may begin to skip refused rows."""
+    files = [[file.name, file.rows, *file.stamp] for file in source.files]
     wanted: Json = {**asdict(options), "columns": {str(role): name for role, name in options.columns.items()}}
+    del wanted["skip_refused"]
     return {
-        "files": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
-        "schema": shape,
+        "files": _digest(json.dumps(files).encode()),
+        "schema": _digest(source.schema.serialize().to_pybytes()),
         "model": facts.name,
         "version": facts.version,
         "options": wanted,
-        "piece_rows": PIECE_ROWS,
+        "pieces": [PIECE_ROWS, PIECE_BYTES],
     }
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -14,13 +14,14 @@ class Progress:
     """Counts rows and tokens and shows them on stderr.
 
     Attributes:
+        total: Rows that there are to do.
         tokens: Query and key rows that were computed.
     """
 
     def __init__(self, rows: int, *, quiet: bool) -> None:
         self.tokens = 0
         self._rows = 0
-        self._total = rows
+        self.total = rows
         self._quiet = quiet
         self._started = self._shown = time.monotonic()
         self._is_terminal = sys.stderr.isatty()
@@ -46,9 +47,9 @@ class Progress:
 
     def _line(self, rate: float) -> None:
         now = time.monotonic()
-        if now - self._shown >= LINE_SECONDS or self._rows == self._total:
+        if now - self._shown >= LINE_SECONDS or self._rows == self.total:
             self._shown = now
-            left = (now - self._started) / self._rows * (self._total - self._rows)
-            done = f"{self._rows:,} of {self._total:,} rows, {rate:,.0f} tokens/s, {left:,.0f} s left"
+            left = (now - self._started) / self._rows * (self.total - self._rows)
+            done = f"{self._rows:,} of {self.total:,} rows, {rate:,.0f} tokens/s, {left:,.0f} s left"
             sys.stderr.write(f"{done}\n")
             sys.stderr.flush()

@@ -1,7 +1,8 @@
 """Files of rows, read and written in pieces of bounded size: changes with the formats."""
 
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -62,9 +63,9 @@ def open_table(location: Location) -> TableFile:
         raise EnrichError(f"{location}: {error}") from error
 
 
-def open_writer(name: str, file: pa.NativeFile, schema: pa.Schema, plain: list[str]) -> TableWriter:
-    """Opens a writer of the format that a name says. Columns named by `plain` are not worth a dictionary."""
-    return ParquetOut(file, schema, plain) if _suffix(name) in PARQUET else ArrowOut(file, schema)
+def open_writer(name: str, file: pa.NativeFile, schema: pa.Schema) -> TableWriter:
+    """Opens a writer of the format that a name says."""
+    return ParquetOut(file, schema) if _suffix(name) in PARQUET else ArrowOut(file, schema)
 
 
 def _suffix(name: str) -> str:
@@ -119,6 +120,22 @@ class ArrowTable:
         self._source.close()
 
 
+class ScannedTable:
+    """Rows that lie in memory, or that something else reads."""
+
+    def __init__(self, schema: pa.Schema, rows: int, batches: Callable[[], Iterable[pa.RecordBatch]]) -> None:
+        self.schema = schema
+        self.rows = rows
+        self._batches = batches
+
+    def windows(self, start: int, stop: int) -> Iterator[Window]:
+        """As of TableFile."""
+        yield from _within(_windows(0, self._batches()), start, stop)
+
+    def close(self) -> None:
+        """Leaves the rows to whose they are."""
+
+
 def _windows(first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Window]:
     """Batches of consecutive rows, cut into windows."""
     for batch in batches:
@@ -147,8 +164,10 @@ def _window_rows(rows: int, size: int) -> int:
 class ParquetOut:
     """Writes Parquet, in groups of bounded size."""
 
-    def __init__(self, file: pa.NativeFile, schema: pa.Schema, plain: list[str]) -> None:
-        dictionary = [field.name for field in schema if field.name not in plain]
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
+        # Numbers of vectors do not repeat.
+        leaves = chain.from_iterable(_leaves(field.name, field.type) for field in schema)
+        dictionary = [path for path, kind in leaves if not pa.types.is_floating(kind)]
         self._writer = pq.ParquetWriter(file, schema, use_dictionary=dictionary, write_page_index=True)
         self._schema = schema
         self._waiting: list[pa.RecordBatch] = []
@@ -170,6 +189,22 @@ class ParquetOut:
         if self._waiting:
             self._flush()
         self._writer.close()
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """The columns of Parquet that one of Arrow becomes, by their paths, and what each holds."""
+    if isinstance(kind, pa.BaseExtensionType):
+        yield from _leaves(path, kind.storage_type)
+    elif pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", kind.key_type)
+        yield from _leaves(f"{path}.key_value.value", kind.item_type)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path, kind
 
 
 class ArrowOut:

@@ -25,7 +25,7 @@ from attention_client.values import Array
 
 # A request holds at most so many sequences and, of several, so many bytes of input or of result.
 REQUEST_SEQUENCES = 64
-REQUEST_BYTES = 8 << 20
+REQUEST_BYTES = 2 << 20
 # Of attention weights at most so many pairs of rows: 16 MiB for 16 heads.
 REQUEST_PAIRS = 1 << 18
 FLOAT_BYTES = 4
@@ -85,6 +85,11 @@ class Window:
         self._weights: list[Array | None] = [None] * batch.num_rows
         cells = {role: self._read(role, column) for role, column in options.columns.items()}
         self._values = {role: read.values for role, read in cells.items()}
+        # By role the rows of each sequence, -1 where there is none.
+        self._lengths = {
+            role: np.array([-1 if value is None else len(value) for value in values], np.int64)
+            for role, values in self._values.items()
+        }
         for role, read in cells.items():
             for row, message in read.refused.items():
                 self._refuse(row, "INVALID_CELL", f"{options.columns[role]}: {message}")
@@ -102,43 +107,42 @@ class Window:
 
     def _requests(self) -> Iterator[tuple[list[int], Request]]:
         """Rows of similar length, and the request that asks for them."""
-        rows = [row for row in range(self._batch.num_rows) if self._is_asked(row)]
-        lengths = {row: self._lengths(row) for row in rows}
-        group: list[int] = []
-        for row in sorted(rows, key=lengths.__getitem__):
-            if group and not self._fits([*group, row], lengths[row]):
-                yield group, self._request(group)
-                group = []
-            group.append(row)
-        if group:
-            yield group, self._request(group)
+        asked = self._choose()
+        lengths = [lengths[asked] for lengths in self._lengths.values()]
+        query, key = lengths[0], lengths[-1]
+        by_length = np.lexsort((key, query))
+        rows, start = asked[by_length].tolist(), 0
+        for index, most in enumerate(self._most(query, key)[by_length].tolist()):
+            if index - start >= max(most, 1):
+                yield rows[start:index], self._request(rows[start:index])
+                start = index
+        if rows:
+            yield rows[start:], self._request(rows[start:])
 
-    def _is_asked(self, row: int) -> bool:
-        """Whether there is anything to compute: null gives null, and no rows give no context vectors."""
-        values = [column[row] for column in self._values.values()]
-        if row in self._refusals or any(value is None for value in values):
-            return False
-        if any(len(value) == 0 for value in values[1:]):
-            self._refuse(row, "INVALID_CELL", "the key or value is empty: there is nothing to attend to")
-            return False
-        if not self._computer.facts.takes_text and len(values[0]) == 0:
+    def _choose(self) -> Array:
+        """The rows that have something to compute: null gives null, and no rows give no context vectors."""
+        query, *others = self._lengths.values()
+        given = np.all([lengths >= 0 for lengths in self._lengths.values()], axis=0)
+        for lengths in others:
+            for row in np.flatnonzero(given & (lengths == 0)).tolist():
+                self._refuse(row, "INVALID_CELL", "the key or value is empty: there is nothing to attend to")
+        given[list(self._refusals)] = False
+        if not self._computer.facts.takes_text:
             if self._options.pool is Pool.NONE:
-                self._vectors[row] = np.empty((0, self._computer.facts.output_width), np.float32)
-            return False
-        return True
+                for row in np.flatnonzero(given & (query == 0)).tolist():
+                    self._vectors[row] = np.empty((0, self._computer.facts.output_width), np.float32)
+            given &= query > 0
+        return np.flatnonzero(given)
 
-    def _lengths(self, row: int) -> tuple[int, int]:
-        lengths = [len(column[row]) for column in self._values.values()]
-        return lengths[0], lengths[-1]
-
-    def _fits(self, rows: list[int], longest: tuple[int, int]) -> bool:
-        query, key = longest
-        if self._options.weights_column and len(rows) * query * key > REQUEST_PAIRS:
-            return False
+    def _most(self, query: Array, key: Array) -> Array:
+        """How many sequences of such lengths a request may hold."""
         facts = self._computer.facts
         width = max(facts.output_width, *(width or 1 for width in facts.widths.values()))
-        size = len(rows) * max(query, key) * width * FLOAT_BYTES
-        return len(rows) <= REQUEST_SEQUENCES and size <= REQUEST_BYTES
+        longest = np.maximum(np.maximum(query, key), 1)
+        most: Array = np.minimum(REQUEST_SEQUENCES, REQUEST_BYTES // (longest * width * FLOAT_BYTES))
+        if self._options.weights_column:
+            most = np.minimum(most, REQUEST_PAIRS // np.maximum(query * key, 1))
+        return most
 
     def _request(self, rows: list[int]) -> Request:
         return Request({role: [column[row] for row in rows] for role, column in self._values.items()})
@@ -174,17 +178,20 @@ class Window:
                 self._take([row], single, again)
             return
         pool = POOLS[self._options.pool]
-        for at, row in enumerate(rows):
-            self._tokens += self._rows_of(row, answer.context_vectors[at])
-            self._vectors[row] = pool(answer.context_vectors[at])
-            if answer.attention_weights is not None:
-                self._weights[row] = answer.attention_weights[at]
+        for row, vectors in zip(rows, answer.context_vectors, strict=True):
+            self._vectors[row] = pool(vectors)
+        if answer.attention_weights is not None:
+            for row, weights in zip(rows, answer.attention_weights, strict=True):
+                self._weights[row] = weights
+        self._tokens += self._rows_of(rows, answer)
 
-    def _rows_of(self, row: int, vectors: Array) -> int:
-        """Query and key rows of a sequence; a text has as many as it has context vectors."""
+    def _rows_of(self, rows: list[int], answer: Answer) -> int:
+        """Query and key rows of sequences; a text has as many as it has context vectors."""
         if self._computer.facts.takes_text:
-            return len(vectors)
-        return sum(len(column[row]) for role, column in self._values.items() if role is not Role.VALUE)
+            return sum(map(len, answer.context_vectors))
+        return sum(
+            int(lengths[rows].sum()) for role, lengths in self._lengths.items() if role is not Role.VALUE
+        )
 
     def _refuse(self, row: int, reason: str, message: str) -> None:
         self._refusals.setdefault(row, Refusal(self._first + row, reason, message))

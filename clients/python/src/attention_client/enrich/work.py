@@ -1,10 +1,10 @@
 """Does pieces: reads their rows, has them computed, writes their parts. Bounded in memory."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from itertools import groupby
-from types import TracebackType
+from operator import itemgetter
 
 import pyarrow as pa
 
@@ -12,8 +12,8 @@ from attention_client.enrich.computing import Computer
 from attention_client.enrich.journal import Journal, Record
 from attention_client.enrich.plan import Options, Piece, Plan
 from attention_client.enrich.progress import Progress
-from attention_client.enrich.tables import ArrowOut, open_table
-from attention_client.enrich.windows import Refusal, Window
+from attention_client.enrich.tables import ArrowOut
+from attention_client.enrich.windows import Window
 
 
 def do_pieces(
@@ -23,34 +23,51 @@ def do_pieces(
     options: Options,
     journal: Journal,
     progress: Progress,
-) -> None:
-    """Does pieces in their order and records each.
-
-    At most `computer.windows_ahead` windows are read and not yet written: that bounds memory, and lets a
-    writer that is slow hold the reader back.
+) -> Generator[Piece, None, None]:
+    """Does pieces in their order, and yields each when it is recorded.
 
     Raises:
         EnrichError: The job cannot go on. What was recorded stays.
     """
-    under_way: deque[tuple[Piece, Window]] = deque()
-    with _Parts(plan, journal, progress) as parts:
-        for piece, first, batch in _rows(plan, pieces):
-            if len(under_way) >= computer.windows_ahead:
-                parts.write(*under_way.popleft())
-            under_way.append((piece, Window(first, batch, plan.output_schema, computer, options)))
-        while under_way:
-            parts.write(*under_way.popleft())
+    under_way = _under_way(plan, pieces, computer, options)
+    for piece, windows in groupby(under_way, key=itemgetter(0)):
+        record = Record()
+        with journal.part(piece).replaced() as file, closing(ArrowOut(file, plan.output_schema)) as part:
+            for _, window in windows:
+                done = window.finish()
+                part.write(done.batch)
+                record.add(done)
+                progress.add(done.batch.num_rows, done.tokens)
+        journal.write(piece, record)
+        yield piece
+
+
+def _under_way(
+    plan: Plan, pieces: Iterable[Piece], computer: Computer, options: Options
+) -> Iterator[tuple[Piece, Window]]:
+    """Windows that are being computed.
+
+    At most `computer.windows_ahead` are read and not yet written: that bounds memory, and lets a slow writer
+    hold the reader back.
+    """
+    ahead: deque[tuple[Piece, Window]] = deque()
+    for piece, first, batch in _rows(plan, pieces):
+        if len(ahead) >= computer.windows_ahead:
+            yield ahead.popleft()
+        ahead.append((piece, Window(first, batch, plan.output_schema, computer, options)))
+    while ahead:
+        yield ahead.popleft()
 
 
 def _rows(plan: Plan, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, int, pa.RecordBatch]]:
     """The windows of pieces, each within one piece. A file is read through once."""
     for name, group in groupby(pieces, key=lambda piece: piece.name):
         own = list(group)
-        with closing(open_table(plan.file(name))) as table:
+        with closing(plan.source.open(name)) as table:
             for run in _consecutive(own):
                 yield from _cut(run, table.windows(run[0].start, run[-1].stop))
                 if run[0].start == run[0].stop:  # a file without rows has one piece, with an empty window
-                    yield run[0], 0, pa.RecordBatch.from_pylist([], schema=plan.schema)
+                    yield run[0], 0, pa.RecordBatch.from_pylist([], schema=plan.source.schema)
 
 
 def _consecutive(pieces: list[Piece]) -> Iterator[list[Piece]]:
@@ -72,53 +89,3 @@ def _cut(
             rows = min(left[0].stop - first, batch.num_rows) - at
             yield left[0], first + at, batch.slice(at, rows)
             at += rows
-
-
-class _Parts:
-    """Writes windows to the parts of their pieces, one part at a time."""
-
-    def __init__(self, plan: Plan, journal: Journal, progress: Progress) -> None:
-        self._plan = plan
-        self._journal = journal
-        self._progress = progress
-        self._piece: Piece | None = None
-        self._open = ExitStack()
-
-    def __enter__(self) -> "_Parts":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._close()
-        else:
-            self._open.__exit__(kind, error, trace)
-
-    def write(self, piece: Piece, window: Window) -> None:
-        """Waits for a window's results and appends them to its piece's part."""
-        done = window.finish()
-        if piece != self._piece:
-            self._close()
-            self._begin(piece)
-        self._writer.write(done.batch)
-        self._rows += done.batch.num_rows
-        self._tokens += done.tokens
-        self._nulls += done.nulls
-        self._refusals += done.refusals
-        self._progress.add(done.batch.num_rows, done.tokens)
-
-    def _begin(self, piece: Piece) -> None:
-        self._piece = piece
-        file = self._open.enter_context(self._journal.part(piece).replaced())
-        self._writer = ArrowOut(file, self._plan.output_schema)
-        self._rows = self._tokens = self._nulls = 0
-        self._refusals: list[Refusal] = []
-
-    def _close(self) -> None:
-        if self._piece is not None:
-            self._writer.close()
-            self._open.close()
-            record = Record(self._rows, self._tokens, self._nulls, self._refusals)
-            self._journal.write(self._piece, record)
-            self._piece = None

@@ -1,0 +1,115 @@
+"""The files of the result, written from the parts while other pieces are being done."""
+
+import posixpath
+import queue
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import groupby
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.journal import Journal
+from attention_client.enrich.plan import Piece, Plan
+from attention_client.enrich.storage import Location
+from attention_client.enrich.tables import is_table, open_writer
+
+
+class Result:
+    """Puts the parts together on a thread of its own: each when it and all before it are done."""
+
+    def __init__(self, plan: Plan, journal: Journal, target: Location) -> None:
+        """Begins.
+
+        Raises:
+            EnrichError: A folder cannot become a file.
+        """
+        self._plan = plan
+        self._journal = journal
+        self._names = _names(plan, target)
+        self._folder = journal.result
+        self._told: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._done: set[int] = set()
+        self._thread = ThreadPoolExecutor(1, "result")
+        self._written = self._thread.submit(self._write)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._told.put(None)
+        self._thread.shutdown()
+
+    def add(self, piece: Piece) -> None:
+        """Takes note of a piece that is done.
+
+        Raises:
+            OSError: The result cannot be written.
+        """
+        if self._written.done():
+            self._written.result()
+        self._told.put(piece)
+
+    def move(self, target: Location) -> None:
+        """Waits for the last piece and moves the result into its place.
+
+        Raises:
+            OSError: The result cannot be written.
+        """
+        self._written.result()
+        target.remove()
+        is_file = is_table(target.path)
+        (self._folder / self._names[""] if is_file else self._folder).move(target)
+
+    def _write(self) -> None:
+        for name, group in groupby(self._plan.pieces, key=lambda piece: piece.name):
+            written, pieces = self._folder / self._names[name], list(group)
+            if written.exists:
+                continue
+            written.parent.make_folder()
+            try:
+                self._put_together(written, pieces)
+            except _StoppedError:
+                return
+            for piece in pieces:
+                self._journal.part(piece).remove()
+
+    def _put_together(self, written: Location, pieces: Iterable[Piece]) -> None:
+        schema = self._plan.output_schema
+        with written.replaced() as file, closing(open_writer(written.path, file, schema)) as writer:
+            for piece in pieces:
+                self._wait_for(piece)
+                _copy(self._journal.part(piece), writer.write)
+
+    def _wait_for(self, piece: Piece) -> None:
+        while piece.index not in self._done:
+            told = self._told.get()
+            if told is None:
+                raise _StoppedError
+            self._done.add(told.index)
+
+
+class _StoppedError(Exception):
+    """The job ends before the piece that is waited for is done."""
+
+
+def _names(plan: Plan, target: Location) -> dict[str, str]:
+    """By file of the input the name of its result below the output."""
+    names = [file.name for file in plan.source.files]
+    if not is_table(target.path):
+        return {name: name or plan.source.name for name in names}
+    if names != [""]:
+        raise EnrichError(f"a folder becomes a folder: {target} names a file")
+    return {"": posixpath.basename(target.path)}
+
+
+def _copy(part: Location, write: Callable[[pa.RecordBatch], None]) -> None:
+    with part.open() as source:
+        file = pa.ipc.open_file(source)
+        for index in range(file.num_record_batches):
+            write(file.get_batch(index))
