@@ -17,7 +17,7 @@ ARROW = ("arrow", "feather", "ipc")
 Window = tuple[int, pa.RecordBatch]
 # A window of rows is computed, held and written together.
 WINDOW_ROWS = 1024
-WINDOW_BYTES = 8 << 20
+WINDOW_BYTES = 4 << 20
 # Rows of an output file that are compressed together.
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20

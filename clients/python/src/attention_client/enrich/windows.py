@@ -25,7 +25,7 @@ from attention_client.values import Array
 
 # A request holds at most so many sequences and, of several, so many bytes of input or of result.
 REQUEST_SEQUENCES = 64
-REQUEST_BYTES = 2 << 20
+REQUEST_BYTES = 1 << 20
 # Of attention weights at most so many pairs of rows: 16 MiB for 16 heads.
 REQUEST_PAIRS = 1 << 18
 FLOAT_BYTES = 4
