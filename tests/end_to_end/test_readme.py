@@ -12,7 +12,7 @@ import pytest
 from scripts.local_server import ROOT, ServerProcess
 from tests.support.eager import assert_parity
 
-DOCUMENTS = ("README.md", "clients/python/README.md", "docs/attention-weights.md")
+DOCUMENTS = ("README.md", "clients/python/README.md", "docs/attention-weights.md", "docs/enrich.md")
 DOCUMENTED_TARGET = "127.0.0.1:8001"
 TABLE = "embeddings.parquet"
 
