@@ -10,11 +10,16 @@ from scripts.local_server import ROOT, ServerProcess
 PROGRAM = """
 import sys
 import numpy as np
+import pyarrow as pa
 from attention_client import AttentionClient
+from attention_client.enrich import enrich
 
 with AttentionClient(sys.argv[1]) as client:
     result = client.attend("self-attention", np.ones((3, 16), np.float32), return_weights=True)
 print(result.context_vectors.shape, result.attention_weights.shape)
+table = pa.table({"c": [[[1.0] * 16] * 3]})
+summary = enrich(table, model="self-attention", column="c", servers=[sys.argv[1]], quiet=True)
+print(np.array(summary.table["context_vectors"].to_pylist()).shape)
 print(sorted({"torch", "onnxruntime", "onnx"} & set(sys.modules)))
 """
 
@@ -23,11 +28,11 @@ def test_in_an_empty_environment(server: ServerProcess, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv/bin/python"
     package = ROOT / "clients/python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", package], check=True, timeout=240)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", f"{package}[enrich]"], check=True, timeout=240)
     asked = subprocess.run(
         [python, "-c", PROGRAM, server.target], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert asked.stdout == "(3, 28) (1, 3, 3)\n[]\n"
+    assert asked.stdout == "(3, 28) (1, 3, 3)\n(1, 3, 28)\n[]\n"
     installed = subprocess.run(
         [python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
     ).stdout
