@@ -93,8 +93,9 @@ def _text(summary: Summary) -> str:
         f"{summary.output}: {summary.rows:,} rows",
         f"{summary.tokens:,} tokens, {summary.tokens_per_second:,.0f} a second, {summary.seconds:,.1f} s",
         f"model {summary.model}, version {summary.version}; within {parity} of eager PyTorch where it ran",
-        f"{summary.nulls:,} rows have nothing to compute",
     ]
+    if summary.nulls:
+        lines.append(f"{summary.nulls:,} rows had nothing to compute: null")
     if summary.rejects:
         lines.append(f"{summary.refused:,} rows were refused: {summary.rejects}")
     return "\n".join(lines) + "\n"

@@ -1,6 +1,7 @@
 """The same job by each way to compute: on servers, in this process, on a Ray cluster."""
 
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ RAY = "ray"
 
 def enrich(
     source: Any,
-    output: str | None = None,
+    output: str | PathLike[str] | None = None,
     *,
     model: str,
     column: str,
-    servers: Sequence[str] = (),
+    servers: str | Sequence[str] = (),
     model_repository: str | Path | None = None,
     engine: str | None = None,
     key_column: str | None = None,

@@ -92,7 +92,7 @@ class LocalComputer:
         try:
             work = validate(self._engine_request(request), self._model, self._limits)
         except (InvalidRequestError, LimitExceededError) as error:
-            raise RefusedError(f"{error.field}: {error.message}", error.reason) from error
+            raise RefusedError(error.message, error.reason) from error
         except EngineError as error:
             raise EnrichError(error.message) from error
         results = self._run(work)

@@ -65,6 +65,20 @@ def test_a_tensor_of_fixed_shape_is_a_sequence() -> None:
     assert shown(read_vectors(column, WIDTH)) == tensors.tolist()
 
 
+def test_a_tensor_with_permuted_axes_is_an_error() -> None:
+    stored = np.zeros((1, WIDTH, 2), np.float32)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(stored.transpose(0, 2, 1))
+    with pytest.raises(EnrichError, match=r"axes are permuted, \[1, 0\]"):
+        read_vectors(tensors, WIDTH)
+
+
+def test_infinities_are_numbers() -> None:
+    values = [[[float("inf"), float("nan"), -float("inf")]], [[1e300, 0.0, 0.0]]]
+    cells = read_vectors(pa.array(values, pa.list_(pa.list_(pa.float64()))), WIDTH)
+    np.testing.assert_array_equal(cells.values[0], np.array(values[0], np.float32))
+    assert list(cells.refused) == [1]
+
+
 @pytest.mark.parametrize("kind", [*NESTED_TYPES, pa.list_(pa.float32())], ids=str)
 def test_a_slice_reads_as_its_own_rows(kind: pa.DataType) -> None:
     rows = ROWS if pa.types.is_nested(kind.value_type) else FLAT
@@ -80,7 +94,7 @@ def test_a_slice_reads_as_its_own_rows(kind: pa.DataType) -> None:
         ([[1.0, 2.0]], "rows are 2 wide; the model takes 3"),
         ([[1.0, 2.0, 3.0], [1.0]], "rows are 1, 3 wide"),
         ([None], "rows are null wide"),
-        ([[1.0, None, 3.0]], "holds a null among its numbers"),
+        ([[1.0, None, 3.0]], "holds a null, or a number that float32 cannot hold"),
     ],
     ids=["narrow", "uneven", "null vector", "null number"],
 )
@@ -116,7 +130,7 @@ def test_a_column_of_another_type_is_an_error(column: pa.Array) -> None:
 def test_ids_are_lists_of_integers() -> None:
     cells = read_ids(pa.array([[1, 2], None, [], [3, None]], pa.list_(pa.int32())))
     assert shown(cells) == [[1, 2], None, [], None]
-    assert cells.refused == {3: "holds a null among its numbers"}
+    assert cells.refused == {3: "holds a null, or a number that float32 cannot hold"}
     with pytest.raises(EnrichError, match="token ids are lists of integers"):
         read_ids(pa.array([[1.5]]))
 

@@ -276,7 +276,7 @@ def test_refused_rows_of_a_table_in_memory_are_listed(artifacts: Path) -> None:
 
 def test_what_is_no_table_and_what_has_no_output_is_refused(tmp_path: Path, artifacts: Path) -> None:
     wanted: dict[str, Any] = {**QUERY, "model_repository": artifacts, "quiet": True}
-    with pytest.raises(EnrichError, match="a list is no table"):
+    with pytest.raises(EnrichError, match="list is no table"):
         enrich([1, 2], **wanted)
     with pytest.raises(EnrichError, match="name an output"):
         enrich(write(tmp_path, 3), **wanted)
@@ -295,3 +295,78 @@ def test_strings_in_lists_get_a_dictionary_and_numbers_none(tmp_path: Path, arti
     assert not encoded["at.x"]
     assert not encoded["query.list.element.list.element"]
     assert not encoded["context_vectors.list.element.list.element"]
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "reason"),
+    [
+        ("in/a.parquet", "", "the output has no name"),
+        ("in/a.parquet", "in/a.parquet", "does not lie apart from the input"),
+        ("in/a.parquet", "in", "does not lie apart from the input"),
+        ("in", "in/out", "does not lie apart from the input"),
+        ("in/a.parquet", "kept", "holds notes.txt, which is no table: it is not replaced"),
+        ("in/a.parquet", "out.csv", "neither .parquet nor .arrow; the name of a folder ends in /"),
+    ],
+)
+def test_an_output_that_would_cost_something_else_is_refused(
+    tmp_path: Path, artifacts: Path, source: str, output: str, reason: str
+) -> None:
+    write(tmp_path / "in", 3, "a.parquet")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "notes.txt").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(EnrichError, match=reason):
+        enrich(
+            tmp_path / source, output and str(tmp_path / output), **QUERY, model_repository=artifacts,
+            overwrite=True,
+        )  # fmt: skip
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_files_of_a_data_set_are_not_overwritten(tmp_path: Path, artifacts: Path) -> None:
+    write(tmp_path / "in", 3, "a.parquet")
+    with pytest.raises(EnrichError, match="does not lie apart from the input"):
+        enrich(
+            ds.dataset(tmp_path / "in"), tmp_path / "in", **QUERY, model_repository=artifacts, overwrite=True
+        )
+
+
+def test_a_folder_may_have_any_name_that_ends_in_a_slash(tmp_path: Path, artifacts: Path) -> None:
+    source = write(tmp_path, 3)
+    for _ in range(2):
+        enrich(source, f"{tmp_path}/out.v2/", **QUERY, model_repository=artifacts, overwrite=True)
+    assert [path.name for path in (tmp_path / "out.v2").iterdir()] == ["table.parquet"]
+
+
+def test_a_job_that_did_nothing_leaves_nothing(tmp_path: Path, artifacts: Path) -> None:
+    source, output = write(tmp_path, 3), tmp_path / "out.parquet"
+    wanted: dict[str, Any] = {"model_repository": artifacts, "quiet": True}
+    with pytest.raises(EnrichError, match="column 'name' is dictionary"):
+        enrich(source, output, model=SELF, column="name", **wanted)
+    assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
+    enrich(source, output, **QUERY, **wanted)
+    assert read(output).num_rows == 3
+
+
+def test_progress_of_no_rows(artifacts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = enrich(table(0), **QUERY, model_repository=artifacts)
+    assert summary.rows == 0
+    assert "0 of 0 rows" in capsys.readouterr().err
+
+
+def test_arrays_in_cells_of_pandas_are_sequences(artifacts: Path) -> None:
+    frame = pd.DataFrame({"query": [np.ones((2, 4)), None], "name": ["a", "b"]})
+    summary = enrich(frame, **QUERY, model_repository=artifacts, quiet=True)
+    assert summary.table is not None
+    first, second = summary.table.column("context_vectors").to_pylist()
+    assert (len(first), second) == (2, None)
+    assert isinstance(frame["query"][0], np.ndarray)
+
+
+def test_categories_are_texts_and_nothing_is_null(artifacts: Path) -> None:
+    wanted: dict[str, Any] = {"model": TEXT, "column": "text", "model_repository": artifacts, "quiet": True}
+    words = pa.array(["Life is", "short", "short"]).dictionary_encode()
+    summary = enrich(pa.table({"text": words}), **wanted)
+    assert summary.table is not None
+    assert list(map(len, summary.table.column("context_vectors").to_pylist())) == [2, 1, 1]
+    assert enrich(pa.table({"text": pa.nulls(2)}), **wanted).nulls == 2

@@ -10,6 +10,7 @@ summary = enrich(
 """
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 from attention_client.enrich.computing import Role
@@ -24,11 +25,11 @@ __all__ = ["EnrichError", "Pool", "Summary", "enrich"]
 
 def enrich(
     source: Any,
-    output: str | None = None,
+    output: str | PathLike[str] | None = None,
     *,
     model: str,
     column: str,
-    servers: Sequence[str],
+    servers: str | Sequence[str],
     key_column: str | None = None,
     value_column: str | None = None,
     output_column: str = CONTEXT_VECTORS,

@@ -3,6 +3,7 @@
 Notation: R rows of a batch, T rows of one sequence, d elements of a row.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ import pyarrow as pa
 
 from attention_client.enrich.errors import EnrichError
 from attention_client.values import Array
+
+HOLE = "holds a null, or a number that float32 cannot hold"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +72,8 @@ def read_texts(column: pa.Array) -> Cells:
     Raises:
         EnrichError: The column is of another type.
     """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     kind = column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise EnrichError(f"is {kind}; the model takes strings")
@@ -98,10 +103,14 @@ def _one_by_one(column: pa.Array, width: int) -> Cells:
         if widths - {width}:
             found = sorted("null" if found is None else str(found) for found in widths)
             refused[index] = f"rows are {', '.join(found)} wide; the model takes {width}"
-        elif any(element is None for row in rows for element in row):
-            refused[index] = "holds a null among its numbers"
+            continue
+        flat, holes = _numbers(
+            pa.array(itertools.chain.from_iterable(rows), pa.float64()), np.dtype(np.float32)
+        )
+        if len(holes):
+            refused[index] = HOLE
         else:
-            values[-1] = np.array(rows, np.float32).reshape(-1, width)
+            values[-1] = flat.reshape(-1, width)
     return Cells(values, refused)
 
 
@@ -134,18 +143,22 @@ def _cells(
             values.append(None)
         elif len(holes) and np.searchsorted(holes, start) != np.searchsorted(holes, end):
             values.append(None)
-            refused[index] = "holds a null among its numbers"
+            refused[index] = HOLE
         else:
             values.append(flat[start:end])
     return Cells(values, refused)
 
 
 def _numbers(values: pa.Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Numbers of one type, and where nulls are among them."""
-    holes = np.flatnonzero(np.asarray(values.is_null())) if values.null_count else np.empty(0, np.int64)
-    if values.null_count:
-        values = values.fill_null(0)
-    return np.asarray(values).astype(dtype, copy=False), holes
+    """Numbers of one type, and where among them is a null, or one that the type cannot hold."""
+    is_hole = np.asarray(values.is_null()) if values.null_count else np.zeros(0, np.bool_)
+    given = np.asarray(values.fill_null(0) if values.null_count else values)
+    with np.errstate(over="ignore"):
+        flat = given.astype(dtype, copy=False)
+    if given.dtype == np.float64 and not np.isfinite(flat).all():
+        beyond = np.isinf(flat) & ~np.isinf(given)
+        is_hole = is_hole | beyond if len(is_hole) else beyond
+    return flat, np.flatnonzero(is_hole)
 
 
 def _content(column: pa.Array) -> tuple[pa.Array, Array, Array]:
@@ -164,6 +177,9 @@ def _content(column: pa.Array) -> tuple[pa.Array, Array, Array]:
 
 
 def _storage(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation not in (None, sorted(kind.permutation)):
+        raise EnrichError(f"is a tensor whose axes are permuted, {kind.permutation}: store its rows in order")
     return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 

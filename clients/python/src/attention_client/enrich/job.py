@@ -1,13 +1,16 @@
 """A job from its beginning to its end: plan, do the pieces, put their parts together, rename into place."""
 
+import posixpath
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from os import PathLike, fspath
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import fs
 
 from attention_client.enrich.computing import Computer
 from attention_client.enrich.errors import EnrichError
@@ -17,6 +20,7 @@ from attention_client.enrich.progress import Progress
 from attention_client.enrich.result import Result
 from attention_client.enrich.sources import Source, open_source
 from attention_client.enrich.storage import Location, locate
+from attention_client.enrich.tables import is_table
 from attention_client.enrich.windows import Refusal
 from attention_client.enrich.work import do_pieces
 
@@ -63,7 +67,7 @@ class Summary:
 
 def run_job(
     source: Any,
-    output: str | None,
+    output: str | PathLike[str] | None,
     computer: Computer,
     options: Options,
     *,
@@ -96,10 +100,27 @@ def run_job(
         if opened.is_lasting:
             raise EnrichError("name an output: only a table in memory becomes one in memory")
         return job.run_in_memory()
+    return job.run(_target(fspath(output), opened, overwrite=overwrite))
+
+
+def _target(output: str, source: Source, *, overwrite: bool) -> Location:
+    """Where the result goes: nowhere that anything else would be lost."""
+    if not output:
+        raise EnrichError("the output has no name")
     target = locate(output.rstrip("/") or output)
+    for place in source.places:
+        if target.overlaps(place):
+            raise EnrichError(f"the output {target} does not lie apart from the input {place}")
+    is_file = [file.name for file in source.files] == [""] and not output.endswith("/")
+    if is_file and posixpath.splitext(target.path)[1] and not is_table(target.path):
+        raise EnrichError(f"{target} is neither .parquet nor .arrow; the name of a folder ends in /")
     if target.exists and not overwrite:
         raise EnrichError(f"{target} exists; --overwrite replaces it")
-    return job.run(target)
+    if target.kind is fs.FileType.Directory:
+        for name, _ in target.files(hidden=True):
+            if not is_table(name):
+                raise EnrichError(f"{target} holds {name}, which is no table: it is not replaced")
+    return target
 
 
 def _here(computer: Computer, options: Options) -> DoPieces:
@@ -137,8 +158,8 @@ class _Job:
     def run(self, target: Location) -> Summary:
         """Runs it; the result is there when this returns, and not before."""
         started = time.monotonic()
-        journal = Journal(target, self._plan, resume=self._resume)
-        with journal.held(), Result(self._plan, journal, target) as result:
+        journal = Journal(target, self._plan)
+        with journal.open(resume=self._resume), Result(self._plan, journal, target) as result:
             progress = self._do_what_is_left(journal, result)
             records = [journal.read(piece) for piece in self._plan.pieces]
             refusals = tuple(refusal for record in records for refusal in record.refusals)

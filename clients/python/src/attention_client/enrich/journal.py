@@ -19,6 +19,7 @@ from attention_client.enrich.windows import Done, Refusal
 
 FOLDER = ".partial"
 REJECTS = ".rejects.jsonl"
+RECORD = ".json"
 
 
 @dataclass(slots=True)
@@ -53,36 +54,33 @@ class Journal:
         result: Where the parts are put together.
     """
 
-    def __init__(self, output: Location, plan: Plan, *, resume: bool) -> None:
-        """Begins a job, or goes on with one.
-
-        Raises:
-            EnrichError: There is an unfinished job and `resume` does not say to go on with it, or it is
-                another one.
-        """
+    def __init__(self, output: Location, plan: Plan) -> None:
         self.folder = output.beside(FOLDER)
         self.result = self.folder / "result"
         self._pieces = self.folder / "pieces"
-        header = self.folder / "job.json"
-        if not header.exists:
-            self._pieces.make_folder()
-            header.write_json(plan.fingerprint)
-        elif not resume:
-            raise EnrichError(
-                f"{self.folder} holds an unfinished job: --resume goes on with it, or remove it"
-            )
-        elif changed := _differences(header.read_json(), plan.fingerprint):
-            raise EnrichError(
-                f"{self.folder} holds a job with other {', '.join(changed)}; it cannot be resumed"
-            )
+        self._fingerprint = plan.fingerprint
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keeps other jobs of this machine from the folder. Only on a local file system can they be kept.
+    def open(self, *, resume: bool) -> Iterator[None]:
+        """Begins a job, or goes on with one. No other job of this machine comes near it meanwhile.
+
+        Only on a local file system can others be kept away. Where nothing is recorded, nothing stays.
 
         Raises:
-            EnrichError: Another job is at it.
+            EnrichError: There is an unfinished job and `resume` does not say to go on with it, or it is
+                another one, or another job is at it.
         """
+        self._pieces.make_folder()
+        with self._held():
+            try:
+                self._begin(resume=resume)
+                yield
+            finally:
+                if not self._is_begun():
+                    self.folder.remove()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
         with ExitStack() as held:
             if isinstance(self.folder.system, fs.LocalFileSystem):
                 try:
@@ -90,6 +88,23 @@ class Journal:
                 except Timeout as error:
                     raise EnrichError(f"another job is at {self.folder}") from error
             yield
+
+    def _begin(self, *, resume: bool) -> None:
+        header = self.folder / "job.json"
+        if not self._is_begun():
+            header.write_json(self._fingerprint)
+        elif not resume:
+            raise EnrichError(
+                f"{self.folder} holds an unfinished job: --resume goes on with it, or remove it"
+            )
+        elif changed := _differences(header.read_json(), self._fingerprint):
+            raise EnrichError(
+                f"{self.folder} holds a job with other {', '.join(changed)}; it cannot be resumed"
+            )
+
+    def _is_begun(self) -> bool:
+        """Whether any piece is recorded."""
+        return any(name.endswith(RECORD) for name, _ in self._pieces.files())
 
     def remove(self) -> None:
         """Removes all of it: the result is in its place."""
@@ -113,7 +128,7 @@ class Journal:
         return Record(**{**values, "refusals": [Refusal(**refusal) for refusal in values["refusals"]]})
 
     def _record(self, piece: Piece) -> Location:
-        return self._pieces / f"{piece.index:06}.json"
+        return self._pieces / f"{piece.index:06}{RECORD}"
 
 
 def reject_lines(plan: Plan, records: Iterable[Record]) -> Iterator[bytes]:

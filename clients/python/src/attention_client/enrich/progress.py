@@ -49,7 +49,7 @@ class Progress:
         now = time.monotonic()
         if now - self._shown >= LINE_SECONDS or self._rows == self.total:
             self._shown = now
-            left = (now - self._started) / self._rows * (self.total - self._rows)
+            left = (now - self._started) / max(self._rows, 1) * (self.total - self._rows)
             done = f"{self._rows:,} of {self.total:,} rows, {rate:,.0f} tokens/s, {left:,.0f} s left"
             sys.stderr.write(f"{done}\n")
             sys.stderr.flush()

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 IN_FLIGHT = 8
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 RETRY_SECONDS = 120.0
+# How long to wait at most for a server before the job has begun.
+START_SECONDS = 30.0
 TRANSIENT = (UnavailableError, DeadlineExceededError, CallCancelledError, ResourceExhaustedError)
 # Of a request that exhausts resources: this reason stays, any other says that the server is full now.
 LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
@@ -58,7 +60,7 @@ class ServerComputer:
 
     def __init__(
         self,
-        targets: Sequence[str],
+        targets: str | Sequence[str],
         model: str,
         version: str = "",
         *,
@@ -77,8 +79,12 @@ class ServerComputer:
         Raises:
             EnrichError: A server is not there, lacks the model, or has another version of it.
         """
+        if retry_seconds < 0:
+            raise EnrichError(f"retry_seconds is {retry_seconds:g}; it cannot be below 0")
+        targets = [targets] if isinstance(targets, str) else targets
         self._clients = [AttentionClient(address) for target in targets for address in resolve(target)]
-        found = [_describe(client, model, version) for client in self._clients]
+        patience = min(retry_seconds, START_SECONDS)
+        found = [_describe(client, model, version, patience) for client in self._clients]
         if versions := sorted({info.version for info in found} - {found[0].version}):
             others = ", ".join(versions)
             raise EnrichError(f"servers answer with version {found[0].version} and with {others}: name one")
@@ -252,9 +258,9 @@ def resolve(target: str) -> list[str]:
     return sorted(f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in addresses)
 
 
-def _describe(client: AttentionClient, model: str, version: str) -> ModelInfo:
+def _describe(client: AttentionClient, model: str, version: str, patience: float) -> ModelInfo:
     try:
-        client.wait_until_ready()
+        client.wait_until_ready(patience)
         return client.model(model, version)
     except AttentionClientError as error:
         raise EnrichError(str(error)) from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
@@ -40,12 +41,14 @@ class Source(Protocol):
         files: Where rows lie, in their order.
         name: A file name for a result that has none of its own.
         is_lasting: Whether another process finds the same, so that a job on it can be resumed or spread.
+        places: Files and folders that it reads.
     """
 
     schema: pa.Schema
     files: Sequence[SourceFile]
     name: str
     is_lasting: bool
+    places: Sequence[Location]
 
     def open(self, name: str) -> TableFile:
         """Opens a file for reading."""
@@ -71,9 +74,9 @@ def open_source(source: Any) -> Source:
     if isinstance(source, ds.Dataset):
         return _dataset(source)
     try:
-        return _memory(source if isinstance(source, pa.Table) else pa.table(source))
+        return _memory(_arrow(source))
     except (TypeError, ValueError, pa.ArrowException) as error:
-        raise EnrichError(f"a {type(source).__name__} is no table: {error}") from error
+        raise EnrichError(f"{type(source).__name__} is no table: {error}") from error
 
 
 class StoredTables:
@@ -83,6 +86,7 @@ class StoredTables:
 
     def __init__(self, location: Location) -> None:
         self._location = location
+        self.places: Sequence[Location] = [location]
         self.name = posixpath.basename(location.path)
         files: list[SourceFile] = []
         schema: pa.Schema | None = None
@@ -124,8 +128,9 @@ class Unstored:
     is_lasting = False
     name = "table.parquet"
 
-    def __init__(self, table: ScannedTable, size: int) -> None:
+    def __init__(self, table: ScannedTable, size: int, places: Sequence[Location] = ()) -> None:
         self._table = table
+        self.places = places
         self.schema = table.schema
         self.files: Sequence[SourceFile] = [SourceFile("", table.rows, size)]
 
@@ -145,4 +150,25 @@ def _memory(table: pa.Table) -> Unstored:
 def _dataset(dataset: ds.Dataset) -> Unstored:
     ahead = {"batch_readahead": 1, "fragment_readahead": 1}
     batches = partial(dataset.to_batches, batch_size=WINDOW_ROWS, **ahead)
-    return Unstored(ScannedTable(dataset.schema, dataset.count_rows(), batches), 0)
+    table = ScannedTable(dataset.schema, dataset.count_rows(), batches)
+    return Unstored(table, 0, [_place(dataset.filesystem, path) for path in getattr(dataset, "files", ())])
+
+
+def _place(system: fs.FileSystem, path: str) -> Location:
+    return locate(path) if isinstance(system, fs.LocalFileSystem) else Location(system, path)
+
+
+def _arrow(source: Any) -> pa.Table:
+    """A table of Arrow's. pandas keeps (T, d) arrays in cells, which Arrow takes as lists of rows only."""
+    if isinstance(source, pa.Table):
+        return source
+    if type(source).__module__.partition(".")[0] == "pandas":
+        source = source.copy(deep=False)
+        for name, kind in source.dtypes.items():
+            if str(kind) == "object":
+                source[name] = source[name].map(_listed)
+    return pa.table(source)
+
+
+def _listed(cell: Any) -> Any:
+    return list(cell) if isinstance(cell, np.ndarray) and cell.ndim > 1 else cell

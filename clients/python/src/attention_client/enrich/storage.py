@@ -58,13 +58,19 @@ class Location:
         """Opens a file to read from any place in it."""
         return self.system.open_input_file(self.path)
 
-    def files(self) -> Iterator[tuple[str, fs.FileInfo]]:
-        """Every file below a folder by its path from there, sorted; none whose path has a hidden name."""
+    def files(self, *, hidden: bool = False) -> Iterator[tuple[str, fs.FileInfo]]:
+        """Every file below a folder by its path from there, sorted; hidden ones where they are asked for."""
         selector = fs.FileSelector(self.path, recursive=True)
         for info in sorted(self.system.get_file_info(selector), key=lambda info: info.path):
             name = posixpath.relpath(info.path, self.path)
-            if info.is_file and not any(part.startswith((".", "_")) for part in name.split("/")):
+            is_hidden = any(part.startswith((".", "_")) for part in name.split("/"))
+            if info.is_file and (hidden or not is_hidden):
                 yield name, info
+
+    def overlaps(self, other: "Location") -> bool:
+        """Whether one is the other, or lies in it."""
+        one, two = (path.rstrip("/") + "/" for path in (self.path, other.path))
+        return self.system.equals(other.system) and (one.startswith(two) or two.startswith(one))
 
     def make_folder(self) -> None:
         """Makes a folder and those above it."""

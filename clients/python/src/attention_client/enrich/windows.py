@@ -97,6 +97,8 @@ class Window:
 
     def _read(self, role: Role, column: str) -> Cells:
         facts, cells = self._computer.facts, self._batch.column(column)
+        if pa.types.is_null(cells.type):
+            return Cells([None] * len(cells), {})
         try:
             if facts.takes_text:
                 return read_texts(cells)
