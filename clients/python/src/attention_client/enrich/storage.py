@@ -60,7 +60,7 @@ class Location:
 
     def files(self, *, hidden: bool = False) -> Iterator[tuple[str, fs.FileInfo]]:
         """Every file below a folder by its path from there, sorted; hidden ones where they are asked for."""
-        selector = fs.FileSelector(self.path, recursive=True)
+        selector = fs.FileSelector(self.path, recursive=True, allow_not_found=True)
         for info in sorted(self.system.get_file_info(selector), key=lambda info: info.path):
             name = posixpath.relpath(info.path, self.path)
             is_hidden = any(part.startswith((".", "_")) for part in name.split("/"))
