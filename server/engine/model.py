@@ -95,11 +95,11 @@ class LoadedModel:
 
     def give_back(self) -> None:
         """Returns to the system what runs left in the runtime's arena; it takes a run of one row."""
-        ones = {
+        one_row = {
             spec.name: np.zeros([axis if isinstance(axis, int) else 1 for axis in spec.axes], spec.data_type)
             for spec in self.inputs
         }
-        self.sessions[GraphKind.PLAIN].run(ones, give_back=True)
+        self.sessions[GraphKind.PLAIN].run(one_row, give_back=True)
 
     def seconds(self, kind: GraphKind, batch: int, query_length: int, key_length: int) -> float:
         """What one run of that padded size is expected to take on this machine."""

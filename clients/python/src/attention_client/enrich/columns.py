@@ -135,7 +135,7 @@ def _cells(
     holes: Array,
     refused: dict[int, str],
 ) -> Cells:
-    """Views of the values of all cells; `holes` are the places that hold a null."""
+    """Views of the values of all cells; `holes` are the places that hold no number."""
     valid = np.asarray(column.is_valid())
     values: list[Any] = []
     for index, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
@@ -151,14 +151,13 @@ def _cells(
 
 def _numbers(values: pa.Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Numbers of one type, and where among them is a null, or one that the type cannot hold."""
-    is_hole = np.asarray(values.is_null()) if values.null_count else np.zeros(0, np.bool_)
+    holes = np.flatnonzero(np.asarray(values.is_null())) if values.null_count else np.empty(0, np.int64)
     given = np.asarray(values.fill_null(0) if values.null_count else values)
     with np.errstate(over="ignore"):
         flat = given.astype(dtype, copy=False)
     if given.dtype == np.float64 and not np.isfinite(flat).all():
-        beyond = np.isinf(flat) & ~np.isinf(given)
-        is_hole = is_hole | beyond if len(is_hole) else beyond
-    return flat, np.flatnonzero(is_hole)
+        holes = np.union1d(holes, np.flatnonzero(np.isinf(flat) & ~np.isinf(given)))
+    return flat, holes
 
 
 def _content(column: pa.Array) -> tuple[pa.Array, Array, Array]:

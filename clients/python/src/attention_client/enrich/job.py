@@ -111,8 +111,11 @@ def _target(output: str, source: Source, *, overwrite: bool) -> Location:
     for place in source.places:
         if target.overlaps(place):
             raise EnrichError(f"the output {target} does not lie apart from the input {place}")
-    is_file = [file.name for file in source.files] == [""] and not output.endswith("/")
-    if is_file and posixpath.splitext(target.path)[1] and not is_table(target.path):
+    is_folder = [file.name for file in source.files] != [""]
+    if is_folder and is_table(target.path):
+        raise EnrichError(f"a folder becomes a folder: {target} names a file")
+    has_ending = posixpath.splitext(target.path)[1] != "" and not output.endswith("/")
+    if has_ending and not is_folder and not is_table(target.path):
         raise EnrichError(f"{target} is neither .parquet nor .arrow; the name of a folder ends in /")
     if target.exists and not overwrite:
         raise EnrichError(f"{target} exists; --overwrite replaces it")
@@ -166,7 +169,7 @@ class _Job:
             if refusals and not self._skip_refused:  # by an earlier run, which skipped them
                 raise EnrichError(f"refused rows: {len(refusals)}; --on-error skip goes on")
             rejects = self._write_rejects(target, records)
-            result.move(target)
+            result.move()
         journal.remove()
         seconds = time.monotonic() - started
         rows = sum(record.rows for record in records)

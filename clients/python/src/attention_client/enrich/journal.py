@@ -50,14 +50,13 @@ class Journal:
     """The folder of one job.
 
     Attributes:
-        folder: All of it.
         result: Where the parts are put together.
     """
 
     def __init__(self, output: Location, plan: Plan) -> None:
-        self.folder = output.beside(FOLDER)
-        self.result = self.folder / "result"
-        self._pieces = self.folder / "pieces"
+        self._folder = output.beside(FOLDER)
+        self.result = self._folder / "result"
+        self._pieces = self._folder / "pieces"
         self._fingerprint = plan.fingerprint
 
     @contextmanager
@@ -77,29 +76,29 @@ class Journal:
                 yield
             finally:
                 if not self._is_begun():
-                    self.folder.remove()
+                    self._folder.remove()
 
     @contextmanager
     def _held(self) -> Iterator[None]:
         with ExitStack() as held:
-            if isinstance(self.folder.system, fs.LocalFileSystem):
+            if isinstance(self._folder.system, fs.LocalFileSystem):
                 try:
-                    held.enter_context(FileLock((self.folder / "lock").path, timeout=0))
+                    held.enter_context(FileLock((self._folder / "lock").path, timeout=0))
                 except Timeout as error:
-                    raise EnrichError(f"another job is at {self.folder}") from error
+                    raise EnrichError(f"another job is at {self._folder}") from error
             yield
 
     def _begin(self, *, resume: bool) -> None:
-        header = self.folder / "job.json"
+        header = self._folder / "job.json"
         if not self._is_begun():
             header.write_json(self._fingerprint)
         elif not resume:
             raise EnrichError(
-                f"{self.folder} holds an unfinished job: --resume goes on with it, or remove it"
+                f"{self._folder} holds an unfinished job: --resume goes on with it, or remove it"
             )
         elif changed := _differences(header.read_json(), self._fingerprint):
             raise EnrichError(
-                f"{self.folder} holds a job with other {', '.join(changed)}; it cannot be resumed"
+                f"{self._folder} holds a job with other {', '.join(changed)}; it cannot be resumed"
             )
 
     def _is_begun(self) -> bool:
@@ -108,7 +107,7 @@ class Journal:
 
     def remove(self) -> None:
         """Removes all of it: the result is in its place."""
-        self.folder.remove()
+        self._folder.remove()
 
     def part(self, piece: Piece) -> Location:
         """Where the result of a piece lies, an Arrow IPC file."""

@@ -11,7 +11,6 @@ from typing import Self
 
 import pyarrow as pa
 
-from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.journal import Journal
 from attention_client.enrich.plan import Piece, Plan
 from attention_client.enrich.storage import Location
@@ -22,15 +21,13 @@ class Result:
     """Puts the parts together on a thread of its own: each when it and all before it are done."""
 
     def __init__(self, plan: Plan, journal: Journal, target: Location) -> None:
-        """Begins.
-
-        Raises:
-            EnrichError: A folder cannot become a file.
-        """
         self._plan = plan
         self._journal = journal
-        self._names = _names(plan, target)
         self._folder = journal.result
+        self._target = target
+        # By file of the input the name of its result below the output.
+        own = posixpath.basename(target.path) if is_table(target.path) else plan.source.name
+        self._names = {file.name: file.name or own for file in plan.source.files}
         self._told: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
         self._done: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "result")
@@ -55,16 +52,16 @@ class Result:
             self._written.result()
         self._told.put(piece)
 
-    def move(self, target: Location) -> None:
+    def move(self) -> None:
         """Waits for the last piece and moves the result into its place.
 
         Raises:
             OSError: The result cannot be written.
         """
         self._written.result()
-        target.remove()
-        is_file = is_table(target.path)
-        (self._folder / self._names[""] if is_file else self._folder).move(target)
+        self._target.remove()
+        is_file = is_table(self._target.path)
+        (self._folder / self._names[""] if is_file else self._folder).move(self._target)
 
     def _write(self) -> None:
         for name, group in groupby(self._plan.pieces, key=lambda piece: piece.name):
@@ -96,16 +93,6 @@ class Result:
 
 class _StoppedError(Exception):
     """The job ends before the piece that is waited for is done."""
-
-
-def _names(plan: Plan, target: Location) -> dict[str, str]:
-    """By file of the input the name of its result below the output."""
-    names = [file.name for file in plan.source.files]
-    if not is_table(target.path):
-        return {name: name or plan.source.name for name in names}
-    if names != [""]:
-        raise EnrichError(f"a folder becomes a folder: {target} names a file")
-    return {"": posixpath.basename(target.path)}
 
 
 def _copy(part: Location, write: Callable[[pa.RecordBatch], None]) -> None:

@@ -4,6 +4,7 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike, fspath
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,10 +68,8 @@ def open_source(source: Any) -> Source:
     Raises:
         EnrichError: There is no such table, its files have different schemas, or it is none.
     """
-    if isinstance(source, str):
-        return StoredTables(locate(source))
-    if hasattr(source, "__fspath__"):
-        return StoredTables(locate(source.__fspath__()))
+    if isinstance(source, str | PathLike):
+        return StoredTables(locate(fspath(source)))
     if isinstance(source, ds.Dataset):
         return _dataset(source)
     try:
@@ -115,11 +114,14 @@ class StoredTables:
 
     def open(self, name: str) -> TableFile:
         """As of Source."""
-        return open_table(self._location / name if name else self._location)
+        return open_table(self._file(name))
 
     def path(self, name: str) -> str:
         """As of Source."""
-        return str(self._location / name if name else self._location)
+        return str(self._file(name))
+
+    def _file(self, name: str) -> Location:
+        return self._location / name if name else self._location
 
 
 class Unstored:

@@ -104,8 +104,14 @@ class ArrowTable:
         self._source = location.open()
         self._file = pa.ipc.open_file(self._source)
         self.schema = self._file.schema
-        self._rows = [self._file.get_batch(index).num_rows for index in range(self._file.num_record_batches)]
+        self._rows = self._count()
         self.rows = sum(self._rows)
+
+    def _count(self) -> list[int]:
+        """The rows of each record batch; reads one column of fixed width where there is one, else all."""
+        fixed = [index for index, field in enumerate(self.schema) if pa.types.is_primitive(field.type)]
+        file = pa.ipc.open_file(self._source, options=pa.ipc.IpcReadOptions(included_fields=fixed[:1]))
+        return [file.get_batch(index).num_rows for index in range(file.num_record_batches)]
 
     def windows(self, start: int, stop: int) -> Iterator[Window]:
         """As of TableFile."""
