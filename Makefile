@@ -4,7 +4,7 @@ PYTHON3 ?= python3
 RUNTIME ?= cpu
 PYTHON := .venv/bin/python
 BUF := npx --yes @bufbuild/buf@1.75.0
-REPOSITORY ?= artifacts
+REPOSITORY ?= model_repository
 
 .PHONY: demo test serve bench lint format protos env clean
 
@@ -14,7 +14,7 @@ demo: env ## install, export, serve, ask, show
 test: env ## the whole test suite
 	$(PYTHON) -m pytest
 
-serve: env ## serve the models of artifacts/, exporting the demo models first
+serve: env ## serve the models of model_repository/, exporting the demo models first
 	$(PYTHON) -m scripts.export_demo_models --repository $(REPOSITORY)
 	$(PYTHON) -m server --model-repository $(REPOSITORY)
 
@@ -43,4 +43,4 @@ env: .venv/.installed-$(RUNTIME)
 	touch $@
 
 clean: ## remove everything that is not in the repository
-	rm -rf .venv artifacts build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv model_repository build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from artifact.manifest import KEY_LENGTHS, GraphKind, Manifest
 from benchmarks.batches import Batch, pad, ways
 from benchmarks.machine import cores
 from benchmarks.repository import artifact
 from benchmarks.timing import ComputeResult, Run, best
 from benchmarks.workload import Array, Kind, Lengths, Model, sequences
-from export.manifest import KEY_LENGTHS, GraphKind, Manifest
 
 
 def measure(repository: Path, model: Model, lengths: Lengths, size: int, seconds: float) -> ComputeResult:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
+from artifact.manifest import is_whole
 from benchmarks.repository import VERSION, artifact
 from benchmarks.workload import Kind, Model
 from export.artifact import Naming, write_artifact
-from export.manifest import is_whole
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
 

@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from artifact.manifest import Manifest
+from artifact.tolerance import Tolerance
 from export.artifact import ArtifactExistsError, Naming, write_artifact
 from export.graph import ExportError
-from export.manifest import Manifest, Tolerance
 from export.parity import ParityError
 from export.precision import TOLERANCES, Precision
 from export.signature import AttentionModule

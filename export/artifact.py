@@ -13,19 +13,19 @@ from pathlib import Path
 import onnx
 from safetensors.numpy import save_file
 
-from export import parity
-from export.graph import OPSET, ExportError, export_graph
-from export.manifest import (
+from artifact.golden import golden_tensors
+from artifact.manifest import (
     MANIFEST_FILE,
     NAME_PATTERN,
     ArtifactError,
     Graph,
     GraphKind,
     Manifest,
-    Tolerance,
     file_hash,
-    golden_tensors,
 )
+from artifact.tolerance import Tolerance
+from export import parity
+from export.graph import OPSET, ExportError, export_graph
 from export.precision import HALF_TYPES, TOLERANCES, Precision, lowered, quantised
 from export.signature import AttentionModule, Signature
 from export.storage import WEIGHTS_FILE, write_graphs

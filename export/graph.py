@@ -11,7 +11,7 @@ import onnx_ir
 import torch
 from torch import nn
 
-from export.manifest import BATCH_AXIS
+from artifact.manifest import BATCH_AXIS
 from export.rewrite import merge_heads
 from export.signature import MASK_HEADS_AXIS, Signature, SignedModule
 

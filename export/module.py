@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from export.artifact import Naming, publish
-from export.manifest import (
+from artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
     KEY_LENGTHS,
@@ -18,8 +17,9 @@ from export.manifest import (
     GraphKind,
     Manifest,
     TensorSpec,
-    Tolerance,
 )
+from artifact.tolerance import Tolerance
+from export.artifact import Naming, publish
 from export.precision import FP32_TOLERANCE, Precision
 from export.signature import Signature, call_eager, random_inputs, run_eager, tensor
 from export.subject import Subject

@@ -9,7 +9,9 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 from torch import nn
 
-from export.manifest import BATCH_AXIS, Arrays, GoldenCase, GraphKind, Tolerance
+from artifact.golden import Arrays, GoldenCase
+from artifact.manifest import BATCH_AXIS, GraphKind
+from artifact.tolerance import Tolerance
 from export.signature import MASK_HEADS_AXIS, Signature, random_inputs, run_eager
 
 SEED = 20_170_612

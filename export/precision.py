@@ -11,8 +11,8 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
+from artifact.tolerance import Tolerance
 from export.graph import quiet
-from export.manifest import Tolerance
 
 
 class Precision(StrEnum):

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from export.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, POSITIONS, Arrays, GraphKind, TensorSpec
+from artifact.golden import Arrays
+from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, POSITIONS, GraphKind, TensorSpec
 from model.attention import MultiHeadAttention
 from model.text import TextAttention
 

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import nn
 
-from export.manifest import Cost
+from artifact.manifest import Cost
 from export.signature import AttentionModule, Signature, signatures
 from model.text import TextAttention
 

@@ -1,6 +1,6 @@
 """The demo: exports, serves, asks, and shows served values beside eager PyTorch's.
 
-`python -m scripts.demo --repository artifacts` ends with status 0 where all of them agree.
+`python -m scripts.demo --repository model_repository` ends with status 0 where all of them agree.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Exports the models of the demo: `python -m scripts.export_demo_models --repository artifacts`."""
+"""Exports the models of the demo: `python -m scripts.export_demo_models --repository model_repository`."""
 
 import argparse
 from pathlib import Path
 
+from artifact.manifest import is_whole
 from export.artifact import Naming, write_artifact
-from export.manifest import is_whole
 from model.presets import PRESETS, build_preset
 
 DEMO_MODELS = ("sentence-self-attention", "multi-head-768x12", "cross-attention")

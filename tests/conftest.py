@@ -9,9 +9,9 @@ import pytest
 import torch
 from attention_client import AttentionClient
 
+from artifact.tolerance import Tolerance
 from export import export_module
 from export.artifact import Naming, write_artifact
-from export.manifest import Tolerance
 from model.presets import PRESETS, build_preset
 from scripts.local_server import ServerProcess, serving
 from tests.server.samples import export_samples

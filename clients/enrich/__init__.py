@@ -3,7 +3,7 @@
 ```python
 from clients.enrich import enrich
 
-enrich("in.parquet", "out.parquet", model="self-attention", column="embeddings", model_repository="artifacts")
+enrich("in.parquet", "out.parquet", model="self-attention", column="embeddings", model_repository="models")
 ```
 """
 

@@ -23,7 +23,7 @@ from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.enrich.tables import WINDOW_BYTES
 from attention_client.enrich.windows import REQUEST_BYTES
 
-from export.manifest import POSITIONS, ArtifactError, GraphKind
+from artifact.manifest import POSITIONS, ArtifactError, GraphKind
 from server import cores
 from server.engine.batch import run_batch
 from server.engine.errors import EngineError, InvalidRequestError, LimitExceededError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from export.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, GraphKind, TensorSpec
+from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, GraphKind, TensorSpec
 from server.engine.model import LoadedModel
 from server.engine.values import Array, Item
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from export.manifest import GraphKind
+from artifact.manifest import GraphKind
 from server.engine.batch import run_batch
 from server.engine.cost import TIMED_SIZES, RunCost, fit, time_runs
 from server.engine.model import LoadedModel

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from export.manifest import ArtifactError, GraphKind, Manifest, TensorSpec, load_golden
+from artifact.golden import load_golden
+from artifact.manifest import ArtifactError, GraphKind, Manifest, TensorSpec
 from server.engine.cost import UNTIMED, RunCost
 from server.engine.session import Device, ProviderError, Session
 from server.engine.text import TextEncoder

@@ -10,7 +10,7 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from export.manifest import GraphKind
+from artifact.manifest import GraphKind
 from server.engine.errors import OverloadedError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel

@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from export.manifest import BATCH_AXIS, POSITIONS, GraphKind, TensorSpec
+from artifact.manifest import BATCH_AXIS, POSITIONS, GraphKind, TensorSpec
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel

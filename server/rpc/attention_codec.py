@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from export.manifest import POSITIONS
+from artifact.manifest import POSITIONS
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.errors import InvalidRequestError, ModelNotReadyError
 from server.engine.model import LoadedModel

@@ -1,6 +1,6 @@
 """Models as attention.v1 describes them."""
 
-from export.manifest import POSITIONS, GraphKind, TensorSpec
+from artifact.manifest import POSITIONS, GraphKind, TensorSpec
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.model import LoadedModel
 from server.engine.repository import FailedModel, Model

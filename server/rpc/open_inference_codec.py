@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from export.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, TensorSpec
+from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, TensorSpec
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.model import LoadedModel

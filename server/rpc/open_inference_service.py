@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from export.manifest import POSITIONS, TensorSpec
+from artifact.manifest import POSITIONS, TensorSpec
 from protos.inference import open_inference_pb2 as pb
 from server import VERSION
 from server.engine.engine import Engine

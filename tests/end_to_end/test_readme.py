@@ -13,6 +13,7 @@ from scripts.local_server import ROOT, ServerProcess
 from tests.support.eager import assert_parity
 
 DOCUMENTS = ("README.md", "clients/python/README.md", "docs/attention-weights.md", "docs/enrich.md")
+REPOSITORY = "model_repository"
 DOCUMENTED_TARGET = "127.0.0.1:8001"
 TABLE = "embeddings.parquet"
 
@@ -56,7 +57,8 @@ def test_there_is_something_to_run() -> None:
 @pytest.mark.parametrize(("document", "block"), blocks("python"), ids=lambda value: value[:16])
 def test_python_block(server: ServerProcess, tmp_path: Path, document: str, block: str) -> None:
     assert document in DOCUMENTS
-    code = block.replace(DOCUMENTED_TARGET, server.target).replace('out="artifacts"', f'out="{tmp_path}"')
+    code = block.replace(DOCUMENTED_TARGET, server.target)
+    code = code.replace(f'out="{REPOSITORY}"', f'out="{tmp_path}"')
     run(code.replace(TABLE, f"{tmp_path}/{TABLE}"))
 
 
@@ -64,7 +66,7 @@ def test_python_block(server: ServerProcess, tmp_path: Path, document: str, bloc
 def test_command(server: ServerProcess, tmp_path: Path, command: str) -> None:
     command = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
     command = command.replace("attention-client ", f"attention-client --server {server.target} ")
-    command = command.replace("--out artifacts", f"--out {tmp_path}")
+    command = command.replace(f"--out {REPOSITORY}", f"--out {tmp_path}")
     command = command.replace("--plot ", f"--plot {tmp_path}/")
     result = subprocess.run(
         ["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
@@ -81,7 +83,8 @@ def test_the_table_that_is_made_is_enriched(server: ServerProcess, repository: P
     for line in lines:
         command = re.sub(r"\b(\w+\.parquet)", rf"{tmp_path}/\1", line)
         command = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
-        command = command.replace(DOCUMENTED_TARGET, server.target).replace("artifacts", str(repository))
+        command = command.replace(DOCUMENTED_TARGET, server.target)
+        command = command.replace(f"--model-repository {REPOSITORY}", f"--model-repository {repository}")
         subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, check=True, timeout=120)
     served, here = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("served", "here"))
     for one, other in zip(

@@ -7,8 +7,8 @@ import onnx
 import torch
 from torch import Tensor
 
+from artifact.manifest import GraphKind
 from export.graph import export_graph
-from export.manifest import GraphKind
 from export.signature import AttentionModule, Signature, signatures
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig

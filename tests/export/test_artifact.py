@@ -10,9 +10,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from artifact.golden import Arrays, load_golden
+from artifact.manifest import GraphKind, Manifest
+from artifact.tolerance import Tolerance
 from export.artifact import ArtifactExistsError, Naming, write_artifact
 from export.graph import ExportError
-from export.manifest import Arrays, GraphKind, Manifest, Tolerance, load_golden
 from export.parity import GOLDEN_GRID, PARITY_GRID, ParityError
 from export.precision import FP32_TOLERANCE
 from export.signature import AttentionModule, random_inputs, run_eager

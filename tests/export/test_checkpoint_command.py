@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
+from artifact.golden import GoldenCase, load_golden
+from artifact.manifest import ATTENTION_MASK, KEY_LENGTHS, GraphKind, Manifest
 from export.__main__ import app
-from export.manifest import ATTENTION_MASK, KEY_LENGTHS, GoldenCase, GraphKind, Manifest, load_golden
 from tests.support.eager import assert_parity
 
 ROOT = Path(__file__).resolve().parents[2]

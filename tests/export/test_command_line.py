@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.manifest import Manifest, load_golden
+from artifact.golden import load_golden
+from artifact.manifest import Manifest
 from export.signature import run_eager
 from model.presets import PRESETS, build_preset
 from tests.export.modules import signature

@@ -12,8 +12,8 @@ import onnx
 import onnxruntime
 import pytest
 
+from artifact.manifest import GraphKind
 from export.graph import ExportError, export_graph
-from export.manifest import GraphKind
 from export.signature import random_inputs, run_eager
 from tests.export.modules import (
     Foreign,

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from artifact.manifest import GraphKind
+from artifact.tolerance import Tolerance
 from export.graph import EXAMPLE_LENGTHS
-from export.manifest import GraphKind, Tolerance
 from export.parity import (
     GOLDEN_GRID,
     PARITY_GRID,

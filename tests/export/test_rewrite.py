@@ -6,8 +6,8 @@ import onnxruntime
 import pytest
 from torch import Tensor
 
+from artifact.manifest import GraphKind
 from export.graph import export_graph
-from export.manifest import GraphKind
 from export.signature import random_inputs, run_eager
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig

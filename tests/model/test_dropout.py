@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from artifact.manifest import GraphKind
 from export.graph import export_graph
-from export.manifest import GraphKind
 from export.signature import random_inputs, run_eager
 from export.subject import attention_subject
 from model.attention import MultiHeadAttention

@@ -12,7 +12,7 @@ import onnxruntime
 import torch
 from attention_client import AttentionClient
 
-from export.manifest import GraphKind, Manifest
+from artifact.manifest import GraphKind, Manifest
 from model.attention import MultiHeadAttention
 from model.text import TextAttention
 from scripts.local_server import ServerProcess

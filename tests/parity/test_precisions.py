@@ -14,10 +14,10 @@ import pytest
 from attention_client import AttentionClient
 from onnx import TensorProto
 
+from artifact.manifest import GraphKind, Manifest
 from export import export_module
 from export.__main__ import export as export_command
 from export.artifact import Naming, write_artifact
-from export.manifest import GraphKind, Manifest
 from export.precision import FP32_TOLERANCE, TOLERANCES, Precision
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig

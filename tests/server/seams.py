@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import grpc
 
-from export.manifest import GraphKind
+from artifact.manifest import GraphKind
 from server.engine.cost import RunCost
 from server.engine.engine import Engine
 from server.engine.limits import Limits

@@ -16,6 +16,7 @@ FILES = sorted((ROOT / "server").rglob("*.py"))
 MAKERS = {
     "torch",
     "model",
+    "export",
     "onnx",
     "onnxscript",
     "attention_client",
@@ -58,12 +59,6 @@ def test_the_server_imports_nothing_that_makes_models_or_asks_for_answers(packag
     assert importers(package) == set()
 
 
-def test_of_the_exporter_the_server_imports_the_manifest_alone() -> None:
-    names = {name for path in FILES for name in imported(path) if f"{name}.".startswith("export.")}
-    assert names
-    assert {name for name in names if not name.startswith("export.manifest.")} == set()
-
-
 @pytest.mark.parametrize("package", ["grpc", "grpc_status", "google", "protos", "server.rpc"])
 def test_the_engine_knows_no_grpc_and_no_protobuf(package: str) -> None:
     assert importers(package, under="engine") == set()
@@ -77,7 +72,7 @@ def test_a_server_process_loads_no_pytorch() -> None:
     code = "import sys, server.__main__; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     modules = set(found.stdout.split())
-    assert {"onnxruntime", "grpc", "export"} <= modules
+    assert {"onnxruntime", "grpc", "artifact"} <= modules
     assert modules & MAKERS == set()
 
 

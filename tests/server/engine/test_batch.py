@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from export.manifest import GraphKind
+from artifact.manifest import GraphKind
 from server.engine.batch import choose_graph, run_batch
 from server.engine.model import LoadedModel
 from server.engine.values import Array, Item, MaskKind

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from export.manifest import GraphKind
+from artifact.manifest import GraphKind
 from server.engine.calibration import calibrated
 from server.engine.cost import TIMED_SIZES
 from server.engine.model import LoadedModel

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from export.manifest import GraphKind
+from artifact.manifest import GraphKind
 from server.engine import run_queue
 from server.engine.cost import RunCost
 from server.engine.errors import OverloadedError

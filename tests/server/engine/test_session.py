@@ -6,7 +6,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from export.manifest import GraphKind, load_golden
+from artifact.golden import load_golden
+from artifact.manifest import GraphKind
 from server.engine.repository import FailedModel, load_repository
 from server.engine.session import Device, Provider, ProviderError, Session
 from tests.server.samples import HEADS, SELF

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from export.manifest import (
+from artifact.manifest import (
     MANIFEST_FILE,
     ArtifactError,
     Cost,
@@ -15,9 +15,9 @@ from export.manifest import (
     GraphKind,
     Manifest,
     TensorSpec,
-    Tolerance,
     file_hash,
 )
+from artifact.tolerance import Tolerance
 
 FILES = {
     "model.onnx": b"graph",

@@ -1,21 +1,18 @@
-"""Reads an artifact: its manifest, its files' hashes and its golden vectors. Imports no PyTorch.
+"""The manifest of an artifact: what it holds, and the hashes of its files.
 
 An artifact is a folder `<repository>/<model name>/<version>/`. Its graphs compute the same
 function and differ in what they take and give, so that a request pays for nothing it does not ask.
 """
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from artifact.record import Record
+from artifact.tolerance import Tolerance
 
 MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
@@ -24,7 +21,6 @@ KEY_LENGTHS = "key_lengths"
 POSITIONS = "positions"
 ATTENTION_MASK = "attention_mask"
 
-Arrays = dict[str, NDArray[Any]]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
@@ -45,11 +41,7 @@ class GraphKind(StrEnum):
     """Takes `attention_mask` and also gives `attention_weights` (B, H, Tq, Tk)."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class TensorSpec(_Record):
+class TensorSpec(Record):
     """A graph's input or output: its name, NumPy type name and axes, symbolic (str) or fixed (int)."""
 
     name: str
@@ -59,7 +51,7 @@ class TensorSpec(_Record):
     """For ids, which count from 0: the first that is too large."""
 
 
-class Graph(_Record):
+class Graph(Record):
     """One ONNX file of a model."""
 
     file: FileName
@@ -67,34 +59,7 @@ class Graph(_Record):
     outputs: tuple[TensorSpec, ...]
 
 
-class Tolerance(_Record):
-    """A value passes where |value - eager| <= atol + rtol * |eager|."""
-
-    rtol: NonNegativeFloat
-    atol: NonNegativeFloat
-
-    def error(self, value: NDArray[Any], eager: NDArray[Any]) -> float:
-        """Largest |value - eager|, equal infinities and two NaNs counted as equal.
-
-        Infinite where the shapes differ or where only one side is NaN.
-        """
-        if value.shape != eager.shape:
-            return float("inf")
-        if value.size == 0:
-            return 0.0
-        same = (value == eager) | (np.isnan(value) & np.isnan(eager))
-        with np.errstate(invalid="ignore", over="ignore"):
-            difference = np.where(same, 0.0, np.abs(value - eager))
-        return float(np.max(np.nan_to_num(difference, nan=np.inf, posinf=np.inf)))
-
-    def holds(self, value: NDArray[Any], eager: NDArray[Any]) -> bool:
-        """Whether every element passes; two NaNs do."""
-        return value.shape == eager.shape and bool(
-            np.allclose(value, eager, rtol=self.rtol, atol=self.atol, equal_nan=True)
-        )
-
-
-class Cost(_Record):
+class Cost(Record):
     """Floating-point operations; a multiply-add is two."""
 
     flops_per_query: NonNegativeInt
@@ -102,7 +67,7 @@ class Cost(_Record):
     flops_per_pair: NonNegativeInt
 
 
-class Manifest(_Record):
+class Manifest(Record):
     """All that is known of an artifact."""
 
     format_version: Literal[1] = 1
@@ -173,47 +138,6 @@ def file_hash(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ArtifactError(f"{path}: {error.strerror}") from error
-
-
-@dataclass(frozen=True)
-class GoldenCase:
-    """Inputs of one graph and what eager PyTorch answered."""
-
-    graph: GraphKind
-    inputs: Arrays
-    outputs: Arrays
-
-
-def load_golden(path: Path) -> list[GoldenCase]:
-    """Reads golden vectors, as `golden_tensors` names them, in the order of their names.
-
-    Raises:
-        ArtifactError: The file is absent or damaged.
-    """
-    try:
-        tensors = load_file(path)
-        return _group_golden(tensors)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ArtifactError(f"{path}: {error}") from error
-
-
-def _group_golden(tensors: Arrays) -> list[GoldenCase]:
-    cases: dict[str, GoldenCase] = {}
-    for key, array in sorted(tensors.items()):
-        graph, index, side, name = key.split("/")
-        case = cases.setdefault(f"{graph}/{index}", GoldenCase(GraphKind(graph), {}, {}))
-        (case.inputs if side == "inputs" else case.outputs)[name] = array
-    return list(cases.values())
-
-
-def golden_tensors(cases: list[GoldenCase]) -> Mapping[str, NDArray[Any]]:
-    """Golden cases as named tensors of one file: `<graph>/<index>/<inputs or outputs>/<name>`."""
-    return {
-        f"{case.graph}/{index}/{side}/{name}": np.ascontiguousarray(array)
-        for index, case in enumerate(cases)
-        for side, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
-        for name, array in arrays.items()
-    }
 
 
 def is_whole(folder: Path) -> bool:

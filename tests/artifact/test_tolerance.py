@@ -12,7 +12,9 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from export.manifest import ArtifactError, GoldenCase, GraphKind, Tolerance, golden_tensors, load_golden
+from artifact.golden import GoldenCase, golden_tensors, load_golden
+from artifact.manifest import ArtifactError, GraphKind
+from artifact.tolerance import Tolerance
 
 Array = NDArray[Any]
 FP32 = Tolerance(rtol=1.3e-6, atol=1e-5)
