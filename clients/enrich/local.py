@@ -25,14 +25,14 @@ from attention_client.enrich.windows import REQUEST_BYTES
 
 from artifact.manifest import POSITIONS, ArtifactError, GraphKind
 from server import cores
-from server.engine.batch import run_batch
 from server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
+from server.engine.execute import run_batch
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel, load_model
 from server.engine.session import Device, Provider, ProviderError
+from server.engine.types import Array, Item, Ragged, Work
+from server.engine.types import Request as EngineRequest
 from server.engine.validation import validate
-from server.engine.values import Array, Item, Ragged, Work
-from server.engine.values import Request as EngineRequest
 
 # Where runs are not spread over cores: while one request is prepared or copied, another computes.
 PARALLEL_ON_CUDA = 2
@@ -111,9 +111,7 @@ class LocalComputer:
                 names, (request.inputs[role] for role in Role if role in request.inputs), strict=False
             )
             inputs = {name: _ragged(rows) for name, rows in by_name}
-        return EngineRequest(
-            model_name=self.facts.name, inputs=inputs, texts=texts, return_weights=self._return_weights
-        )
+        return EngineRequest(inputs=inputs, texts=texts, return_weights=self._return_weights)
 
     def _run(self, work: Work) -> list[dict[str, Array]]:
         """Runs sequences of equal length together, and returns results in the order of the work."""

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 
 from artifact.manifest import GraphKind
-from server.engine.batch import run_batch
 from server.engine.cost import TIMED_SIZES, RunCost, fit, time_runs
+from server.engine.execute import run_batch
 from server.engine.model import LoadedModel
-from server.engine.values import Array, Item
+from server.engine.types import Array, Item
 
 
 def calibrated(model: LoadedModel) -> LoadedModel:

@@ -12,8 +12,8 @@ from artifact.golden import load_golden
 from artifact.manifest import ArtifactError, GraphKind, Manifest, TensorSpec
 from server.engine.cost import UNTIMED, RunCost
 from server.engine.session import Device, ProviderError, Session
-from server.engine.text import TextEncoder
-from server.engine.values import Array
+from server.engine.tokenizer import TextEncoder
+from server.engine.types import Array
 
 SMALL_ARTIFACT_BYTES = 64 << 20
 

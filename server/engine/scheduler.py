@@ -10,13 +10,13 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
-from server.engine.batch import run_batch
-from server.engine.burst import Burst
+from server.engine.arena import Burst
+from server.engine.batch_queue import Entry, Group, Progress, RunQueue
 from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
+from server.engine.execute import run_batch
 from server.engine.limits import Limits
 from server.engine.observer import Observer, Run
-from server.engine.run_queue import Entry, Group, Progress, RunQueue
-from server.engine.values import Array, Result, Work
+from server.engine.types import Array, Result, Work
 
 log = logging.getLogger(__name__)
 # While one run is split and answered, which takes one core, another computes.
@@ -51,7 +51,7 @@ class Scheduler:
 
         Args:
             work: What to run.
-            wake: Whether to call a thread of the scheduler. A caller who says no calls `turn` afterwards.
+            wake: False if the calling thread calls `run_inline` next; `Engine` decides this.
 
         Raises:
             OverloadedError: The limit of memory in flight is reached.
@@ -67,7 +67,7 @@ class Scheduler:
         work.future.add_done_callback(lambda _: self._release(number))
         return work.future
 
-    def turn(self, limit_seconds: float) -> bool:
+    def run_inline(self, limit_seconds: float) -> bool:
         """Runs what is next on the calling thread, where a run may begin: that saves waking another.
 
         Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from server.engine.values import Array
+from server.engine.types import Array
 
 
 class Provider(StrEnum):

@@ -12,8 +12,8 @@ from artifact.manifest import BATCH_AXIS, POSITIONS, GraphKind, TensorSpec
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.text import FIELD as TEXT
-from server.engine.values import Array, Item, Mask, MaskKind, Ragged, Request, Work
+from server.engine.tokenizer import FIELD as TEXT
+from server.engine.types import Array, Item, Mask, MaskKind, Ragged, Request, Work
 
 Sizes = dict[str, int]
 MASK = "mask"

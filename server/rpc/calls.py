@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 
 from server.engine.errors import Code, DeadlineExceededError, EngineError, InvalidRequestError
-from server.engine.values import Result
+from server.engine.types import Result
 from server.rpc.completion_queue import Call
 from server.rpc.status import UNEXPECTED, code_of, status_of
 

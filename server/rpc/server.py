@@ -14,10 +14,10 @@ from protos.attention.v1 import attention_pb2, attention_pb2_grpc
 from protos.inference import open_inference_pb2, open_inference_pb2_grpc
 from server.engine.engine import Engine
 from server.errors import BindError
-from server.rpc.attention_service import AttentionService
+from server.rpc.attention.service import AttentionService
 from server.rpc.completion_queue import CompletionQueueServer
 from server.rpc.methods import CallObserver, Methods
-from server.rpc.open_inference_service import OpenInferenceService
+from server.rpc.open_inference.service import OpenInferenceService
 
 SERVICES = (
     attention_pb2.DESCRIPTOR.services_by_name["AttentionService"].full_name,
@@ -62,7 +62,7 @@ class RpcServer:
                 "grpc.so_reuseport": int(options.share_port),
             },
             accept=self._methods.accept,
-            turn=engine.turn,
+            turn=engine.run_inline,
         )
 
     def _add_services(self, methods: Any, engine: Engine) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from server.engine.errors import InvalidRequestError
-from server.engine.values import Array
-from server.rpc.wire import Buffer
+from server.engine.types import Array
+from server.rpc.protobuf_bytes import Buffer
 
 
 def from_bytes(

@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from functools import partial
 
-from server.engine.values import Result
+from server.engine.types import Result
 from server.rpc.calls import Encode, Later, Method, end_with, expire, receive_one
 from server.rpc.completion_queue import Call
 

@@ -27,7 +27,7 @@ from server.engine.engine import Engine
 from server.engine.errors import ModelNotReadyError
 from server.engine.repository import FailedModel, load_repository
 from server.engine.session import Device
-from server.engine.values import Ragged, Request
+from server.engine.types import Ragged, Request
 from tests.parity import paths
 from tests.support.eager import Array, assert_parity, attend
 
@@ -243,7 +243,7 @@ def test_bf16_is_refused_on_a_cpu_and_its_neighbour_serves(with_bf16: Path) -> N
     query = normal(6, 16)
     rows = Ragged(query, (6,))
     with pytest.raises(ModelNotReadyError, match=f"'{BF16}' version 1 failed to load: .*implementation"):
-        engine.submit(Request(model_name=BF16, inputs={"query": rows}))
-    result = engine.submit(Request(model_name=HEALTHY, inputs={"query": rows})).result(60)
+        engine.model(BF16)
+    result = engine.submit(engine.model(HEALTHY), Request(inputs={"query": rows})).result(60)
     engine.close()
     assert_parity(result.outputs["context_vectors"][0], attend(build_preset(HEALTHY), query)[0])

@@ -19,8 +19,9 @@ from server.engine.engine import Engine
 from server.engine.errors import InvalidRequestError
 from server.engine.repository import load_repository
 from server.engine.session import Device
-from server.engine.values import Ragged, Request, Result
-from server.rpc import attention_codec, open_inference_codec
+from server.engine.types import Ragged, Request, Result
+from server.rpc.attention import codec as attention_codec
+from server.rpc.open_inference import codec as open_inference_codec
 from tests.server.rpc.messages import answered, raw_request
 from tests.support import open_inference
 from tests.support.eager import Array, assert_parity
@@ -197,7 +198,7 @@ def expected(rows: Array, ids: Array) -> tuple[Array, Array]:
 
 def answer(engine: Engine, rows: list[Array], ids: list[Array]) -> Result:
     inputs = {"rows": ragged(rows), "ids": ragged(ids)}
-    return engine.submit(Request(model_name=POOLING, inputs=inputs)).result(60)
+    return engine.submit(engine.model(POOLING), Request(inputs=inputs)).result(60)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -222,13 +223,14 @@ def test_an_id_outside_the_tested_range_is_refused(engine: Engine, unknown: int)
 def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     rows, ids = random_case([(4, 7)] * 3)
     pooled = np.stack([expected(*pair)[0] for pair in zip(rows, ids, strict=True)])
-    response = attention_pb2.AttendResponse.FromString(attention_codec.encode(answer(engine, rows, ids)))
+    model = engine.model(POOLING)
+    encoded_answer = attention_codec.encode(answer(engine, rows, ids), model)
+    response = attention_pb2.AttendResponse.FromString(encoded_answer)
     vectors = response.context_vectors
     assert (vectors.width, list(vectors.lengths)) == (WIDTH, [1, 1, 1])
     assert_parity(np.frombuffer(vectors.data, np.float32).reshape(3, WIDTH), pooled)
-    model = engine.repository.ready(POOLING)
     message = raw_request(model, {"ids": np.stack(ids), "rows": np.stack(rows)}, ["pooled"])
     decoded = open_inference_codec.decode(message, model, np.inf)
-    result = engine.submit(decoded.request).result(60)
+    result = engine.submit(model, decoded.request).result(60)
     encoded = open_inference_codec.encode(result, decoded, model, "", 1 << 20)
     assert_parity(answered(pb.ModelInferResponse.FromString(encoded))["pooled"], pooled)

@@ -15,8 +15,8 @@ from model.config import AttentionConfig
 from model.presets import build_preset
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.types import Array, Item, Mask, MaskKind, Ragged, Request, Result, Work
 from server.engine.validation import validate
-from server.engine.values import Array, Item, Mask, MaskKind, Ragged, Request, Result, Work
 from tests.support import eager
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,6 @@ def request_of(
     """A good request of random vectors."""
     rng = np.random.default_rng(seed)
     return Request(
-        model_name=model.name,
         inputs=vectors(rng, model, lengths),
         mask=None if kind is None else mask_of(rng, model, lengths, kind),
         return_weights=return_weights,

@@ -18,7 +18,7 @@ from server.engine.observer import Run
 from server.engine.repository import Repository
 from server.engine.scheduler import Scheduler
 from server.engine.session import Session
-from server.engine.values import Array, Request, Result, Work
+from server.engine.types import Array, Request, Result, Work
 from server.rpc.methods import CallObserver
 from server.rpc.server import RpcOptions, RpcServer
 from tests.server.samples import Lengths, work_of
@@ -188,8 +188,8 @@ class WatchedEngine(Engine):
         self._queued = threading.Semaphore(0)
         super().__init__(Repository([*models]), limits, self.recorder, short_run_seconds=0, parallel_runs=1)
 
-    def submit(self, request: Request, *, wake: bool = True) -> Future[Result]:
-        future = super().submit(request, wake=wake)
+    def submit(self, model: LoadedModel, request: Request) -> Future[Result]:
+        future = super().submit(model, request)
         self._queued.release()
         return future
 

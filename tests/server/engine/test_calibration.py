@@ -9,7 +9,7 @@ from artifact.manifest import GraphKind
 from server.engine.calibration import calibrated
 from server.engine.cost import TIMED_SIZES
 from server.engine.model import LoadedModel
-from server.engine.values import Array
+from server.engine.types import Array
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.server.seams import tapped
 

@@ -115,7 +115,7 @@ def assert_only_one_failed(repository: Repository) -> FailedModel:
     assert (failed.name, failed.version) == (SELF, "1")
     healthy = work_of(repository.ready(CROSS), [(2, 3)])
     engine = Engine(repository)
-    assert_answers(healthy, engine.submit(request_of(healthy.model, [(2, 3)])).result())
+    assert_answers(healthy, engine.submit(healthy.model, request_of(healthy.model, [(2, 3)])).result())
     engine.close()
     return failed
 

@@ -13,7 +13,7 @@ from server.engine.cost import RunCost
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.scheduler import Scheduler
-from server.engine.values import Array, MaskKind
+from server.engine.types import Array, MaskKind
 from tests.server.samples import CROSS, SELF, assert_answers, work_of
 from tests.server.seams import Held, Recorder, outcome
 

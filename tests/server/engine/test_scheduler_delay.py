@@ -42,7 +42,7 @@ def test_the_oldest_waits_as_long_as_it_is_told_and_then_runs(
     work = work_of(tapped(model, threads), [(3, 3)])
     scheduler.submit(work, wake=wake)
     if not wake:
-        assert not scheduler.turn(math.inf)
+        assert not scheduler.run_inline(math.inf)
     assert_answers(work, outcome(work))
     scheduler.close()
     assert recorder.runs[0].waited[0] >= BRIEF
@@ -65,7 +65,7 @@ def test_a_full_lane_does_not_wait_for_its_turn(model: LoadedModel, patient: Sch
     threads = Threads()
     work = work_of(tapped(model, threads), [(3, 3)] * FULL)
     patient.submit(work, wake=False)
-    assert patient.turn(math.inf)
+    assert patient.run_inline(math.inf)
     assert_answers(work, outcome(work))
     assert len(threads.names) == 1
 

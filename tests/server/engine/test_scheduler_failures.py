@@ -21,7 +21,7 @@ from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.observer import Run
 from server.engine.scheduler import Scheduler
-from server.engine.values import Array, Work
+from server.engine.types import Array, Work
 from tests.server.samples import assert_answers, work_of
 from tests.server.seams import PATIENCE_SECONDS, WORDS, Culprits, Held, Recorder, mark, outcome, tapped
 

@@ -9,7 +9,7 @@ import pytest
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.scheduler import Scheduler
-from server.engine.values import Array
+from server.engine.types import Array
 from tests.server.samples import assert_answers, work_of
 from tests.server.seams import (
     PATIENCE_SECONDS,
@@ -39,7 +39,7 @@ def test_as_many_runs_go_on_at_once_as_are_allowed(self_model: LoadedModel, sche
         scheduler.submit(work)
     assert gates[0].entered.wait(PATIENCE_SECONDS)
     assert gates[1].entered.wait(PATIENCE_SECONDS)
-    assert not scheduler.turn(math.inf)
+    assert not scheduler.run_inline(math.inf)
     assert not gates[2].entered.is_set()
     gates[1].open()
     assert gates[2].entered.wait(PATIENCE_SECONDS)
@@ -74,7 +74,7 @@ def test_a_run_beside_another_is_the_callers_only_where_it_is_short(
     assert gate.entered.wait(PATIENCE_SECONDS)
     beside = work_of(tapped(costing(self_model, SAME_FOR_ALL), threads), [(3, 3)])
     scheduler.submit(beside, wake=False)
-    assert scheduler.turn(limit_seconds) == is_here
+    assert scheduler.run_inline(limit_seconds) == is_here
     assert_answers(beside, outcome(beside))
     assert (threads.names == [threading.current_thread().name]) == is_here
     gate.open()
@@ -90,7 +90,7 @@ def test_a_caller_takes_a_turn_beside_a_run_of_the_thread(
     assert gate.entered.wait(PATIENCE_SECONDS)
     beside = work_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(beside, wake=False)
-    assert scheduler.turn(math.inf)
+    assert scheduler.run_inline(math.inf)
     assert threads.names == [threading.current_thread().name]
     assert_answers(beside, outcome(beside))
     gate.open()

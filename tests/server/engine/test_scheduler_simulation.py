@@ -13,7 +13,7 @@ from server.engine.errors import DeadlineExceededError, OverloadedError, RunFail
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.scheduler import Scheduler
-from server.engine.values import MaskKind, Work
+from server.engine.types import MaskKind, Work
 from tests.server.samples import assert_answers, work_of
 from tests.server.seams import PATIENCE_SECONDS, Culprits, Gate, Recorder, mark, outcome, tapped
 
@@ -44,7 +44,7 @@ class Caller:
             left = fate == "cancelled" and work.future.cancel()
             self.fates.append((work, fate if left or fate != "cancelled" else "answered"))
             limit = LIMIT_SECONDS[rng.integers(2)]
-            while not wake and self.scheduler.turn(limit):
+            while not wake and self.scheduler.run_inline(limit):
                 pass
 
     def _work(self, rng: np.random.Generator, number: int) -> tuple[Work, str]:

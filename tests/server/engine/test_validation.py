@@ -9,8 +9,8 @@ import pytest
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.types import Array, Mask, MaskKind, Ragged, Request
 from server.engine.validation import validate
-from server.engine.values import Array, Mask, MaskKind, Ragged, Request
 from tests.server.samples import CROSS, SELF, TEXT, ragged, request_of
 
 LENGTHS = ((2, 3), (1, 4))
@@ -35,9 +35,7 @@ def changed(**inputs: Ragged | None) -> Callable[[LoadedModel], Request]:
 
     def build(model: LoadedModel) -> Request:
         merged = {**request_of(model, LENGTHS).inputs, **inputs}
-        return Request(
-            model_name=model.name, inputs={name: rows for name, rows in merged.items() if rows is not None}
-        )
+        return Request(inputs={name: rows for name, rows in merged.items() if rows is not None})
 
     return build
 
@@ -51,18 +49,18 @@ def of_type(dtype: str) -> Ragged:
 
 
 def texts(*given: str) -> Callable[[LoadedModel], Request]:
-    return lambda model: Request(model_name=model.name, texts=given)
+    return lambda _: Request(texts=given)
 
 
 def ids(*given: int) -> Callable[[LoadedModel], Request]:
     rows = Ragged(np.array(given, np.int64), (len(given),))
-    return lambda model: Request(model_name=model.name, inputs={"token_ids": rows})
+    return lambda _: Request(inputs={"token_ids": rows})
 
 
 def masked(kind: MaskKind, data: Array) -> Callable[[LoadedModel], Request]:
     def build(model: LoadedModel) -> Request:
         good = request_of(model, LENGTHS)
-        return Request(model_name=model.name, inputs=good.inputs, mask=Mask(kind, data))
+        return Request(inputs=good.inputs, mask=Mask(kind, data))
 
     return build
 
@@ -109,7 +107,7 @@ INPUTS = [
     Refusal(
         "text beside ids",
         TEXT,
-        lambda _: Request(model_name=TEXT, texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), (1,))}),
+        lambda _: Request(texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), (1,))}),
         "text",
         "comes in place of token_ids, not beside",
     ),
@@ -205,7 +203,7 @@ def test_a_refusal_names_the_field_what_it_found_and_what_it_expected(
 )
 def test_a_refusal_of_text_names_the_text(limits: Limits, text_model: LoadedModel) -> None:
     with pytest.raises(LimitExceededError) as caught:
-        validate(Request(model_name=TEXT, texts=("Life is",)), text_model, limits)
+        validate(Request(texts=("Life is",)), text_model, limits)
     assert caught.value.field == "text"
 
 

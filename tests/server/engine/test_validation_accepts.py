@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.types import Mask, MaskKind, Request
 from server.engine.validation import validate
-from server.engine.values import Mask, MaskKind, Request
-from tests.server.samples import CROSS, HEADS, SELF, TEXT, request_of, work_of
+from tests.server.samples import CROSS, HEADS, SELF, request_of, work_of
 
 lengths_of_requests = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5)
 
@@ -62,7 +62,7 @@ def test_each_sequence_gets_its_own_part_of_the_mask(
     assert request.mask is not None
     flags = request.mask.flags(request.mask.data.size)
     mask = Mask(kind, np.packbits(flags, bitorder="little") if packed else flags)
-    work = validate(Request(model_name=name, inputs=request.inputs, mask=mask), models[name], Limits())
+    work = validate(Request(inputs=request.inputs, mask=mask), models[name], Limits())
     parts = [item.mask for item in work.items if item.mask is not None]
     pairs = lengths if name == CROSS else [(query, query) for query, _ in lengths]
     spans = {MaskKind.KEYS: (1, 0), MaskKind.PAIRS: (1, 1), MaskKind.HEADS: (HEADS, 1)}
@@ -80,7 +80,7 @@ def test_a_request_without_a_mask_gives_items_without_one(self_model: LoadedMode
 
 
 def test_text_becomes_the_ids_of_its_words(text_model: LoadedModel) -> None:
-    work = validate(Request(model_name=TEXT, texts=("Life is short", "eat")), text_model, Limits())
+    work = validate(Request(texts=("Life is short", "eat")), text_model, Limits())
     assert [item.inputs["token_ids"].tolist() for item in work.items] == [[0, 4, 5], [2]]
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from protos.inference import open_inference_pb2 as pb
 from server.engine.model import LoadedModel
-from server.engine.values import Array
-from server.rpc.open_inference_tensors import BYTES, DATATYPES
+from server.engine.types import Array
+from server.rpc.open_inference.tensors import BYTES, DATATYPES
 
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.errors import InvalidRequestError
-from server.engine.values import MaskKind, Result
-from server.rpc.attention_codec import DTYPES, MASK_KINDS, decode, encode
+from server.engine.model import LoadedModel
+from server.engine.types import MaskKind, Result
+from server.rpc.attention.codec import DTYPES, MASK_KINDS, decode, encode
 
 lengths_of_sequences = st.lists(st.integers(0, 5), max_size=5)
 
@@ -56,11 +57,9 @@ def test_token_ids_become_rows(lengths: list[int]) -> None:
 
 
 def test_what_is_no_tensor_is_carried_over() -> None:
-    message = pb.AttendRequest(
-        model_name="m", model_version="3", text=pb.TextSequences(texts=["a b", "ä"]), return_weights=True
-    )
+    message = pb.AttendRequest(text=pb.TextSequences(texts=["a b", "ä"]), return_weights=True)
     request = decode(message, 12.5)
-    assert (request.model_name, request.model_version, request.deadline) == ("m", "3", 12.5)
+    assert request.deadline == 12.5
     assert (request.texts, dict(request.inputs)) == (("a b", "ä"), {})
     assert request.return_weights
     assert request.mask is None
@@ -151,14 +150,16 @@ pairs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, ma
 
 
 @given(lengths=pairs, weights=st.booleans())
-def test_a_result_is_written_without_padding(lengths: list[tuple[int, int]], *, weights: bool) -> None:
+def test_a_result_is_written_without_padding(
+    self_model: LoadedModel, lengths: list[tuple[int, int]], *, weights: bool
+) -> None:
     rng = np.random.default_rng(0)
     outputs = {"context_vectors": [rng.standard_normal((tq, 3), np.float32) for tq, _ in lengths]}
     if weights:
         outputs["attention_weights"] = [rng.random((2, tq, tk), np.float32) for tq, tk in lengths]
-    response = pb.AttendResponse.FromString(encode(Result("m", "2", outputs)))
+    response = pb.AttendResponse.FromString(encode(Result(outputs), self_model))
     context = response.context_vectors
-    assert (response.model_name, response.model_version) == ("m", "2")
+    assert (response.model_name, response.model_version) == (self_model.name, self_model.version)
     assert (context.data_type, context.width, list(context.lengths)) == (1, 3, [tq for tq, _ in lengths])
     assert context.data == b"".join(array.tobytes() for array in outputs["context_vectors"])
     assert response.HasField("attention_weights") == weights

@@ -10,7 +10,7 @@ import pytest
 from protos.attention.v1 import attention_pb2 as pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.engine.model import LoadedModel
-from server.engine.values import Array
+from server.engine.types import Array
 from tests.server.rpc.test_server_limits import request
 from tests.server.seams import PATIENCE_SECONDS, Served, tapped
 

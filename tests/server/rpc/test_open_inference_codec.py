@@ -12,8 +12,8 @@ from protos.inference import open_inference_pb2 as pb
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository
-from server.engine.values import Array, MaskKind
-from server.rpc.open_inference_codec import Decoded, decode, encode
+from server.engine.types import Array, MaskKind
+from server.rpc.open_inference.codec import Decoded, decode, encode
 from tests.server.rpc.messages import answered, raw_request, text_request
 from tests.server.samples import CROSS, HEADS, SELF, WIDTHS, eager_module
 from tests.support import eager
@@ -38,7 +38,7 @@ def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array
     """Decoded, run and encoded."""
     decoded = decode(message, model, math.inf)
     engine = Engine(Repository([model]))
-    result = engine.submit(decoded.request).result()
+    result = engine.submit(model, decoded.request).result()
     response = pb.ModelInferResponse.FromString(encode(result, decoded, model, message.id, LIMIT))
     engine.close()
     assert (response.model_name, response.model_version, response.id) == (model.name, "1", message.id)

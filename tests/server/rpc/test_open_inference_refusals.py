@@ -10,9 +10,9 @@ from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.types import Array
 from server.engine.validation import validate
-from server.engine.values import Array
-from server.rpc.open_inference_codec import decode
+from server.rpc.open_inference.codec import decode
 from tests.server.rpc.messages import raw_request, text_request
 from tests.server.samples import CROSS, SELF, TEXT
 

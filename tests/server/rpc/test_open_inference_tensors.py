@@ -12,8 +12,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
-from server.engine.values import Array
-from server.rpc.open_inference_tensors import BYTES, CONTENTS, DTYPES, decode_tensors, decode_texts
+from server.engine.types import Array
+from server.rpc.open_inference.tensors import BYTES, CONTENTS, DTYPES, decode_tensors, decode_texts
 from tests.server.rpc.messages import packed
 
 shapes = array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)

@@ -15,8 +15,8 @@ from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository
-from server.engine.text import TextEncoder
-from server.engine.values import Ragged
+from server.engine.tokenizer import TextEncoder
+from server.engine.types import Ragged
 from server.errors import BindError
 from server.metrics import Metrics
 from server.rpc.server import RpcOptions, RpcServer

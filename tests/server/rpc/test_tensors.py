@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from server.engine.errors import InvalidRequestError
-from server.engine.values import Array
-from server.rpc.attention_codec import DTYPES as TYPED
-from server.rpc.open_inference_tensors import DTYPES as OPEN
+from server.engine.types import Array
+from server.rpc.attention.codec import DTYPES as TYPED
+from server.rpc.open_inference.tensors import DTYPES as OPEN
 from server.rpc.tensors import buffers, from_bytes
 
 DTYPES = sorted({*TYPED.values(), *OPEN.values()}, key=str)

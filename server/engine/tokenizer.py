@@ -7,7 +7,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
 
 from server.engine.errors import InvalidRequestError
-from server.engine.values import Ragged
+from server.engine.types import Ragged
 
 FIELD = "text"
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from server.engine.errors import InvalidRequestError
-from server.engine.text import TextEncoder
+from server.engine.tokenizer import TextEncoder
 
 UNK = "[UNK]"
 Build = Callable[[], Tokenizer]

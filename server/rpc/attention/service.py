@@ -6,13 +6,14 @@ from concurrent.futures import CancelledError, Future
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.engine import Engine
 from server.engine.errors import EngineError
-from server.engine.values import Result
-from server.rpc import attention_codec as codec
+from server.engine.model import LoadedModel
+from server.engine.types import Result
+from server.rpc.attention import codec
+from server.rpc.attention.model_codec import describe
 from server.rpc.calls import Later, reads
 from server.rpc.completion_queue import Call
-from server.rpc.model_codec import describe
+from server.rpc.protobuf_bytes import Blobs, Parsed
 from server.rpc.status import UNEXPECTED, code_of
-from server.rpc.wire import Blobs, Parsed
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ class AttentionService:
     @reads(codec.read)
     def Attend(self, request: Parsed[pb.AttendRequest], context: Call) -> Later:
         """One request, one answer."""
-        future = self._submit(request.message, request.blobs, context.deadline)
-        return Later(future, lambda resolved: codec.encode(resolved.result()))
+        model, future = self._submit(request.message, request.blobs, context.deadline)
+        return Later(future, lambda resolved: codec.encode(resolved.result(), model))
 
     @reads(codec.read_streamed)
     def AttendStream(
@@ -36,16 +37,18 @@ class AttentionService:
         """One request of a stream; its failure takes its place and does not end the stream."""
         message = request.message
         try:
-            future = self._submit(message.request, request.blobs, context.deadline)
+            model, future = self._submit(message.request, request.blobs, context.deadline)
         except Exception as error:
             return _refusal(message.id, error)
-        return Later(future, lambda resolved: _encode_streamed(message.id, resolved))
+        return Later(future, lambda resolved: _encode_streamed(message.id, resolved, model))
 
-    def _submit(self, message: pb.AttendRequest, blobs: Blobs, until: float) -> Future[Result]:
-        model = self._engine.repository.ready(message.model_name, message.model_version)
+    def _submit(
+        self, message: pb.AttendRequest, blobs: Blobs, until: float
+    ) -> tuple[LoadedModel, Future[Result]]:
+        model = self._engine.model(message.model_name, message.model_version)
         data = {path[-2]: content for path, content in blobs}
         decoded = codec.decode(message, until, codec.roles(model), data)
-        return self._engine.submit(decoded, wake=False)
+        return model, self._engine.submit(model, decoded)
 
     def ListModels(self, request: pb.ListModelsRequest, context: Call) -> pb.ListModelsResponse:
         """Every model."""
@@ -58,9 +61,11 @@ class AttentionService:
         )
 
 
-def _encode_streamed(request_id: str, resolved: Future[Result]) -> bytes | pb.AttendStreamResponse:
+def _encode_streamed(
+    request_id: str, resolved: Future[Result], model: LoadedModel
+) -> bytes | pb.AttendStreamResponse:
     try:
-        return codec.encode_streamed(request_id, resolved.result())
+        return codec.encode_streamed(request_id, resolved.result(), model)
     except CancelledError:  # the caller left
         raise
     except Exception as error:

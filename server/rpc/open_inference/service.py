@@ -11,13 +11,13 @@ from protos.inference import open_inference_pb2 as pb
 from server import VERSION
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
-from server.engine.text import FIELD as TEXT
-from server.engine.values import Result
-from server.rpc import open_inference_codec as codec
+from server.engine.tokenizer import FIELD as TEXT
+from server.engine.types import Result
 from server.rpc.calls import Later, reads
 from server.rpc.completion_queue import Call
-from server.rpc.open_inference_tensors import BYTES, DATATYPES
-from server.rpc.wire import Parsed
+from server.rpc.open_inference import codec
+from server.rpc.open_inference.tensors import BYTES, DATATYPES
+from server.rpc.protobuf_bytes import Parsed
 
 SERVER_NAME = "attention-serving"
 EXTENSIONS = ("binary_tensor_data", "model_configuration")
@@ -77,9 +77,9 @@ class OpenInferenceService:
     def ModelInfer(self, request: Parsed[pb.ModelInferRequest], context: Call) -> Later:
         """One request, one answer."""
         message, contents = request.message, [content for _, content in request.blobs]
-        model = self._engine.repository.ready(message.model_name, message.model_version)
+        model = self._engine.model(message.model_name, message.model_version)
         decoded = codec.decode(message, model, context.deadline, contents)
-        future = self._engine.submit(decoded.request, wake=False)
+        future = self._engine.submit(model, decoded.request)
         limit = self._engine.limits.max_result_bytes
 
         def encode(resolved: Future[Result]) -> bytes:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from server.engine import run_queue
+from server.engine import batch_queue
+from server.engine.batch_queue import RunQueue
 from server.engine.cost import RunCost
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.run_queue import RunQueue
-from tests.server.engine.test_run_queue_machine import QueueMachine
+from tests.server.engine.test_batch_queue_machine import QueueMachine
 from tests.server.samples import work_of
 from tests.server.seams import SAME_FOR_ALL, costing
 
@@ -42,7 +42,7 @@ def lanes(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedModel
 def test_every_sequence_runs_once_and_in_time(
     lanes: list[LoadedModel], look_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_queue, "LOOK_AHEAD", look_ahead)
+    monkeypatch.setattr(batch_queue, "LOOK_AHEAD", look_ahead)
     machine: Any = partial(QueueMachine, lanes, LIMITS)  # the stubs ask for a class
     run_state_machine_as_test(
         machine,
@@ -66,7 +66,7 @@ def test_a_run_that_has_little_to_gain_takes_no_other_request(
     self_model: LoadedModel, works: list[int], expected: list[int]
 ) -> None:
     rows, _ = self_model.operations(1, 4, 4)
-    one = RunCost(call=1, row=(run_queue.ENOUGH_CALLS / 4) / rows, pair=0)
+    one = RunCost(call=1, row=(batch_queue.ENOUGH_CALLS / 4) / rows, pair=0)
     queue = RunQueue(Limits())
     model = costing(self_model, one)
     for count in works:

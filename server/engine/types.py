@@ -80,8 +80,6 @@ class Request:
         deadline: On `time.monotonic`'s clock, in seconds.
     """
 
-    model_name: str
-    model_version: str = ""
     inputs: Mapping[str, Ragged] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
     mask: Mask | None = None
@@ -111,8 +109,6 @@ class Result:
     `context_vectors` are (Tq, d_out), `attention_weights` (H, Tq, Tk).
     """
 
-    model_name: str
-    model_version: str
     outputs: Mapping[str, list[Array]]
 
 

@@ -48,7 +48,7 @@ class Taking:
         self.held = work_of(tapped(model, self.gate), [(2, 2)])
         scheduler.submit(self.held, wake=False)
         self._thread = threading.Thread(
-            target=lambda: [scheduler.turn(ANY_RUN) for _ in range(turns)], name="caller"
+            target=lambda: [scheduler.run_inline(ANY_RUN) for _ in range(turns)], name="caller"
         )
         self._thread.start()
         assert self.gate.entered.wait(PATIENCE_SECONDS)
@@ -65,7 +65,7 @@ def test_an_idle_scheduler_runs_on_the_callers_thread(self_model: LoadedModel, s
     work = work_of(tapped(self_model, threads), [(3, 3), (3, 3)])
     scheduler.submit(work, wake=False)
     assert not work.future.done()
-    assert scheduler.turn(ANY_RUN)
+    assert scheduler.run_inline(ANY_RUN)
     assert work.future.done()
     assert threads.names == [HERE]
     assert_answers(work, outcome(work))
@@ -84,20 +84,20 @@ def test_a_run_that_is_expected_to_be_long_is_handed_to_the_schedulers_thread(
     works = [work_of(model, [(length, length)], seed=length) for length in (3, 4)]
     for work in works:
         scheduler.submit(work, wake=False)
-    assert scheduler.turn(limit_seconds) == (thread == HERE)
+    assert scheduler.run_inline(limit_seconds) == (thread == HERE)
     for work in works:
         assert_answers(work, outcome(work))
     assert threads.names == [thread]
 
 
 def test_without_work_there_is_nothing_to_run(scheduler: Scheduler) -> None:
-    assert not scheduler.turn(ANY_RUN)
+    assert not scheduler.run_inline(ANY_RUN)
 
 
 def test_what_was_run_is_not_run_again(self_model: LoadedModel, scheduler: Scheduler) -> None:
     scheduler.submit(work_of(self_model, [(3, 3)]), wake=False)
-    assert scheduler.turn(ANY_RUN)
-    assert not scheduler.turn(ANY_RUN)
+    assert scheduler.run_inline(ANY_RUN)
+    assert not scheduler.run_inline(ANY_RUN)
 
 
 def test_while_another_run_goes_on_a_turn_does_nothing_and_the_work_runs_afterwards(
@@ -106,7 +106,7 @@ def test_while_another_run_goes_on_a_turn_does_nothing_and_the_work_runs_afterwa
     with Held(self_model) as held:
         work = work_of(held.model, [(3, 3)])
         held.scheduler.submit(work, wake=False)
-        assert not held.scheduler.turn(ANY_RUN)
+        assert not held.scheduler.run_inline(ANY_RUN)
         assert not work.future.done()
         held.gate.open()
         assert_answers(work, outcome(work))
@@ -119,7 +119,7 @@ def test_what_comes_during_a_callers_turn_runs_in_its_next(
     taking = Taking(scheduler, self_model, turns=2)
     later = work_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later, wake=False)
-    assert not scheduler.turn(ANY_RUN)
+    assert not scheduler.run_inline(ANY_RUN)
     assert not later.future.done()
     taking.finish()
     assert_answers(later, outcome(later))
@@ -134,7 +134,7 @@ def test_the_thread_is_not_called_for_what_a_caller_takes_a_turn_for(
     later = work_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later, wake=False)
     taking.finish()
-    assert scheduler.turn(ANY_RUN)
+    assert scheduler.run_inline(ANY_RUN)
     assert_answers(later, outcome(later))
     assert threads.names == [HERE]
 
@@ -161,7 +161,7 @@ def test_a_failing_turn_resolves_its_future_and_the_next_one_runs(
     culprits.marks.add(mark(failing))
     for work in (failing, good):
         scheduler.submit(work, wake=False)
-        assert scheduler.turn(ANY_RUN)
+        assert scheduler.run_inline(ANY_RUN)
     error = failing.future.exception(PATIENCE_SECONDS)
     assert isinstance(error, RunFailedError)
     assert WORDS not in str(error)
@@ -199,7 +199,7 @@ def test_an_expired_work_is_told_so_on_a_turn_and_not_run(
     threads = Threads()
     work = work_of(tapped(self_model, threads), [(2, 2)], deadline=time.monotonic())
     scheduler.submit(work, wake=False)
-    assert not scheduler.turn(ANY_RUN)
+    assert not scheduler.run_inline(ANY_RUN)
     assert isinstance(work.future.exception(timeout=0), DeadlineExceededError)
     assert threads.names == []
 
@@ -209,6 +209,6 @@ def test_a_turn_runs_what_waits_behind_an_expired_work(self_model: LoadedModel, 
     kept = work_of(self_model, [(2, 2)], seed=1)
     for work in (expired, kept):
         scheduler.submit(work, wake=False)
-    assert scheduler.turn(ANY_RUN)
+    assert scheduler.run_inline(ANY_RUN)
     assert isinstance(expired.future.exception(timeout=0), DeadlineExceededError)
     assert_answers(kept, outcome(kept))

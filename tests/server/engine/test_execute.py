@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifact.manifest import GraphKind
-from server.engine.batch import choose_graph, run_batch
+from server.engine.execute import choose_graph, run_batch
 from server.engine.model import LoadedModel
-from server.engine.values import Array, Item, MaskKind
+from server.engine.types import Array, Item, MaskKind
 from tests.server.samples import CROSS, HEADS, SELF, assert_outputs, work_of
 from tests.server.seams import tapped
 

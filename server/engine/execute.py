@@ -9,7 +9,7 @@ import numpy as np
 
 from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, GraphKind, TensorSpec
 from server.engine.model import LoadedModel
-from server.engine.values import Array, Item
+from server.engine.types import Array, Item
 
 
 def choose_graph(model: LoadedModel, items: Sequence[Item], *, return_weights: bool) -> GraphKind:

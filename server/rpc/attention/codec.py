@@ -10,10 +10,10 @@ from artifact.manifest import POSITIONS
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.errors import InvalidRequestError, ModelNotReadyError
 from server.engine.model import LoadedModel
-from server.engine.values import Array, Mask, MaskKind, Ragged, Request, Result
-from server.rpc import wire
+from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
+from server.rpc import protobuf_bytes
+from server.rpc.protobuf_bytes import Buffer, Path
 from server.rpc.tensors import buffers, from_bytes
-from server.rpc.wire import Buffer, Path
 
 DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
     pb.DATA_TYPE_FP32: np.dtype("<f4"),
@@ -30,15 +30,15 @@ MASK_KINDS = {
 QUERY = pb.AttendRequest.QUERY_FIELD_NUMBER
 KEY = pb.AttendRequest.KEY_FIELD_NUMBER
 VALUE = pb.AttendRequest.VALUE_FIELD_NUMBER
-VECTORS: wire.Tree = {pb.VectorSequences.DATA_FIELD_NUMBER: True}
-TENSORS: wire.Tree = {QUERY: VECTORS, KEY: VECTORS, VALUE: VECTORS}
+VECTORS: protobuf_bytes.Tree = {pb.VectorSequences.DATA_FIELD_NUMBER: True}
+TENSORS: protobuf_bytes.Tree = {QUERY: VECTORS, KEY: VECTORS, VALUE: VECTORS}
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
 CACHED_MODELS = 1024
 STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 
-read = wire.reader(pb.AttendRequest.FromString, TENSORS)
-read_streamed = wire.reader(
+read = protobuf_bytes.reader(pb.AttendRequest.FromString, TENSORS)
+read_streamed = protobuf_bytes.reader(
     pb.AttendStreamRequest.FromString, {pb.AttendStreamRequest.REQUEST_FIELD_NUMBER: TENSORS}
 )
 
@@ -86,8 +86,6 @@ def decode(
     if message.positions:
         inputs[POSITIONS] = _decode_positions(message, inputs)
     return Request(
-        model_name=message.model_name,
-        model_version=message.model_version,
         inputs={names.get(name, name): ragged for name, ragged in inputs.items()} if names else inputs,
         texts=texts,
         mask=_decode_mask(message.mask) if message.HasField("mask") else None,
@@ -139,20 +137,20 @@ def _decode_mask(message: pb.AttentionMask) -> Mask:
     return Mask(kind, np.frombuffer(message.bits, dtype=np.uint8))
 
 
-def encode(result: Result) -> bytes:
+def encode(result: Result, model: LoadedModel) -> bytes:
     """Serialises a result as an AttendResponse."""
-    response, tensors = _response(result, ())
+    response, tensors = _response(result, model, ())
     return b"".join([response.SerializeToString(), *tensors])
 
 
-def encode_streamed(request_id: str, result: Result) -> bytes:
+def encode_streamed(request_id: str, result: Result, model: LoadedModel) -> bytes:
     """Serialises a result as an AttendStreamResponse."""
-    response, tensors = _response(result, STREAMED)
+    response, tensors = _response(result, model, STREAMED)
     streamed = pb.AttendStreamResponse(id=request_id, response=response)
     return b"".join([streamed.SerializeToString(), *tensors])
 
 
-def _response(result: Result, path: Path) -> tuple[pb.AttendResponse, list[Buffer]]:
+def _response(result: Result, model: LoadedModel, path: Path) -> tuple[pb.AttendResponse, list[Buffer]]:
     """A response without its tensors, and the tensors to put behind it once it is serialised.
 
     `path` is where the response lies in the message that carries it.
@@ -161,15 +159,15 @@ def _response(result: Result, path: Path) -> tuple[pb.AttendResponse, list[Buffe
     context = [np.atleast_2d(array) for array in next(iter(result.outputs.values()))]
     if context[0].ndim != 2:  # noqa: PLR2004 - rows of vectors
         raise ModelNotReadyError("the result is no sequence of vectors; ask over the Open Inference Protocol")
-    response = pb.AttendResponse(model_name=result.model_name, model_version=result.model_version)
+    response = pb.AttendResponse(model_name=model.name, model_version=model.version)
     vectors = response.context_vectors
     vectors.data_type = DATA_TYPES[context[0].dtype]
     vectors.width = context[0].shape[-1]
     vectors.lengths.extend([len(rows) for rows in context])
-    tensors = wire.field((*path, *CONTEXT_DATA), buffers(context))
+    tensors = protobuf_bytes.field((*path, *CONTEXT_DATA), buffers(context))
     if weights := result.outputs.get("attention_weights"):
         _describe_weights(weights, response.attention_weights)
-        tensors += wire.field((*path, *WEIGHTS_DATA), buffers(weights))
+        tensors += protobuf_bytes.field((*path, *WEIGHTS_DATA), buffers(weights))
     return response, tensors
 
 

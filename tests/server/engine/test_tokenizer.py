@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
-from server.engine.text import TextEncoder
+from server.engine.tokenizer import TextEncoder
 from tests.server.samples import WORDS
 
 VOCABULARY = sorted(WORDS)

@@ -15,12 +15,12 @@ from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, TensorSpe
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.model import LoadedModel
-from server.engine.text import FIELD as TEXT
-from server.engine.values import Array, Mask, MaskKind, Ragged, Request, Result
-from server.rpc.open_inference_tensors import DATATYPES, Raw, decode_tensors, decode_texts, in_shared_memory
+from server.engine.tokenizer import FIELD as TEXT
+from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
+from server.rpc.open_inference.tensors import DATATYPES, Raw, decode_tensors, decode_texts, in_shared_memory
+from server.rpc.protobuf_bytes import Buffer, field, reader
 from server.rpc.tensors import buffers
 from server.rpc.timers import after
-from server.rpc.wire import Buffer, field, reader
 
 ATTENTION_WEIGHTS = "attention_weights"
 LENGTHS = "lengths"
@@ -74,8 +74,6 @@ def decode(
     cut = None if lengths is None else rectangle.key_lengths(lengths)
     outputs = _requested(message, model)
     request = Request(
-        model_name=model.name,
-        model_version=model.version,
         inputs={spec.name: rectangle.rows(spec, cut) for spec in model.inputs if spec.name in tensors},
         texts=() if texts is None else decode_texts(TEXT, texts),
         mask=None if mask is None else rectangle.mask(mask, cut),
@@ -194,9 +192,7 @@ def encode(result: Result, decoded: Decoded, model: LoadedModel, request_id: str
     Raises:
         LimitExceededError: Padded to a rectangle, an output would be larger than the limit, in bytes.
     """
-    response = pb.ModelInferResponse(
-        model_name=result.model_name, model_version=result.model_version, id=request_id
-    )
+    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
     parts: list[Buffer] = [response.SerializeToString()]
     contents: list[Buffer] = []
     shape: tuple[int, ...]

@@ -14,7 +14,7 @@ from artifact.manifest import GraphKind
 from server.engine.errors import OverloadedError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.values import Array, Result, Work
+from server.engine.types import Array, Result, Work
 
 # How many sequences behind the oldest are looked at for company.
 LOOK_AHEAD = 256
@@ -47,7 +47,7 @@ class Progress:
         """Resolves the work's future with its results."""
         by_name = {name: [result[name] for result in self.results] for name in self.results[0]}
         with suppress(InvalidStateError):  # the caller left during the run
-            self.work.future.set_result(Result(self.work.model.name, self.work.model.version, by_name))
+            self.work.future.set_result(Result(by_name))
 
 
 class Entry:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.engine.batch import choose_graph
+from server.engine.batch_queue import Entry, Group, RunQueue
 from server.engine.errors import DeadlineExceededError, OverloadedError, RunFailedError
+from server.engine.execute import choose_graph
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.run_queue import Entry, Group, RunQueue
-from server.engine.values import MaskKind, Work
+from server.engine.types import MaskKind, Work
 from tests.server.samples import work_of
 
 LONG, SHORT = 40, 6

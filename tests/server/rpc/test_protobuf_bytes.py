@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from protos.attention.v1 import attention_pb2 as typed
 from protos.inference import open_inference_pb2 as pb
-from server.rpc import attention_codec, open_inference_codec
-from server.rpc.wire import SMALL_BYTES, Tree, cut, field, reader
+from server.rpc.attention import codec as attention_codec
+from server.rpc.open_inference import codec as open_inference_codec
+from server.rpc.protobuf_bytes import SMALL_BYTES, Tree, cut, field, reader
 
 CONTENTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 content = st.binary(max_size=300)

@@ -6,13 +6,13 @@ from concurrent.futures import Future
 import pytest
 
 from artifact.manifest import GraphKind
-from server.engine import run_queue
+from server.engine import batch_queue
+from server.engine.batch_queue import RunQueue
 from server.engine.cost import RunCost
 from server.engine.errors import OverloadedError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.run_queue import RunQueue
-from server.engine.values import Work
+from server.engine.types import Work
 from tests.server.samples import CROSS, SELF, work_of
 from tests.server.seams import SAME_FOR_ALL, costing
 
@@ -73,7 +73,7 @@ def test_the_nearest_in_length_join_first_and_the_others_keep_their_order(model:
 def test_company_is_looked_for_behind_the_oldest_only_so_far(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_queue, "LOOK_AHEAD", 2)
+    monkeypatch.setattr(batch_queue, "LOOK_AHEAD", 2)
     queue = queue_of(Limits(max_batch_sequences=3), *works_of(model, 5, 9, 8, 5, 5))
     assert next_lengths(queue) == [5, 8, 9]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
-from server.engine.values import Array
+from server.engine.types import Array
 from server.rpc.tensors import from_bytes, reshaped
 
 BYTES = "BYTES"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from server.engine.burst import LARGE_BYTES, REST_SECONDS, Burst
+from server.engine.arena import LARGE_BYTES, REST_SECONDS, Burst
 from server.engine.model import LoadedModel
 from tests.server.samples import ROOT
 
@@ -33,21 +33,21 @@ IN_A_PROCESS_OF_ITS_OWN = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from server.engine import burst
+from server.engine import arena
 from server.engine.engine import Engine
 from server.engine.repository import load_repository
 from server.engine.session import Device
-from server.engine.values import Ragged, Request
+from server.engine.types import Ragged, Request
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-burst.REST_SECONDS = 0.5
+arena.REST_SECONDS = 0.5
 engine = Engine(load_repository(Path(sys.argv[1]), Device(threads=1)))
 rows = Ragged(np.ones((4096, 4), np.float32), (4096,))
-request = Request(model_name="tiny-self", inputs={"query": rows})
+request = Request(inputs={"query": rows})
 before = resident()
-engine.submit(request).result()
+engine.submit(engine.model("tiny-self"), request).result()
 held, until = resident(), time.monotonic() + 30
 while resident() > (before + held) / 2 and time.monotonic() < until:
     time.sleep(0.05)

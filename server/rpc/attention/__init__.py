@@ -1,0 +1,1 @@
+"""attention.v1, the typed API: its service and its codec."""

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol: its service and its codec."""
