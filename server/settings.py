@@ -15,7 +15,7 @@ from pydantic_settings import (
 
 from server import cores
 from server.engine.limits import MIB, Limits
-from server.engine.session import Device, Provider
+from server.engine.provider import Device, Provider
 from server.rpc.server import RpcOptions
 
 ENV_PREFIX = "ATTENTION_"

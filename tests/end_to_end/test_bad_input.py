@@ -49,8 +49,8 @@ WIDE: dict[str, Any] = {"width": 768}
 REFUSALS = {
     "wrong width": (ask(query=vectors(17)), "query", "rows are 17 wide; the model takes 16"),
     "no input": (ask(), "query", "is missing"),
-    "no sequences": (ask(query=vectors(lengths=())), "query", "holds no sequence"),
-    "zero tokens": (ask(query=vectors(lengths=(3, 0))), "query", "sequence 1 has no rows"),
+    "no sequences": (ask(query=vectors(lengths=())), "query", "does not contain any sequence"),
+    "zero tokens": (ask(query=vectors(lengths=(3, 0))), "query", "sequence 1 is empty"),
     "unknown data type": (ask(query=vectors(data_type=77)), "query.data_type", "is 77; known are"),
     "no data type": (ask(query=vectors(data_type=0)), "query.data_type", "is 0; known are"),
     "another data type": (
@@ -78,7 +78,7 @@ REFUSALS = {
     "fewer keys than queries": (
         cross(vectors(768, (3, 3)), vectors(**WIDE), vectors(**WIDE)),
         "key",
-        "holds 1 sequences; query holds 2",
+        "contains 1 sequences; query contains 2",
     ),
     "mask of another size": (
         ask(query=vectors(), mask=pb.AttentionMask(kind=pb.AttentionMask.KIND_PAIRS, bits=b"\1")),

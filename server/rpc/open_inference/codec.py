@@ -15,7 +15,7 @@ from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, TensorSpe
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.model import LoadedModel
-from server.engine.tokenizer import FIELD as TEXT
+from server.engine.tokenizer import TEXT
 from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
 from server.rpc.open_inference.tensors import DATATYPES, Raw, decode_tensors, decode_texts, in_shared_memory
 from server.rpc.protobuf_bytes import Buffer, field, reader

@@ -11,7 +11,7 @@ from protos.inference import open_inference_pb2 as pb
 from server import VERSION
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
-from server.engine.tokenizer import FIELD as TEXT
+from server.engine.tokenizer import TEXT
 from server.engine.types import Result
 from server.rpc.calls import Later, reads
 from server.rpc.completion_queue import Call

@@ -16,7 +16,7 @@ from server.engine.model import LoadedModel
 from server.rpc.completion_queue import ACCEPT_AHEAD
 from tests.server.rpc.messages import answered, raw_request
 from tests.server.rpc.test_server_limits import request
-from tests.server.samples import work_of
+from tests.server.samples import validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served
 
 ATTEND = "/attention.v1.AttentionService/Attend"
@@ -117,7 +117,7 @@ def test_the_timeout_of_a_request_is_kept_while_a_run_is_held(self_model: Loaded
 
 
 def test_a_call_that_its_caller_leaves_gives_its_room_and_place_back(self_model: LoadedModel) -> None:
-    limits = Limits(max_in_flight_bytes=2 * work_of(self_model, [(2, 2)]).in_flight_bytes)
+    limits = Limits(max_in_flight_bytes=2 * validated_of(self_model, [(2, 2)]).in_flight_bytes)
     with Served.held(self_model, limits=limits, max_concurrent_calls=2) as served:
         stub = AttentionServiceStub(served.channel)
         held = stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS)

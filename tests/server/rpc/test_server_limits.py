@@ -44,7 +44,7 @@ def channel(self_model: LoadedModel, gate: Gate) -> Iterator[grpc.Channel]:
     """To a server that takes one call at a time and holds its run until the gate is opened."""
     limits = Limits(max_result_bytes=RESULT_BYTES)
     # Not on the thread that takes calls, or the gate would hold those too.
-    engine = Engine(Repository([tapped(self_model, gate)]), limits, short_run_seconds=0)
+    engine = Engine(Repository([tapped(self_model, gate)]), limits, inline_seconds=0)
     server = RpcServer(engine, OPTIONS, Metrics())
     with grpc.insecure_channel(f"{OPTIONS.host}:{server.start()}", ANY_SIZE) as channel:
         yield channel
