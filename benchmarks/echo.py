@@ -27,9 +27,9 @@ def echo(call: Call) -> None:
 
 def main() -> None:
     """Serves on loopback, on a port of the system's choice."""
-    server = CompletionQueueServer(OPTIONS, accept=echo, turn=lambda: False)
+    server = CompletionQueueServer(OPTIONS)
     port = server.listen("127.0.0.1:0")
-    server.start()
+    server.start(accept=echo, turn=lambda: False)
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
     threading.Event().wait()

@@ -176,23 +176,17 @@ class Errands:
 class CompletionQueueServer:
     """Listens, and hands out calls and turns on a thread of its own, from `start` to `stop`."""
 
-    def __init__(
-        self,
-        options: Mapping[str, int],
-        accept: Callable[[Call], None],
-        turn: Callable[[], bool],
-    ) -> None:
+    def __init__(self, options: Mapping[str, int]) -> None:
         """Makes the server.
 
         Args:
             options: Channel arguments of gRPC's core.
-            accept: Takes a new call.
-            turn: Called when no event is ready: does a piece of work, and says whether there may be more.
         """
         self._timers = Timers()
         self._errands = Errands()
-        self._accept = accept
-        self._turn = turn
+        self._accept: Callable[[Call], None] = lambda _call: None
+        self._turn: Callable[[], bool] = lambda: False
+        self._started = False
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server([(name.encode(), value) for name, value in options.items()], WITHOUT_XDS)
         self._server.register_completion_queue(self._queue)
@@ -210,8 +204,15 @@ class CompletionQueueServer:
             raise RuntimeError("the address is taken or is none of this machine's")
         return port
 
-    def start(self) -> None:
-        """Begins to accept calls."""
+    def start(self, accept: Callable[[Call], None], turn: Callable[[], bool]) -> None:
+        """Begins to accept calls.
+
+        Args:
+            accept: Takes a new call.
+            turn: Called when no event is ready: does a piece of work, and says whether there may be more.
+        """
+        self._accept, self._turn = accept, turn
+        self._started = True
         self._server.start()
         for _ in range(ACCEPT_AHEAD):
             self._request_call()
@@ -219,6 +220,10 @@ class CompletionQueueServer:
 
     def stop(self, grace: float) -> None:
         """Accepts no more calls and waits for the last to end; after `grace` seconds cancels those left."""
+        if not self._started:  # the core ends only what has begun
+            self._server.start()
+            self._thread.start()
+            self._started = True
         self._server.shutdown(self._queue, lambda _event: self._ended.set())
         if not self._ended.wait(grace):
             self._server.cancel_all_calls()

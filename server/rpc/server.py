@@ -41,9 +41,15 @@ class RpcOptions:
 
 
 class RpcServer:
-    """Listens from `start` to `stop`."""
+    """The gRPC server, from `bind` over `start` to `stop`.
 
-    def __init__(self, engine: Engine, options: RpcOptions, observer: CallObserver) -> None:
+    `bind` needs no engine, so that a port that is in use is found before models are loaded. Connections
+    that clients make between `bind` and `start` wait in the system's queue, and so do their calls, until
+    `start` or their deadlines. They fail with UNAVAILABLE or CANCELLED if the server stops without having
+    started.
+    """
+
+    def __init__(self, options: RpcOptions, observer: CallObserver) -> None:
         self._options = options
         self._health = health.HealthServicer()
         self._serving = False
@@ -53,16 +59,13 @@ class RpcServer:
             max_streams=options.max_streams,
             stream_window=options.stream_window,
         )
-        self._add_services(self._methods, engine)
         self._server = CompletionQueueServer(
             {
                 "grpc.max_receive_message_length": options.max_message_bytes,
                 "grpc.max_send_message_length": options.max_message_bytes,
                 # A second server that nobody wanted is an error, not a silent share of the calls.
                 "grpc.so_reuseport": int(options.share_port),
-            },
-            accept=self._methods.accept,
-            turn=engine.run_inline,
+            }
         )
 
     def _add_services(self, methods: Any, engine: Engine) -> None:
@@ -75,24 +78,33 @@ class RpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(names), methods)
 
-    def start(self) -> int:
-        """Listens and reports health SERVING. Returns the port, which the system chooses for port 0.
+    def bind(self) -> int:
+        """Binds the address. Returns the port, which the system chooses for port 0.
 
         Raises:
-            BindError: The address is taken or is none of this machine's.
+            BindError: The address is in use, or does not belong to this machine.
         """
         host = self._options.host.strip("[]")
         address = f"[{host}]:{self._options.port}" if ":" in host else f"{host}:{self._options.port}"
         try:
-            port = self._server.listen(address)
+            return self._server.listen(address)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {address}: {error}") from error
-        self._server.start()
+
+    def start(self, engine: Engine) -> None:
+        """Begins to answer calls, and reports health SERVING. `bind` comes first.
+
+        Args:
+            engine: Computes what calls ask for. Its owner closes it after `stop`.
+        """
+        self._add_services(self._methods, engine)
+        self._server.start(accept=self._methods.accept, turn=engine.run_inline)
         self._set_serving(serving=True)
-        return port
 
     def stop(self, grace: float) -> float:
         """Reports NOT_SERVING, refuses new calls and waits for those that run.
+
+        May be called before `start`, before `bind`, and more than once.
 
         Args:
             grace: Seconds that they may take; then they are cancelled.

@@ -221,8 +221,9 @@ class Served:
             max_streams=2,
             stream_window=3,
         )
-        self.server = RpcServer(self.engine, dataclasses.replace(defaults, **options), observer or self.calls)
-        self._target = f"{defaults.host}:{self.server.start()}"
+        self.server = RpcServer(dataclasses.replace(defaults, **options), observer or self.calls)
+        self._target = f"{defaults.host}:{self.server.bind()}"
+        self.server.start(self.engine)
         self.channel = self.connect()
 
     @classmethod

@@ -20,9 +20,9 @@ class Asked:
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self._server = CompletionQueueServer({}, accept=self._calls.put, turn=lambda: False)
+        self._server = CompletionQueueServer({})
         port = self._server.listen("127.0.0.1:0")
-        self._server.start()
+        self._server.start(accept=self._calls.put, turn=lambda: False)
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
         method: Any = self._channel.unary_unary("/any/Method")
         self.answer = method.future(b"", timeout=PATIENCE_SECONDS)
