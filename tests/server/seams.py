@@ -19,7 +19,7 @@ from server.engine.repository import Repository
 from server.engine.scheduler import Scheduler
 from server.engine.session import Session
 from server.engine.types import Array, Request, Result, Work
-from server.rpc.methods import CallObserver
+from server.rpc.dispatcher import CallObserver
 from server.rpc.server import RpcOptions, RpcServer
 from tests.server.samples import Lengths, work_of
 

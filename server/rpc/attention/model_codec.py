@@ -1,4 +1,4 @@
-"""Models as attention.v1 describes them."""
+"""Describes models in attention.v1 messages."""
 
 from artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
 from protos.attention.v1 import attention_pb2 as pb
@@ -13,7 +13,7 @@ DATA_TYPES = {
 
 
 def describe(model: Model) -> pb.Model:
-    """A model in whatever state."""
+    """Describes a model, loaded or failed."""
     if isinstance(model, FailedModel):
         return pb.Model(
             name=model.name, version=model.version, state=pb.Model.STATE_FAILED, state_reason=model.reason
@@ -41,7 +41,7 @@ def describe(model: Model) -> pb.Model:
 
 
 def _cost(cost: Cost) -> pb.Cost | None:
-    """None if the manifest counts no operations, which is its way to say that they are unknown."""
+    """None if the operations are unknown: the manifest then has only zeros."""
     known = cost.model_dump()
     return pb.Cost(**known) if any(known.values()) else None
 

@@ -14,7 +14,8 @@ from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository
-from server.rpc.server import SERVICES, RpcServer
+from server.rpc.routes import SERVICES
+from server.rpc.server import RpcServer
 from tests.server.rpc.test_server_limits import OPTIONS, request
 from tests.server.samples import CROSS, SELF
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
