@@ -105,7 +105,11 @@ def test_what_it_has_not_is_refused(
     [
         ({"attention_mask": np.ones((2, 3, 3), bool)}, ["context_vectors"], "does not take a mask"),
         ({"attention_mask": np.ones((2, 1, 3, 3), bool)}, ["context_vectors"], "does not take a mask"),
-        ({}, ["attention_weights"], r"outputs\[attention_weights\]: is unknown; known are context_vectors"),
+        (
+            {},
+            ["attention_weights"],
+            r"outputs\[attention_weights\]: is unknown; must be one of context_vectors",
+        ),
         ({"query": ROWS}, ["context_vectors"], "query: model 'encoder' takes src"),
     ],
     ids=["mask", "mask of one head", "weights", "another input"],

@@ -20,7 +20,7 @@ from server.engine.scheduler import Scheduler
 from server.engine.session import Session
 from server.engine.types import Array, Request, Result
 from server.engine.validation import ValidatedRequest
-from server.rpc.methods import CallObserver
+from server.rpc.dispatcher import CallObserver
 from server.rpc.server import RpcOptions, RpcServer
 from tests.server.samples import Lengths, validated_of
 
@@ -222,8 +222,9 @@ class Served:
             max_streams=2,
             stream_window=3,
         )
-        self.server = RpcServer(self.engine, dataclasses.replace(defaults, **options), observer or self.calls)
-        self._target = f"{defaults.host}:{self.server.start()}"
+        self.server = RpcServer(dataclasses.replace(defaults, **options), observer or self.calls)
+        self._target = f"{defaults.host}:{self.server.bind()}"
+        self.server.start(self.engine)
         self.channel = self.connect()
 
     @classmethod

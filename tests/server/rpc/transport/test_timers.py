@@ -1,4 +1,4 @@
-"""Callbacks at their moments: in order, once, and not after they were called off."""
+"""Callbacks at their moments: in order, once, and not after they were cancelled."""
 
 import math
 import weakref
@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.rpc.timers import SPARE, Timers
+from server.rpc.transport.timers import SPARE, Timers
 
 
 class TimersMachine(RuleBasedStateMachine):
@@ -33,11 +33,11 @@ class TimersMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.numbers)
     @rule(data=st.data(), count=st.integers(1, 60))
-    def call_off(self, data: st.DataObject, count: int) -> None:
+    def cancel(self, data: st.DataObject, count: int) -> None:
         first = data.draw(st.integers(0, len(self.numbers) - 1))
         for name in range(first, min(first + count, len(self.numbers))):
             self.due.pop(name, None)
-            self.timers.call_off(self.numbers[name])
+            self.timers.cancel(self.numbers[name])
             assert len(self.timers._heap) <= 2 * len(self.due) + SPARE
 
     @rule(seconds=st.integers(0, 4))
@@ -90,7 +90,7 @@ def test_a_callback_may_add_another_which_waits_for_the_next_time(timers: Timers
     assert called == ["first", "second"]
 
 
-@pytest.mark.parametrize("ending", ["called", "called off"])
+@pytest.mark.parametrize("ending", ["called", "cancelled"])
 def test_a_callback_that_is_done_with_is_forgotten(timers: Timers, ending: str) -> None:
     def callback() -> None:
         pass
@@ -101,16 +101,16 @@ def test_a_callback_that_is_done_with_is_forgotten(timers: Timers, ending: str) 
     if ending == "called":
         timers.run_due(1)
     else:
-        timers.call_off(number)
+        timers.cancel(number)
     assert alive() is None
 
 
-def test_a_callback_may_call_itself_off(timers: Timers) -> None:
+def test_a_callback_may_cancel_itself(timers: Timers) -> None:
     called: list[int] = []
 
     def callback() -> None:
         called.append(number)
-        timers.call_off(number)
+        timers.cancel(number)
 
     number = timers.add(1, callback)
     for _ in range(2):

@@ -1,25 +1,17 @@
-"""What is to be done at a moment, unless it is called off before."""
+"""Callbacks that are due at a moment, unless they are cancelled before."""
 
 import heapq
 import itertools
 import math
 import threading
-import time
 from collections.abc import Callable
 
-# Entries of callbacks that were called off are swept out when they are this many more than half.
+# Entries of cancelled callbacks are removed when they are this many more than half of all entries.
 SPARE = 64
-# Without a deadline gRPC's core reports centuries.
-FOREVER_SECONDS = 365 * 24 * 3600.0
-
-
-def after(seconds: float) -> float:
-    """The moment so many seconds from now, on `time.monotonic`'s clock; infinite for ages."""
-    return math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
 
 
 class Timers:
-    """Callbacks by the moment when they are due."""
+    """Callbacks by the moment when they are due, on `time.monotonic`'s clock. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,20 +21,20 @@ class Timers:
 
     @property
     def next_due(self) -> float:
-        """When the next callback is due; infinite where there is none."""
+        """When the next callback is due; infinite if there is none."""
         with self._lock:
             return self._heap[0][0] if self._heap else math.inf
 
     def add(self, due: float, callback: Callable[[], object]) -> int:
-        """Calls back at a moment, on `time.monotonic`'s clock. Returns a number to call it off by."""
+        """Adds a callback. Returns the number to cancel it by."""
         with self._lock:
             number = next(self._numbers)
             self._callbacks[number] = (due, callback)
             heapq.heappush(self._heap, (due, number))
         return number
 
-    def call_off(self, number: int) -> None:
-        """Forgets a callback; does nothing where it was called."""
+    def cancel(self, number: int) -> None:
+        """Removes a callback. Does nothing if it was called or removed before."""
         with self._lock:
             self._callbacks.pop(number, None)
             if len(self._heap) > 2 * len(self._callbacks) + SPARE:
@@ -50,7 +42,7 @@ class Timers:
                 heapq.heapify(self._heap)
 
     def run_due(self, now: float) -> None:
-        """Calls back what is due."""
+        """Calls every callback that is due, in order of their moments."""
         due = []
         with self._lock:
             while self._heap and self._heap[0][0] <= now:

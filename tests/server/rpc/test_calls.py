@@ -13,7 +13,7 @@ from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.rpc.completion_queue import ACCEPT_AHEAD
+from server.rpc.transport.completion_queue import ACCEPT_AHEAD
 from tests.server.rpc.messages import answered, raw_request
 from tests.server.rpc.test_server_limits import request
 from tests.server.samples import validated_of
