@@ -65,6 +65,8 @@ class AttentionConfig:
     """Width of a context vector; left out, d_query with an output projection, num_heads * d_v without."""
     causal: bool = False
     """Query row i may attend to key rows 0..i only."""
+    alibi: bool = False
+    """Whether scores fall linearly with the distance of two rows (ALiBi), by a slope for each head."""
     scale: float = DERIVED
     """Factor on the scores; left out, 1 / sqrt(d_k)."""
     rotary_theta: float = 0.0
@@ -115,6 +117,7 @@ class AttentionConfig:
             ("separate_value", self.cross or not self.separate_value, "needs cross"),
             ("d_value", own_value, f"must be d_key={self.d_key} unless separate_value"),
             ("projections", self.projections != "fused" or not self.cross, "must not be fused with cross"),
+            ("alibi", not (self.alibi and self.cross), "must be false with cross"),
         ]
 
     def _head_rules(self) -> list[Rule]:
@@ -154,6 +157,7 @@ class AttentionConfig:
             ("dropout", dropout, "must be a number from 0 to below 1"),
             ("rotary_theta", theta, "must be 0 or a positive finite number"),
             ("rotary_theta", not (rotary and self.cross), "must be 0 with cross"),
+            ("alibi", not (rotary and self.alibi), "must be false with rotary_theta"),
             ("d_k", not rotary or self.d_k % 2 == 0, "must be even for rotary position embedding"),
             ("rotary_interleaved", rotary or not self.rotary_interleaved, "needs rotary_theta"),
         ]

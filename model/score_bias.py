@@ -35,9 +35,29 @@ def _lower_triangle(_: AttentionConfig, query_length: int, key_length: int, devi
     return torch.ones(query_length, key_length, dtype=torch.bool, device=device).tril()
 
 
+def alibi_slopes(heads: int) -> list[float]:
+    """The slope of each head: 2 ** (-8 i / heads) for i = 1 to heads.
+
+    For a number of heads that is not a power of two, those of the largest power of two below it come first.
+    The others are every second slope of twice that power, from the first on.
+    Source: Press, Smith and Lewis, "Train Short, Test Long" (2022), section 3, and its published code.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    return slopes + [2 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]
+
+
+def _alibi(config: AttentionConfig, query_length: int, key_length: int, device: torch.device) -> Tensor:
+    """-slope * |i - j| for query row i and key row j."""
+    slopes = torch.tensor(alibi_slopes(config.num_heads), device=device)  # (H,)
+    rows, columns = (torch.arange(length, device=device) for length in (query_length, key_length))
+    distance = (rows[:, None] - columns).abs()  # (Tq, Tk)
+    return -slopes[None, :, None, None] * distance  # (1, H, Tq, Tk)
+
+
 CAUSAL = ScoreRule(lambda config: config.causal, _lower_triangle)
 MASKS: tuple[ScoreRule, ...] = (CAUSAL,)
-BIASES: tuple[ScoreRule, ...] = ()
+BIASES: tuple[ScoreRule, ...] = (ScoreRule(lambda config: config.alibi, _alibi),)
 
 
 class ScoreRules:

@@ -24,7 +24,18 @@ def position_rules(config: AttentionConfig, query_length: int, key_length: int) 
     for query, key in np.ndindex(query_length, key_length):
         if config.causal and key > query:
             may_attend[query, key] = False
+        if config.alibi:
+            bias[:, query, key] = [-slope * abs(query - key) for slope in alibi_slopes(config.num_heads)]
     return may_attend, bias
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """A geometric sequence whose ratio is its first term; interleaved if the count is not a power of two."""
+    if heads & (heads - 1) == 0:
+        ratio: float = 2 ** -(8 / heads)
+        return [ratio**i for i in range(1, heads + 1)]
+    below = 2 ** int(np.log2(heads))
+    return alibi_slopes(below) + alibi_slopes(2 * below)[::2][: heads - below]
 
 
 def attention(module: MultiHeadAttention, inputs: list[Array], may_attend: Array) -> tuple[Array, Array]:
@@ -105,6 +116,7 @@ def configs(draw: st.DrawFn) -> AttentionConfig:
         out_bias=draw(st.booleans()),
         d_out=draw(size) if out_proj else DERIVED,
         causal=draw(st.booleans()),
+        alibi=not cross and draw(st.booleans()),
         scale=draw(st.sampled_from([DERIVED, 0.3, 1.0])),
     )
 
