@@ -67,6 +67,9 @@ class AttentionConfig:
     """Query row i may attend to key rows 0..i only."""
     alibi: bool = False
     """Whether scores fall linearly with the distance of two rows (ALiBi), by a slope for each head."""
+    window: int = 0
+    """Rows of a sliding window, 0 for none. Row i may attend to rows i - window + 1 to i if causal, and to
+    rows i - window + 1 to i + window - 1 otherwise."""
     scale: float = DERIVED
     """Factor on the scores; left out, 1 / sqrt(d_k)."""
     rotary_theta: float = 0.0
@@ -78,6 +81,8 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         _check_sizes(self, "d_query", "num_heads")
+        if self.window != 0:
+            _check_sizes(self, "window")
         if self.d_k is DERIVED and self.d_query % self.num_heads:
             rule = f"must divide d_query={self.d_query} where d_k is not given"
             raise ConfigError("num_heads", self.num_heads, rule)
@@ -118,6 +123,7 @@ class AttentionConfig:
             ("d_value", own_value, f"must be d_key={self.d_key} unless separate_value"),
             ("projections", self.projections != "fused" or not self.cross, "must not be fused with cross"),
             ("alibi", not (self.alibi and self.cross), "must be false with cross"),
+            ("window", not (self.window and self.cross), "must be 0 with cross"),
         ]
 
     def _head_rules(self) -> list[Rule]:

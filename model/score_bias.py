@@ -55,8 +55,15 @@ def _alibi(config: AttentionConfig, query_length: int, key_length: int, device: 
     return -slopes[None, :, None, None] * distance  # (1, H, Tq, Tk)
 
 
+def _window(config: AttentionConfig, query_length: int, key_length: int, device: torch.device) -> Tensor:
+    """A query may attend to keys fewer than `window` rows away, on both sides (Beltagy et al., 2020)."""
+    reach = config.window - 1
+    pairs = torch.ones(query_length, key_length, dtype=torch.bool, device=device)
+    return pairs.tril(reach).triu(-reach)
+
+
 CAUSAL = ScoreRule(lambda config: config.causal, _lower_triangle)
-MASKS: tuple[ScoreRule, ...] = (CAUSAL,)
+MASKS: tuple[ScoreRule, ...] = (CAUSAL, ScoreRule(lambda config: config.window > 0, _window))
 BIASES: tuple[ScoreRule, ...] = (ScoreRule(lambda config: config.alibi, _alibi),)
 
 

@@ -24,6 +24,8 @@ def position_rules(config: AttentionConfig, query_length: int, key_length: int) 
     for query, key in np.ndindex(query_length, key_length):
         if config.causal and key > query:
             may_attend[query, key] = False
+        if config.window and abs(query - key) >= config.window:
+            may_attend[query, key] = False
         if config.alibi:
             bias[:, query, key] = [-slope * abs(query - key) for slope in alibi_slopes(config.num_heads)]
     return may_attend, bias
@@ -117,6 +119,7 @@ def configs(draw: st.DrawFn) -> AttentionConfig:
         d_out=draw(size) if out_proj else DERIVED,
         causal=draw(st.booleans()),
         alibi=not cross and draw(st.booleans()),
+        window=0 if cross else draw(st.integers(0, 7)),
         scale=draw(st.sampled_from([DERIVED, 0.3, 1.0])),
     )
 

@@ -1,11 +1,19 @@
 """Rules on scores by position: compared with published values and with other projects' code."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from transformers.masking_utils import sliding_window_causal_mask_function
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from model.config import AttentionConfig, ConfigError
 from model.score_bias import ScoreRules, alibi_slopes
+
+
+def assert_equal(mask: torch.Tensor | None, expected: Sequence[Sequence[object]]) -> None:
+    assert mask is not None
+    assert torch.equal(mask, torch.tensor(expected, dtype=torch.bool))
 
 
 def heads_of(config: AttentionConfig, length: int) -> torch.Tensor:
@@ -45,3 +53,44 @@ def test_the_alibi_bias_falls_by_the_slope_with_each_row_of_distance(causal: boo
 def test_alibi_is_refused_where_distances_have_another_meaning(options: dict[str, object], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         AttentionConfig(**{"d_query": 4, "alibi": True} | options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("causal", "expected"),
+    [
+        (True, [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]),
+        (False, [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]),
+    ],
+    ids=["causal", "bidirectional"],
+)
+def test_a_window_of_two_reaches_one_row_further(causal: bool, expected: list[list[int]]) -> None:
+    config = AttentionConfig(d_query=4, causal=causal, window=2)
+    q = heads_of(config, 4)
+    assert_equal(ScoreRules(config).mask(None, q, q), expected)
+
+
+def test_a_causal_window_equals_that_of_the_mistral_model() -> None:
+    length, window = 11, 4
+    config = AttentionConfig(d_query=4, causal=True, window=window)
+    overlay = sliding_window_causal_mask_function(window)
+    rows = torch.arange(length)
+    expected = [[bool(overlay(0, 0, row, column)) for column in rows] for row in rows]
+    q = heads_of(config, length)
+    assert_equal(ScoreRules(config).mask(None, q, q), expected)
+
+
+def test_a_window_longer_than_the_sequence_changes_nothing() -> None:
+    config = AttentionConfig(d_query=4, window=9)
+    q = heads_of(config, 9)
+    assert_equal(ScoreRules(config).mask(None, q, q), [[True] * 9] * 9)
+
+
+@pytest.mark.parametrize("window", [-1, 2.0, True], ids=str)
+def test_a_window_is_a_positive_number_of_rows(window: object) -> None:
+    with pytest.raises(ConfigError, match=f"window={window}: must be a positive integer"):
+        AttentionConfig(d_query=4, window=window)  # type: ignore[arg-type]
+
+
+def test_a_window_between_two_sequences_is_refused() -> None:
+    with pytest.raises(ConfigError, match="window=3: must be 0 with cross"):
+        AttentionConfig(d_query=4, cross=True, window=3)
