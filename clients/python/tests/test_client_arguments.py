@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from attention_client import AttendInputs, AttentionClient, InvalidArgumentError
-from attention_client.encoding import encode_texts, encode_tokens, encode_vectors
-from attention_client.streaming import encode_item
-from attention_client.values import Ask
+from attention_client._encoding import encode_texts, encode_tokens, encode_vectors
+from attention_client._streaming import encode_item
+from attention_client._values import Ask
 
 ASK = Ask(model="m")
 ONE, BATCH, GRID = np.ones((3, 4)), np.ones((2, 3, 4)), np.ones((2, 3, 3, 4))

@@ -13,11 +13,11 @@ from grpc_status import rpc_status
 
 import attention_client as ac
 from attention_client import AttendInputs
+from attention_client._encoding import encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.encoding import encode_vectors
+from attention_client._streaming import Sent, decode_answer
+from attention_client._values import Ask
 from attention_client.errors import from_rpc_error, from_stream_error
-from attention_client.streaming import Sent, decode_answer
-from attention_client.values import Ask
 
 CLASSES = [
     (grpc.StatusCode.INVALID_ARGUMENT, ac.InvalidArgumentError, ValueError),

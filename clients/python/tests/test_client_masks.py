@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from attention_client import AttendInputs
+from attention_client._encoding import encode_texts, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.encoding import encode_texts, encode_vectors
-from attention_client.values import Ask
+from attention_client._values import Ask
 
 ASK = Ask(model="m")
 HEADS = 3

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from attention_client import AttendInputs
-from attention_client.encoding import encode_vectors
-from attention_client.values import Ask
+from attention_client._encoding import encode_vectors
+from attention_client._values import Ask
 
 ASK = Ask(model="m")
 

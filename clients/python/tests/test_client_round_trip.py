@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from attention_client import AttendInputs, InternalError
+from attention_client._decoding import decode_result
+from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.decoding import decode_result
-from attention_client.encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
-from attention_client.values import Array, Ask, FloatArray
+from attention_client._values import Array, Ask, FloatArray
 
 ASK = Ask(model="m", version="7", return_weights=True)
 SIZES = st.integers(1, 5)

@@ -9,8 +9,10 @@ with AttentionClient("127.0.0.1:8001") as client:
 ```
 """
 
-from attention_client.aio import AsyncAttentionClient
-from attention_client.client import AttentionClient
+from attention_client._async_client import AsyncAttentionClient
+from attention_client._client import AttentionClient
+from attention_client._models import CostInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client._values import AttendInputs, AttentionResult, TextInputs, TokenInputs
 from attention_client.errors import (
     AttentionClientError,
     CallCancelledError,
@@ -24,8 +26,6 @@ from attention_client.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from attention_client.models import CostInfo, ModelInfo, ParityInfo, TensorInfo
-from attention_client.values import AttendInputs, AttentionResult, TextInputs, TokenInputs
 
 __version__ = "0.1.0"
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attention_client.arrays import as_floats, as_integers
+from attention_client._arrays import as_floats, as_integers
+from attention_client._values import Array, Arrays, Texts
 from attention_client.errors import invalid
-from attention_client.values import Array, Arrays, Texts
 
 
 @dataclass(frozen=True, slots=True)

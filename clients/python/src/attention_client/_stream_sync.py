@@ -15,8 +15,7 @@ from typing import Protocol
 import grpc
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.errors import AttentionClientError, from_rpc_error
-from attention_client.streaming import (
+from attention_client._streaming import (
     Entry,
     Mark,
     Outcome,
@@ -27,7 +26,8 @@ from attention_client.streaming import (
     ended_early,
     idle_too_long,
 )
-from attention_client.values import StreamItem
+from attention_client._values import StreamItem
+from attention_client.errors import AttentionClientError, from_rpc_error
 
 
 class StreamCall(Protocol):

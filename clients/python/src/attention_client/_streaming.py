@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from attention_client._connection import seconds
+from attention_client._decoding import decode_result
+from attention_client._encoding import EncodedCall, Layout, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.connection import seconds
-from attention_client.decoding import decode_result
-from attention_client.encoding import EncodedCall, Layout, encode_texts, encode_tokens, encode_vectors
+from attention_client._values import Ask, AttendInputs, Result, StreamItem, TextInputs, TokenInputs
 from attention_client.errors import (
     AttentionClientError,
     DeadlineExceededError,
@@ -21,7 +22,6 @@ from attention_client.errors import (
     from_stream_error,
     invalid,
 )
-from attention_client.values import Ask, AttendInputs, Result, StreamItem, TextInputs, TokenInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from attention_client._arrays import WIRE_FLOAT
+from attention_client._encoding import Layout
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.arrays import WIRE_FLOAT
-from attention_client.encoding import Layout
+from attention_client._sequences import Form
+from attention_client._values import AttentionResult, FloatArray
 from attention_client.errors import InternalError
-from attention_client.sequences import Form
-from attention_client.values import AttentionResult, FloatArray
 
 _Shape: TypeAlias = tuple[int, ...]
 

@@ -7,16 +7,16 @@ from typing import Self, TypeVar
 import grpc
 from grpc import aio
 
-from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_client.connection import (
+from attention_client._connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TARGET,
     DEFAULT_TIMEOUT,
     channel_options,
     seconds,
 )
-from attention_client.readiness import Readiness, wait_until_ready_async
-from attention_client.stream_async import translated_async
+from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_client._readiness import Readiness, wait_until_ready_async
+from attention_client._stream_async import translated_async
 
 _RequestT = TypeVar("_RequestT")
 _ResponseT = TypeVar("_ResponseT")

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import grpc
 from grpc import aio
 
+from attention_client._streaming import ended_early
 from attention_client.errors import AttentionClientError, from_rpc_error
-from attention_client.streaming import ended_early
 
 _PLACEHOLDER = "Internal error from Core"
 # The true status is on its way when the placeholder is met; this is for one that never comes.

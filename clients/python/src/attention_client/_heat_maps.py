@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attention_client.values import FloatArray
+from attention_client._values import FloatArray
 
 _COLOURS = "Blues"  # one hue, the darker the larger, to every eye and in print
 _DARK = 0.55  # above it, ink on the colour is white

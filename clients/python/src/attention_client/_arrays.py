@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_client._values import Array
 from attention_client.errors import invalid
-from attention_client.values import Array
 
 # On the wire every number is little-endian.
 WIRE_FLOAT = np.dtype("<f4")

@@ -12,10 +12,9 @@ from typing import TypeAlias
 import grpc
 from grpc import aio
 
+from attention_client._call_status import CallEnd
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.call_end import CallEnd
-from attention_client.errors import AttentionClientError, CallCancelledError, translated
-from attention_client.streaming import (
+from attention_client._streaming import (
     Entry,
     Mark,
     Outcome,
@@ -26,7 +25,8 @@ from attention_client.streaming import (
     ended_early,
     idle_too_long,
 )
-from attention_client.values import StreamItem
+from attention_client._values import StreamItem
+from attention_client.errors import AttentionClientError, CallCancelledError, translated
 
 StreamCall: TypeAlias = aio.StreamStreamCall[pb.AttendStreamRequest, pb.AttendStreamResponse]
 OpenCall: TypeAlias = Callable[[float | None], StreamCall]

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_client._arrays import as_booleans
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.arrays import as_booleans
+from attention_client._sequences import Form
+from attention_client._values import Arrays
 from attention_client.errors import invalid
-from attention_client.sequences import Form
-from attention_client.values import Arrays
 
 _Mask: TypeAlias = NDArray[np.bool_]
 _KINDS = (pb.AttentionMask.KIND_KEYS, pb.AttentionMask.KIND_PAIRS, pb.AttentionMask.KIND_HEADS)

@@ -9,15 +9,14 @@ from typing import Any, Literal, Unpack, overload
 
 from numpy.typing import ArrayLike
 
+from attention_client._connection_sync import Connection
+from attention_client._decoding import decode_result
+from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.connection_sync import Connection
-from attention_client.decoding import decode_result
-from attention_client.encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
-from attention_client.errors import AttentionClientError
-from attention_client.models import ModelInfo
-from attention_client.stream_sync import StreamCall, attend_stream
-from attention_client.streaming import plan_stream
-from attention_client.values import (
+from attention_client._models import ModelInfo
+from attention_client._stream_sync import StreamCall, attend_stream
+from attention_client._streaming import plan_stream
+from attention_client._values import (
     Array,
     Arrays,
     Ask,
@@ -32,6 +31,7 @@ from attention_client.values import (
     StreamOptions,
     Texts,
 )
+from attention_client.errors import AttentionClientError
 
 
 class AttentionClient(Connection):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
+from attention_client._arrays import as_array
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.arrays import as_array
+from attention_client._masks import Span, encode_mask
+from attention_client._sequences import Form, Sequences, integers, texts, vectors
+from attention_client._values import Arrays, Ask, AttendInputs, Texts
 from attention_client.errors import invalid
-from attention_client.masks import Span, encode_mask
-from attention_client.sequences import Form, Sequences, integers, texts, vectors
-from attention_client.values import Arrays, Ask, AttendInputs, Texts
 
 
 @dataclass(frozen=True, slots=True)
