@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from attention_client.client import AttentionClient
+from attention_client._client import AttentionClient
+from attention_client._models import ModelInfo
+from attention_client._streaming import Outcome
+from attention_client._values import AttendInputs, StreamItem, TextInputs, TokenInputs
 from attention_client.enrich.computing import Answer, ModelFacts, Request, Role, output_width, widths_of
 from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.errors import (
@@ -22,9 +25,6 @@ from attention_client.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from attention_client.models import ModelInfo
-from attention_client.streaming import Outcome
-from attention_client.values import AttendInputs, StreamItem, TextInputs, TokenInputs
 
 log = logging.getLogger(__name__)
 # Requests on their way to one server.
