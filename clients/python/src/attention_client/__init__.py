@@ -1,4 +1,4 @@
-"""The client of an attention inference service; what is imported from here is its public interface.
+"""A client for the attention inference service. The names exported here are its public interface.
 
 ```python
 from attention_client import AttentionClient
@@ -16,11 +16,15 @@ from attention_client._values import AttendInputs, AttentionResult, TextInputs, 
 from attention_client.errors import (
     AttentionClientError,
     CallCancelledError,
+    ClientClosedError,
     DeadlineExceededError,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
+    LimitExceededError,
+    MessageTooLargeError,
     NotFoundError,
+    OverloadedError,
     PermissionDeniedError,
     ResourceExhaustedError,
     UnauthenticatedError,
@@ -36,13 +40,17 @@ __all__ = [
     "AttentionClientError",
     "AttentionResult",
     "CallCancelledError",
+    "ClientClosedError",
     "CostInfo",
     "DeadlineExceededError",
     "FailedPreconditionError",
     "InternalError",
     "InvalidArgumentError",
+    "LimitExceededError",
+    "MessageTooLargeError",
     "ModelInfo",
     "NotFoundError",
+    "OverloadedError",
     "ParityInfo",
     "PermissionDeniedError",
     "ResourceExhaustedError",

@@ -1,4 +1,4 @@
-"""An answer made into arrays of the kind of the query: changes with the response message.
+"""Decodes a response into arrays that have the form of the query.
 
 Notation: "..." the leading axes of a batch, Tq query rows, Tk key rows, H heads, d elements of a row.
 """
@@ -11,24 +11,24 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attention_client._arrays import WIRE_FLOAT
-from attention_client._encoding import Layout
+from attention_client._encoding import ResponseShape
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client._sequences import Form
+from attention_client._sequences import InputForm
 from attention_client._values import AttentionResult, FloatArray
 from attention_client.errors import InternalError
 
 _Shape: TypeAlias = tuple[int, ...]
 
 
-def decode_result(response: pb.AttendResponse, layout: Layout) -> AttentionResult[Any]:
-    """Reads an answer; its arrays are copies, writable and free of the response's bytes.
+def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) -> AttentionResult[Any]:
+    """Decodes a response; the arrays are writable copies that do not keep the response in memory.
 
     Raises:
-        InternalError: The answer contradicts itself or the request.
+        InternalError: The response contradicts itself or the request.
     """
     return AttentionResult(
-        context_vectors=_context_vectors(response.context_vectors, layout),
-        attention_weights=_weights(response.attention_weights, layout)
+        context_vectors=_context_vectors(response.context_vectors, response_shape),
+        attention_weights=_weights(response.attention_weights, response_shape)
         if response.HasField("attention_weights")
         else None,
         model_name=response.model_name,
@@ -36,49 +36,54 @@ def decode_result(response: pb.AttendResponse, layout: Layout) -> AttentionResul
     )
 
 
-def _context_vectors(message: pb.VectorSequences, layout: Layout) -> FloatArray | list[FloatArray]:
+def _context_vectors(
+    message: pb.VectorSequences, response_shape: ResponseShape
+) -> FloatArray | list[FloatArray]:
     flat = _floats("context_vectors", message.data_type, message.data)
     shapes = [(length, message.width) for length in message.lengths]  # (Tq_i, d)
-    padded = (layout.query_rows, message.width)
-    return _in_kind("context_vectors", flat, shapes, layout=layout, padded=padded)
+    padded = (response_shape.query_rows, message.width)
+    return _in_form("context_vectors", flat, shapes, response_shape=response_shape, padded=padded)
 
 
-def _weights(message: pb.AttentionWeights, layout: Layout) -> FloatArray | list[FloatArray]:
+def _weights(message: pb.AttentionWeights, response_shape: ResponseShape) -> FloatArray | list[FloatArray]:
     field, heads = "attention_weights", message.num_heads
     if len(message.query_lengths) != len(message.key_lengths):
-        raise _unreadable(field, "it has more query lengths than key lengths, or fewer")
+        raise _unreadable(
+            field,
+            f"it has {len(message.query_lengths)} query lengths and {len(message.key_lengths)} key lengths",
+        )
     flat = _floats(field, message.data_type, message.data)
     lengths = zip(message.query_lengths, message.key_lengths, strict=True)
     shapes = [(heads, queries, keys) for queries, keys in lengths]  # (H, Tq_i, Tk_i)
-    padded = (heads, layout.query_rows, layout.key_rows)
-    return _in_kind(field, flat, shapes, layout=layout, padded=padded)
+    padded = (heads, response_shape.query_rows, response_shape.key_rows)
+    return _in_form(field, flat, shapes, response_shape=response_shape, padded=padded)
 
 
 def _floats(field: str, data_type: pb.DataType.ValueType, data: bytes) -> FloatArray:
     """A read-only view of the bytes."""
     if data_type != pb.DATA_TYPE_FP32:
-        raise _unreadable(field, f"its data type is {data_type}, and this client reads FP32")
+        raise _unreadable(field, f"its data type is {data_type}; this client reads FP32")
     if len(data) % WIRE_FLOAT.itemsize:
-        raise _unreadable(field, f"{len(data)} bytes are no whole number of elements")
+        raise _unreadable(field, f"{len(data)} bytes are not a whole number of elements")
     return np.frombuffer(data, WIRE_FLOAT)
 
 
-def _in_kind(
-    field: str, flat: FloatArray, shapes: Sequence[_Shape], *, layout: Layout, padded: _Shape
+def _in_form(
+    field: str, flat: FloatArray, shapes: Sequence[_Shape], *, response_shape: ResponseShape, padded: _Shape
 ) -> FloatArray | list[FloatArray]:
-    """Cuts the elements of all sequences into their shapes, in the kind of the query."""
+    """Splits the elements of all sequences into their shapes, in the form of the query."""
     ends = list(accumulate((math.prod(shape) for shape in shapes), initial=0))
-    asked = math.prod(layout.leading)
-    if len(shapes) != asked or ends[-1] != flat.size:
+    expected = math.prod(response_shape.leading)
+    if len(shapes) != expected or ends[-1] != flat.size:
         sizes = f"{len(shapes)} sequences of {ends[-1]} elements in all"
-        raise _unreadable(field, f"{sizes} do not fit {asked} asked for and {flat.size} received")
-    if layout.form is Form.BATCH:
-        return _batch(field, flat, shapes, padded=padded).reshape(*layout.leading, *padded)
-    own = flat.astype(np.float32)  # the one copy; what follows are views
+        raise _unreadable(field, f"{sizes} do not match {expected} requested and {flat.size} received")
+    if response_shape.form is InputForm.BATCH:
+        return _batch(field, flat, shapes, padded=padded).reshape(*response_shape.leading, *padded)
+    own = flat.astype(np.float32)  # the only copy; the parts are views of it
     parts = [
         own[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)
     ]
-    return parts if layout.form is Form.LIST else parts[0]
+    return parts if response_shape.form is InputForm.LIST else parts[0]
 
 
 def _batch(field: str, flat: FloatArray, shapes: Sequence[_Shape], *, padded: _Shape) -> FloatArray:
@@ -90,7 +95,7 @@ def _batch(field: str, flat: FloatArray, shapes: Sequence[_Shape], *, padded: _S
     for index, shape in enumerate(shapes):
         if any(size > limit for size, limit in zip(shape, padded, strict=True)):
             raise _unreadable(
-                field, f"sequence {index} has shape {shape}, larger than the {padded} asked for"
+                field, f"sequence {index} has shape {shape}, larger than the {padded} of the batch"
             )
         end = start + math.prod(shape)
         batch[index][tuple(slice(size) for size in shape)] = flat[start:end].reshape(shape)
@@ -99,4 +104,4 @@ def _batch(field: str, flat: FloatArray, shapes: Sequence[_Shape], *, padded: _S
 
 
 def _unreadable(field: str, why: str) -> InternalError:
-    return InternalError(f"the server's answer cannot be read: {field}: {why}", field=field)
+    return InternalError(f"the server's response cannot be read: {field}: {why}", field=field)

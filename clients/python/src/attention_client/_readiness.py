@@ -1,72 +1,77 @@
-"""What waiting for a server means: changes with the health protocol (grpc.health.v1)."""
+"""Waits for a server by the health protocol, grpc.health.v1."""
 
 import asyncio
 import time
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import grpc
-from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attention_client.errors import AttentionClientError, DeadlineExceededError, from_rpc_error
 
-# The states of a server that is coming up or restarting; time cures no other.
+_Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+HEALTH_REQUEST = health_pb2.HealthCheckRequest(service="")
+# The statuses of a server that is starting or restarting; for any other, waiting does not help.
 _PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds
+
+
+def is_serving(response: health_pb2.HealthCheckResponse) -> bool:
+    """Whether the server reports that it is ready."""
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 class Readiness:
-    """One wait for the service "" to be SERVING: the time left, and what was seen last."""
-
-    request = health_pb2.HealthCheckRequest(service="")
+    """The state of one wait: the time left, the last status, and the pause before the next attempt."""
 
     def __init__(self, target: str, timeout: float) -> None:
         self._target, self._timeout = target, timeout
         self._end = time.monotonic() + timeout
-        self._seen = "nothing, no connection was made"
+        self._last = "no connection"
         self._pause = _FIRST_PAUSE
 
     @property
     def remaining(self) -> float:
-        """Seconds left; negative once the time is over."""
+        """Seconds left; negative after the timeout."""
         return self._end - time.monotonic()
 
     def is_ready(self, response: health_pb2.HealthCheckResponse) -> bool:
-        """Notes what the server says of itself, and whether that is SERVING."""
-        self._seen = f"status {health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)}"
+        """Records the status that the server reports; True if it is SERVING."""
+        self._last = f"status {health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)}"
         self._pause = _FIRST_PAUSE
-        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+        return is_serving(response)
 
     def note(self, error: grpc.RpcError) -> None:
-        """Notes a failed watch.
+        """Records why a health call ended.
 
         Raises:
-            AttentionClientError: An error that waiting does not cure, such as UNAUTHENTICATED.
+            AttentionClientError: Waiting does not help, as for UNAUTHENTICATED.
         """
         if error.code() not in _PASSING:
             raise from_rpc_error(error) from error
-        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # that is this wait's own end
-            self._seen = f"{error.code().name} {error.details() or ''}".strip()
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the end of this wait itself
+            self._last = f"{error.code().name} {error.details() or ''}".strip()
 
     def pause(self) -> float:
-        """Seconds to wait after a watch ended; grows, so that a dead server is not hammered."""
+        """Seconds until the next attempt; doubles from one to the next."""
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         return max(0.0, min(pause, self.remaining))
 
     def failure(self) -> AttentionClientError:
-        """The error of a wait whose time is over."""
-        message = f"{self._target} was not ready within {self._timeout:g} s; last seen: {self._seen}"
-        return DeadlineExceededError(message)
+        """The error of a wait that reached its timeout."""
+        message = f"{self._target} was not ready within {self._timeout:g} s; last status: {self._last}"
+        return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
 
 
-def wait_until_ready(channel: grpc.Channel, readiness: Readiness) -> None:
-    """Follows the server's health to the first SERVING.
+def wait_until_ready(stub: health_pb2_grpc.HealthStub, readiness: Readiness, metadata: _Metadata) -> None:
+    """Watches the server's health until it is SERVING.
 
     Raises:
-        AttentionClientError: The time is over, or waiting does not help.
+        AttentionClientError: The timeout passed, or waiting does not help.
     """
-    stub = health_pb2_grpc.HealthStub(channel)
     while readiness.remaining > 0:
-        watch = stub.Watch(readiness.request, timeout=readiness.remaining)
+        watch = stub.Watch(HEALTH_REQUEST, timeout=readiness.remaining, metadata=metadata)
         try:
             if any(readiness.is_ready(response) for response in watch):
                 return
@@ -78,11 +83,12 @@ def wait_until_ready(channel: grpc.Channel, readiness: Readiness) -> None:
     raise readiness.failure()
 
 
-async def wait_until_ready_async(channel: aio.Channel, readiness: Readiness) -> None:
+async def wait_until_ready_async(
+    stub: health_pb2_grpc.HealthStub, readiness: Readiness, metadata: _Metadata
+) -> None:
     """As `wait_until_ready`."""
-    stub = health_pb2_grpc.HealthStub(channel)
     while readiness.remaining > 0:
-        watch = stub.Watch(readiness.request, timeout=readiness.remaining)
+        watch = stub.Watch(HEALTH_REQUEST, timeout=readiness.remaining, metadata=metadata)
         try:
             async for response in watch:
                 if readiness.is_ready(response):

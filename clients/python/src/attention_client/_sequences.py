@@ -1,4 +1,4 @@
-"""One sequence, a batch or a list made uniform: changes with the kinds of argument that a call accepts.
+"""Reads the sequences of an argument, in each of the forms that a call accepts.
 
 Notation: "..." the leading axes of a batch, T rows of a sequence, d elements of a row. Token ids and
 positions have no d.
@@ -8,19 +8,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attention_client._arrays import as_floats, as_integers
+from attention_client._arrays import as_array, as_floats, as_integers, items_of
+from attention_client._validation import type_name
 from attention_client._values import Array, Arrays, Texts
 from attention_client.errors import invalid
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """What the rows of an argument are: the rank of one sequence, and the words for it."""
+class _RowType:
+    """The type of an argument's rows: the rank of one sequence, its conversion, and its shapes in words."""
 
     rank: int
     convert: Callable[[str, object], Array]
@@ -28,12 +29,12 @@ class _Kind:
     batch: str
 
 
-_VECTORS = _Kind(rank=2, convert=as_floats, one="(T, d)", batch="(..., T, d)")
-_INTEGERS = _Kind(rank=1, convert=as_integers, one="(T,)", batch="(..., T)")
+_VECTORS = _RowType(rank=2, convert=as_floats, one="(T, d)", batch="(..., T, d)")
+_INTEGERS = _RowType(rank=1, convert=as_integers, one="(T,)", batch="(..., T)")
 
 
-class Form(Enum):
-    """The kind of argument; the answer is of the same kind."""
+class InputForm(Enum):
+    """The form of an argument; the result has the form of the query."""
 
     ONE = "one sequence"
     BATCH = "a batch array"
@@ -46,17 +47,17 @@ class Sequences:
 
     Attributes:
         field: The argument's name, for errors.
-        form: How the caller gave them.
-        leading: The axes that count them: none for one sequence, all before T for a batch, (number of
-            sequences,) for a list.
-        pieces: Arrays that hold the valid rows of all sequences in order: one per sequence, (T_i, d), or a
-            single batch, (number of sequences, T, d), where all rows are valid.
+        form: The argument's form.
+        leading: Sizes of the axes before T: none for one sequence, those of a batch, (number of sequences,)
+            for a list.
+        pieces: Arrays that hold the valid rows of all sequences in order: one per sequence, (T_i, d), or, if
+            all rows are valid, a single batch, (number of sequences, T, d).
         lengths: Valid rows of each sequence.
-        rows: Rows of each sequence as the caller gave it: equal to its length, or more where it is padded.
+        rows: Rows of each sequence as the caller gave it: its length, or more if it is padded.
     """
 
     field: str
-    form: Form
+    form: InputForm
     leading: tuple[int, ...]
     pieces: tuple[Array, ...]
     lengths: tuple[int, ...]
@@ -81,81 +82,104 @@ class Sequences:
         return flat
 
 
-def vectors(field: str, value: Arrays, lengths: ArrayLike | None = None) -> Sequences:
+def vectors(
+    field: str, value: Arrays, lengths: ArrayLike | None = None, *, like: InputForm | None = None
+) -> Sequences:
     """Reads (T, d), (..., T, d) or a list of (T_i, d) of real numbers.
 
     Args:
         field: The argument's name, for errors.
         value: The sequences.
-        lengths: Valid rows of each sequence of a batch: integers, of the shape of its leading axes.
+        lengths: Valid rows of each sequence of a batch: integers, with the shape of its leading axes.
+        like: The form of the query, if another argument is read: nested lists beside an array are an array.
 
     Raises:
-        InvalidArgumentError: The type, rank or size of an array is none of those, or of a length.
+        InvalidArgumentError: An array or a length has another type, rank or size.
     """
-    sequences = _read(field, value, _VECTORS)
+    sequences = _read(field, value, _VECTORS, like)
     widths = {piece.shape[-1] for piece in sequences.pieces}
     if len(widths) > 1 or 0 in widths:
         raise invalid(field, "rows of one width, 1 or more", f"widths {sorted(widths)}")
     return _cut(sequences, lengths)
 
 
-def integers(field: str, value: Arrays, lengths: ArrayLike | None = None) -> Sequences:
-    """Reads (T,), (..., T) or a list of (T_i,) integers, token ids or positions; as `vectors` otherwise."""
-    return _cut(_read(field, value, _INTEGERS), lengths)
+def integers(
+    field: str, value: Arrays, lengths: ArrayLike | None = None, *, like: InputForm | None = None
+) -> Sequences:
+    """Reads (T,), (..., T) or a list of (T_i,) integers, token ids or positions; otherwise as `vectors`."""
+    return _cut(_read(field, value, _INTEGERS, like), lengths)
 
 
-def texts(field: str, value: str | Texts) -> tuple[Form, tuple[str, ...]]:
-    """Reads one text, or a list or tuple of them.
+def texts(field: str, value: str | Texts) -> tuple[InputForm, tuple[str, ...]]:
+    """Reads one text, or a list, tuple, pandas Series or array of them.
 
     Raises:
-        InvalidArgumentError: It is neither, or it is empty.
+        InvalidArgumentError: The value is neither, it is empty, or an item is not a str.
     """
     if isinstance(value, str):
-        return Form.ONE, (value,)
-    if not isinstance(value, list | tuple):
-        raise invalid(field, "a str or a list of str", f"a {type(value).__name__}")
-    for index, text in enumerate(value):
+        return InputForm.ONE, (value,)
+    items = list(value.tolist()) if _is_text_array(value) else items_of(value)
+    if items is None:
+        raise invalid(field, "a str or a list of str", type_name(value))
+    for index, text in enumerate(items):
         if not isinstance(text, str):
-            raise invalid(f"{field}[{index}]", "a str", f"a {type(text).__name__}")
-    if not value:
+            raise invalid(f"{field}[{index}]", "a str", type_name(text))
+    if not items:
         raise invalid(field, "at least one text", "an empty list")
-    return Form.LIST, tuple(value)
+    return InputForm.LIST, tuple(items)
 
 
-def _read(field: str, value: Arrays, kind: _Kind) -> Sequences:
-    if isinstance(value, list | tuple):
-        return _read_list(field, value, kind)
-    array = kind.convert(field, value)
-    if array.ndim < kind.rank:
-        raise invalid(field, f"{kind.one}, {kind.batch} or a list of {kind.one}", f"shape {array.shape}")
-    leading, own = array.shape[: -kind.rank], array.shape[-kind.rank :]
+def _is_text_array(value: object) -> TypeGuard[Array]:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "U" and value.ndim == 1
+
+
+def _read(field: str, value: Arrays, rows: _RowType, like: InputForm | None) -> Sequences:
+    items = items_of(value)
+    if items is None:
+        return _read_array(field, rows.convert(field, value), rows)
+    if like in {InputForm.ONE, InputForm.BATCH} or _are_rows(field, items, rows):
+        return _read_array(field, rows.convert(field, items), rows)
+    return _read_list(field, items, rows)
+
+
+def _are_rows(field: str, items: Sequence[Any], rows: _RowType) -> bool:
+    """Whether items are the rows of one sequence, rather than sequences; the first one decides."""
+    return bool(items) and as_array(f"{field}[0]", items[0]).ndim == rows.rank - 1
+
+
+def _read_array(field: str, array: Array, rows: _RowType) -> Sequences:
+    if array.ndim < rows.rank:
+        raise invalid(field, f"{rows.one}, {rows.batch} or a list of {rows.one}", f"shape {array.shape}")
+    leading, own = array.shape[: -rows.rank], array.shape[-rows.rank :]
     if 0 in leading:
         raise invalid(field, "at least one sequence", f"shape {array.shape}")
     count = math.prod(leading)
-    rows = (int(own[0]),) * count
-    _refuse_empty(field, rows)
+    lengths = (int(own[0]),) * count
+    _refuse_empty(field, lengths)
     if not leading:
-        return Sequences(field, Form.ONE, leading, (array,), rows, rows)
-    return Sequences(field, Form.BATCH, leading, (array.reshape(count, *own),), rows, rows)
+        return Sequences(field, InputForm.ONE, leading, (array,), lengths, lengths)
+    return Sequences(field, InputForm.BATCH, leading, (array.reshape(count, *own),), lengths, lengths)
 
 
-def _read_list(field: str, value: Sequence[Any], kind: _Kind) -> Sequences:
-    pieces = tuple(kind.convert(f"{field}[{index}]", item) for index, item in enumerate(value))
+def _read_list(field: str, value: Sequence[Any], rows: _RowType) -> Sequences:
+    pieces = tuple(rows.convert(f"{field}[{index}]", item) for index, item in enumerate(value))
     for index, piece in enumerate(pieces):
-        if piece.ndim != kind.rank:
+        if piece.ndim != rows.rank:
             found = f"shape {piece.shape}; each item of a list is one sequence"
-            raise invalid(f"{field}[{index}]", kind.one, found)
-    rows = tuple(int(piece.shape[0]) for piece in pieces)
-    _refuse_empty(field, rows)
-    return Sequences(field, Form.LIST, (len(pieces),), pieces, rows, rows)
+            raise invalid(f"{field}[{index}]", rows.one, found)
+    lengths = tuple(int(piece.shape[0]) for piece in pieces)
+    _refuse_empty(field, lengths)
+    return Sequences(field, InputForm.LIST, (len(pieces),), pieces, lengths, lengths)
 
 
 def _cut(sequences: Sequences, lengths: ArrayLike | None) -> Sequences:
-    """Leaves out the rows of a batch past each sequence's length."""
+    """Removes the rows of a batch past each sequence's length."""
     if lengths is None:
         return sequences
-    if sequences.form is not Form.BATCH:
-        raise invalid("lengths", f"None, for {sequences.form.value} has no padding", "lengths")
+    if sequences.form is not InputForm.BATCH:
+        raise invalid(
+            "lengths", "None, because only a batch array has padding", f"lengths for {sequences.form.value}"
+        )
     valid = _read_lengths(lengths, sequences.leading, sequences.rows[0])
     (batch,) = sequences.pieces
     pieces = tuple(batch[index, :length] for index, length in enumerate(valid))
@@ -174,7 +198,7 @@ def _read_lengths(lengths: ArrayLike, leading: tuple[int, ...], rows: int) -> tu
 
 def _refuse_empty(field: str, rows: tuple[int, ...]) -> None:
     if not rows:
-        raise invalid(field, "at least one sequence", "none")
+        raise invalid(field, "at least one sequence", "an empty list")
     if 0 in rows:
         where = f"{field}[{rows.index(0)}]" if len(rows) > 1 else field
-        raise invalid(where, "at least one row", "a sequence of none")
+        raise invalid(where, "at least one row", "an empty sequence")

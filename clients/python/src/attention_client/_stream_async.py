@@ -1,7 +1,7 @@
-"""A bidirectional stream on tasks: changes with how the asynchronous client uses grpc.aio.
+"""A bidirectional stream on tasks.
 
-One task reads the caller's iterable and sends; the caller's task receives. Entries (see streaming.py)
-pass from the first to the second, and the slots of `max_in_flight` back.
+One task reads the caller's iterable and sends its requests; the caller's task receives the responses. Queue
+items (see _streaming.py) pass from the first to the second, and free slots of `max_in_flight` back.
 """
 
 import asyncio
@@ -12,18 +12,19 @@ from typing import TypeAlias
 import grpc
 from grpc import aio
 
-from attention_client._call_status import CallEnd
+from attention_client._call_status import CallStatus
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._streaming import (
-    Entry,
-    Mark,
     Outcome,
-    Sent,
-    StreamPlan,
-    decode_answer,
+    QueueItem,
+    SentRequest,
+    StreamEnd,
+    StreamSettings,
+    decode_response,
     encode_item,
     ended_early,
     idle_too_long,
+    iterator_of,
 )
 from attention_client._values import StreamItem
 from attention_client.errors import AttentionClientError, CallCancelledError, translated
@@ -33,21 +34,21 @@ OpenCall: TypeAlias = Callable[[float | None], StreamCall]
 
 
 async def attend_stream(
-    open_call: OpenCall, items: AsyncIterator[StreamItem], plan: StreamPlan
+    open_call: OpenCall, items: AsyncIterator[StreamItem], settings: StreamSettings
 ) -> AsyncGenerator[Outcome, None]:
-    """Runs one stream; closing the generator cancels the call and stops the reading."""
-    call = open_call(plan.timeout)
-    sender, end = _Sender(call, items, plan), CallEnd(call)
-    call.add_done_callback(lambda _: sender.entries.put_nowait(Mark.CALL_ENDED))
+    """Runs one stream; closing the generator cancels the call and stops reading."""
+    call = open_call(settings.timeout)
+    sender, end = _Sender(call, items, settings), CallStatus(call)
+    call.add_done_callback(lambda _: sender.queue_items.put_nowait(StreamEnd.CALL_ENDED))
     task = asyncio.create_task(sender.run())
     try:
-        while (entry := await sender.entries.get()) is not Mark.INPUT_ENDED:
-            outcome = await _outcome(entry, sender, end, plan)
+        while (queue_item := await sender.queue_items.get()) is not StreamEnd.INPUT_ENDED:
+            outcome = await _outcome(queue_item, sender, end, settings)
             sender.slots.release()
-            if isinstance(outcome, AttentionClientError) and not plan.return_exceptions:
+            if isinstance(outcome, AttentionClientError) and not settings.return_exceptions:
                 raise outcome
             yield outcome
-        await _finish(call, plan.idle_timeout)
+        await _finish(call, settings.idle_timeout)
         if sender.failure is not None:
             raise sender.failure
     finally:
@@ -56,22 +57,30 @@ async def attend_stream(
         await asyncio.wait([task])
 
 
-async def as_async(items: Iterable[StreamItem] | AsyncIterable[StreamItem]) -> AsyncIterator[StreamItem]:
-    """One kind of iterable for both."""
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item
+def async_iterator_of(
+    requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
+) -> AsyncIterator[StreamItem]:
+    """Converts both kinds of iterable to an asynchronous iterator.
+
+    Raises:
+        InvalidArgumentError: The requests are not iterable.
+    """
+    if isinstance(requests, AsyncIterable):
+        return aiter(requests)
+    return _without_waiting(iterator_of(requests))
+
+
+async def _without_waiting(items: Iterator[StreamItem]) -> AsyncIterator[StreamItem]:
+    for item in items:
+        yield item
 
 
 @contextmanager
 def translated_async() -> Iterator[None]:
-    """As `translated`; also tells a call that was cancelled from a task that was.
+    """As `translated`; also distinguishes a cancelled call from a cancelled task.
 
-    grpc.aio raises asyncio.CancelledError for both; let through for the first, it would look to the
-    caller as if its own task had been cancelled.
+    grpc.aio raises asyncio.CancelledError for both. For a cancelled call the caller would take it for the
+    cancellation of its own task.
     """
     try:
         with translated():
@@ -83,27 +92,29 @@ def translated_async() -> Iterator[None]:
         raise CallCancelledError("the call was cancelled by the server, or the client was closed") from None
 
 
-async def _outcome(entry: Entry, sender: "_Sender", end: CallEnd, plan: StreamPlan) -> Outcome:
-    if isinstance(entry, AttentionClientError):
-        return entry
+async def _outcome(
+    queue_item: QueueItem, sender: "_Sender", end: CallStatus, settings: StreamSettings
+) -> Outcome:
+    if isinstance(queue_item, AttentionClientError):
+        return queue_item
     try:
-        return await _receive(entry, sender.call, plan.idle_timeout)
+        return await _receive(queue_item, sender.call, settings.idle_timeout)
     except AttentionClientError as error:
         broken = await end.true_error(error)
-    # What the caller's own iterable raised comes first: it says more than a call that broke as well.
+    # An exception of the caller's iterable takes precedence over the error of the call that it broke.
     raise sender.failure or broken
 
 
-async def _receive(entry: Sent | Mark, call: StreamCall, limit: float | None) -> Outcome:
-    """Waits for one answer. After the call's end there is none, and grpc says why."""
-    answer = await _read(call, limit)
-    if not isinstance(answer, pb.AttendStreamResponse) or isinstance(entry, Mark):
+async def _receive(queue_item: SentRequest | StreamEnd, call: StreamCall, limit: float | None) -> Outcome:
+    """Waits for one response. If the call has ended, gRPC raises the reason."""
+    response = await _read(call, limit)
+    if not isinstance(response, pb.AttendStreamResponse) or isinstance(queue_item, StreamEnd):
         raise ended_early()
-    return decode_answer(answer, entry)
+    return decode_response(response, queue_item)
 
 
 async def _read(call: StreamCall, limit: float | None) -> object:
-    """The next answer, or grpc's mark for the end of them."""
+    """The next response, or gRPC's end-of-stream value."""
     try:
         async with asyncio.timeout(limit) as clock:
             with translated_async():
@@ -115,26 +126,26 @@ async def _read(call: StreamCall, limit: float | None) -> object:
 
 
 async def _finish(call: StreamCall, limit: float | None) -> None:
-    """Lets the server end the call. All answers are here: what goes wrong now changes none of them."""
+    """Lets the server end the call; all responses have arrived, so a failure now changes nothing."""
     with suppress(AttentionClientError):
         await _read(call, limit)
 
 
 class _Sender:
-    """Reads the caller's items as slots get free, and sends their requests.
+    """Reads the caller's iterable as slots become free, and sends its requests.
 
     Attributes:
         call: The call that carries them.
-        entries: What became of each item, in order.
-        failure: What the caller's iterable raised.
-        slots: Released by the receiver, once for each answer.
+        queue_items: The queue items, in order.
+        failure: The exception of the caller's iterable.
+        slots: Released by the receiver, once for each response.
     """
 
-    def __init__(self, call: StreamCall, items: AsyncIterator[StreamItem], plan: StreamPlan) -> None:
-        self.entries: asyncio.Queue[Entry] = asyncio.Queue()
+    def __init__(self, call: StreamCall, items: AsyncIterator[StreamItem], settings: StreamSettings) -> None:
+        self.queue_items: asyncio.Queue[QueueItem] = asyncio.Queue()
         self.failure: Exception | None = None
-        self.slots = asyncio.Semaphore(plan.max_in_flight)
-        self.call, self._items, self._ask = call, items, plan.ask
+        self.slots = asyncio.Semaphore(settings.max_in_flight)
+        self.call, self._items, self._options = call, items, settings.options
         self._index = 0
 
     async def run(self) -> None:
@@ -146,20 +157,20 @@ class _Sender:
         except (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
             pass
         finally:
-            self.entries.put_nowait(Mark.INPUT_ENDED)
+            self.queue_items.put_nowait(StreamEnd.INPUT_ENDED)
 
     async def _next_request(self) -> pb.AttendStreamRequest | None:
         while True:
             await self.slots.acquire()
             try:
                 item = await anext(self._items)
-                entry, request = encode_item(self._index, item, self._ask)
+                queue_item, request = encode_item(self._index, item, self._options)
             except StopAsyncIteration:
                 return None
             except Exception as error:  # raised again, in the caller's task
                 self.failure = error
                 return None
             self._index += 1
-            self.entries.put_nowait(entry)
+            self.queue_items.put_nowait(queue_item)
             if request is not None:
                 return request

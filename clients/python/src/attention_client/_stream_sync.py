@@ -1,7 +1,8 @@
-"""A bidirectional stream on threads: changes with how the synchronous client uses grpc's threads.
+"""A bidirectional stream on threads.
 
-grpc's thread reads the caller's iterable and sends; the caller's thread receives. Entries (see
-streaming.py) pass from the first to the second, and the slots of `max_in_flight` back.
+A thread of gRPC reads the caller's iterable and sends its requests; the caller's thread receives the
+responses. Queue items (see _streaming.py) pass from the first to the second, and free slots of
+`max_in_flight` back.
 """
 
 import itertools
@@ -16,12 +17,12 @@ import grpc
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._streaming import (
-    Entry,
-    Mark,
     Outcome,
-    Sent,
-    StreamPlan,
-    decode_answer,
+    QueueItem,
+    SentRequest,
+    StreamEnd,
+    StreamSettings,
+    decode_response,
     encode_item,
     ended_early,
     idle_too_long,
@@ -31,13 +32,13 @@ from attention_client.errors import AttentionClientError, from_rpc_error
 
 
 class StreamCall(Protocol):
-    """What is used of grpc's call."""
+    """The part of gRPC's call that a stream uses."""
 
     def __next__(self) -> pb.AttendStreamResponse:
-        """Waits for the next answer."""
+        """Waits for the next response."""
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Has the call's end reported; False where it has ended already."""
+        """Registers a function to call when the call ends; False if it has ended already."""
 
     def cancel(self) -> bool:
         """Ends the call."""
@@ -47,16 +48,16 @@ OpenCall = Callable[[Iterator[pb.AttendStreamRequest], float | None], StreamCall
 
 
 def attend_stream(
-    open_call: OpenCall, items: Iterator[StreamItem], plan: StreamPlan
+    open_call: OpenCall, items: Iterator[StreamItem], settings: StreamSettings
 ) -> Generator[Outcome, None, None]:
-    """Runs one stream; closing the generator cancels the call and stops the reading."""
-    requests = _Requests(items, plan)
-    call = open_call(requests, plan.timeout)
-    idle = _IdleWatch(call, plan.idle_timeout)
+    """Runs one stream; closing the generator cancels the call and stops reading."""
+    requests = _Requests(items, settings)
+    call = open_call(requests, settings.timeout)
+    idle = _IdleWatch(call, settings.idle_timeout)
     if not call.add_callback(requests.call_ended):
         requests.call_ended()
     try:
-        yield from _outcomes(requests, call, idle, plan)
+        yield from _outcomes(requests, call, idle, settings)
         _finish(call, idle)
         if requests.failure is not None:
             raise requests.failure
@@ -67,33 +68,39 @@ def attend_stream(
 
 
 def _outcomes(
-    requests: "_Requests", call: StreamCall, idle: "_IdleWatch", plan: StreamPlan
+    requests: "_Requests", call: StreamCall, idle: "_IdleWatch", settings: StreamSettings
 ) -> Generator[Outcome, None, None]:
-    while (entry := requests.entries.get()) is not Mark.INPUT_ENDED:
-        outcome = entry if isinstance(entry, AttentionClientError) else _receive(entry, requests, call, idle)
+    while (queue_item := requests.queue_items.get()) is not StreamEnd.INPUT_ENDED:
+        outcome = (
+            queue_item
+            if isinstance(queue_item, AttentionClientError)
+            else _receive(queue_item, requests, call, idle)
+        )
         requests.free_slot()
-        if isinstance(outcome, AttentionClientError) and not plan.return_exceptions:
+        if isinstance(outcome, AttentionClientError) and not settings.return_exceptions:
             raise outcome
         yield outcome
 
 
-def _receive(entry: Sent | Mark, requests: "_Requests", call: StreamCall, idle: "_IdleWatch") -> Outcome:
-    """Waits for one answer. After the call's end there is none, and grpc says why."""
+def _receive(
+    queue_item: SentRequest | StreamEnd, requests: "_Requests", call: StreamCall, idle: "_IdleWatch"
+) -> Outcome:
+    """Waits for one response. If the call has ended, gRPC raises the reason."""
     try:
         with idle.waiting():
-            answer = next(call)
+            response = next(call)
     except (grpc.RpcError, StopIteration) as error:
         broken = idle.failure or _call_error(error)
     else:
-        if isinstance(entry, Mark):
+        if isinstance(queue_item, StreamEnd):
             raise ended_early()
-        return decode_answer(answer, entry)
-    # What the caller's own iterable raised comes first: it says more than a call that broke as well.
+        return decode_response(response, queue_item)
+    # An exception of the caller's iterable takes precedence over the error of the call that it broke.
     raise requests.failure or broken
 
 
 def _finish(call: StreamCall, idle: "_IdleWatch") -> None:
-    """Lets the server end the call. All answers are here: what goes wrong now changes none of them."""
+    """Lets the server end the call; all responses have arrived, so a failure now changes nothing."""
     with suppress(grpc.RpcError, StopIteration), idle.waiting():
         next(call)
 
@@ -103,62 +110,62 @@ def _call_error(error: Exception) -> AttentionClientError:
 
 
 class _Requests(Iterator[pb.AttendStreamRequest]):
-    """The requests of a stream, made from the caller's items as slots get free.
+    """The requests of a stream, encoded from the caller's iterable as slots become free.
 
     Attributes:
-        entries: What became of each item, in order.
-        failure: What the caller's iterable raised.
+        queue_items: The queue items, in order.
+        failure: The exception of the caller's iterable.
     """
 
-    def __init__(self, items: Iterator[StreamItem], plan: StreamPlan) -> None:
-        self.entries: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+    def __init__(self, items: Iterator[StreamItem], settings: StreamSettings) -> None:
+        self.queue_items: queue.SimpleQueue[QueueItem] = queue.SimpleQueue()
         self.failure: BaseException | None = None
         self._items = zip(itertools.count(), items, strict=False)
-        self._ask = plan.ask
-        self._slots = threading.Semaphore(plan.max_in_flight)
+        self._options = settings.options
+        self._slots = threading.Semaphore(settings.max_in_flight)
         self._stopped = False
 
     def __next__(self) -> pb.AttendStreamRequest:
         while True:
             self._slots.acquire()
-            entry, request = self._read()
-            self.entries.put(entry)
+            queue_item, request = self._read()
+            self.queue_items.put(queue_item)
             if request is not None:
                 return request
-            if entry is Mark.INPUT_ENDED:
+            if queue_item is StreamEnd.INPUT_ENDED:
                 raise StopIteration
 
-    def _read(self) -> tuple[Entry, pb.AttendStreamRequest | None]:
+    def _read(self) -> tuple[QueueItem, pb.AttendStreamRequest | None]:
         if self._stopped:
-            return Mark.INPUT_ENDED, None
+            return StreamEnd.INPUT_ENDED, None
         try:
             index, item = next(self._items)
-            return encode_item(index, item, self._ask)
+            return encode_item(index, item, self._options)
         except StopIteration:
-            return Mark.INPUT_ENDED, None
+            return StreamEnd.INPUT_ENDED, None
         except BaseException as error:  # raised again, in the caller's thread
             self.failure = error
-            return Mark.INPUT_ENDED, None
+            return StreamEnd.INPUT_ENDED, None
 
     def free_slot(self) -> None:
-        """Lets one more item be read."""
+        """Allows one more request to be read."""
         self._slots.release()
 
     def call_ended(self) -> None:
-        """Wakes a receiver that waits for the next item of a slow iterable."""
-        self.entries.put(Mark.CALL_ENDED)
+        """Wakes a receiver that waits for the next request of a slow iterable."""
+        self.queue_items.put(StreamEnd.CALL_ENDED)
 
     def stop(self) -> None:
-        """Ends the reading; an iterable that is blocked at this moment is read to its next item."""
+        """Stops reading; an iterable that is blocked now is read up to its next item."""
         self._stopped = True
         self._slots.release()
 
 
 class _IdleWatch:
-    """Cancels a call whose next answer is awaited for too long; grpc itself has no such limit.
+    """Cancels a call whose next response takes too long; gRPC does not have such a limit.
 
     Attributes:
-        failure: The error to raise, once it has cancelled the call.
+        failure: The error to raise after it cancelled the call.
     """
 
     def __init__(self, call: StreamCall, limit: float | None) -> None:
@@ -171,7 +178,7 @@ class _IdleWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Marks the block as a wait for one answer."""
+        """Marks the block as a wait for one response."""
         self._since = time.monotonic()
         try:
             yield
@@ -184,7 +191,7 @@ class _IdleWatch:
 
     def _run(self, limit: float) -> None:
         left = limit
-        while not self._stopped.wait(left):  # wakes once per limit while answers flow
+        while not self._stopped.wait(left):  # wakes once per limit while responses arrive
             since = self._since
             left = limit if since is None else since + limit - time.monotonic()
             if left <= 0:

@@ -1,4 +1,4 @@
-"""What goes into a call and comes out of it: changes with what a caller may ask or is told.
+"""The values that go into a call and come out of it.
 
 Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows, Tk key rows, H heads,
 d elements of a row.
@@ -11,40 +11,48 @@ from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from attention_client._validation import encodable, type_name, whole_number
+from attention_client.errors import invalid
+
 FloatArray: TypeAlias = NDArray[np.float32]
 Array: TypeAlias = NDArray[Any]
-# One array is one sequence or, with leading axes, a batch of equal ones; a list or a tuple holds one
-# sequence per item.
-Arrays: TypeAlias = Array | Sequence[ArrayLike]
-Texts: TypeAlias = list[str] | tuple[str, ...]
-AnswerT = TypeVar("AnswerT", FloatArray, list[FloatArray])
+# One array is one sequence or, with leading axes, a batch of equally long ones. A list, a tuple or a pandas
+# Series holds one sequence per item, unless its items are the rows of a single one.
+Arrays: TypeAlias = ArrayLike | Sequence[ArrayLike]
+# The arguments that are lists of sequences for certain; for any other list, a type checker cannot tell.
+VectorLists: TypeAlias = Sequence[Array] | Sequence[Sequence[Sequence[float]]]
+TokenLists: TypeAlias = Sequence[Array] | Sequence[Sequence[int]]
+Texts: TypeAlias = list[str] | tuple[str, ...] | Array
+Version: TypeAlias = int | str
+MAX_VERSION = 2**63 - 1
+ArraysT = TypeVar("ArraysT", FloatArray, list[FloatArray])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AttentionResult(Generic[AnswerT]):
-    """The answer to one call, in the kind of its query.
+class AttentionResult(Generic[ArraysT]):
+    """The result of one call, in the form of its query.
 
-    The arrays are writable and belong to the caller. Those of a list are views of one buffer: holding one
-    holds the memory of all.
+    The arrays are writable and belong to the caller. Those of a list are views of one buffer: each keeps
+    the memory of all of them in use.
 
     Attributes:
         context_vectors: float32; (Tq, d) for one sequence, (..., Tq, d) for a batch, a list of (Tq_i, d) for
             a list. Rows past a length are zeros.
-        attention_weights: float32, or None where they were not asked for; (H, Tq, Tk), (..., H, Tq, Tk) or a
+        attention_weights: float32, or None if they were not requested; (H, Tq, Tk), (..., H, Tq, Tk) or a
             list of (H, Tq_i, Tk_i). Rows and columns past a length are zeros.
-        model_name: Name of the model that answered.
-        model_version: Version of the model that answered.
+        model_name: Name of the model that computed the result.
+        model_version: Version of that model.
     """
 
-    context_vectors: AnswerT
-    attention_weights: AnswerT | None
+    context_vectors: ArraysT
+    attention_weights: ArraysT | None
     model_name: str
     model_version: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttendInputs:
-    """The inputs of one item of a stream that is more than a query; as the arguments of `attend`."""
+    """One request of a stream with more inputs than a query: the arguments of `AttentionClient.attend`."""
 
     query: Arrays
     key: Arrays | None = None
@@ -56,7 +64,7 @@ class AttendInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenInputs:
-    """One item of a stream of token ids; as the arguments of `attend_tokens`."""
+    """One request of a stream with token ids: the arguments of `AttentionClient.attend_tokens`."""
 
     token_ids: Arrays
     mask: Arrays | None = None
@@ -65,25 +73,49 @@ class TokenInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextInputs:
-    """One item of a stream of texts; as the arguments of `attend_text`."""
+    """One request of a stream with texts: the arguments of `AttentionClient.attend_text`."""
 
     text: str | Texts
     mask: Arrays | None = None
 
 
-# An array, a list or a tuple is a query.
+# Anything else is a query.
 StreamItem: TypeAlias = AttendInputs | TokenInputs | TextInputs | Arrays
-# Items of one stream may be of different kinds, and so may its results.
-Result: TypeAlias = AttentionResult[Any]
+# The requests of one stream may differ in form, and so may its results.
+AnyResult: TypeAlias = AttentionResult[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What a request says beside its inputs."""
+class RequestOptions:
+    """What a request states in addition to its inputs."""
 
     model: str
     version: str = ""
     return_weights: bool = False
+
+
+def request_options(model: str, version: Version, *, return_weights: bool) -> RequestOptions:
+    """Validates what every call takes.
+
+    Raises:
+        InvalidArgumentError: The model is not a str, or the version is not a positive integer or a str.
+    """
+    if not isinstance(model, str):
+        raise invalid("model", "a str, the model's name", type_name(model))
+    return RequestOptions(
+        model=encodable("model", model), version=version_text(version), return_weights=bool(return_weights)
+    )
+
+
+def version_text(version: Version) -> str:
+    """A model's version as requests state it; an empty one means the highest that is ready.
+
+    Raises:
+        InvalidArgumentError: The version is not a positive integer or a str.
+    """
+    if isinstance(version, str):
+        return encodable("version", version)
+    return str(whole_number("version", version, 1, MAX_VERSION))
 
 
 class CallOptions(TypedDict, total=False):
@@ -92,7 +124,7 @@ class CallOptions(TypedDict, total=False):
     mask: Arrays | None
     return_weights: bool
     timeout: float | None
-    version: str
+    version: Version
 
 
 class PaddedOptions(CallOptions, total=False):
@@ -113,4 +145,4 @@ class StreamOptions(TypedDict, total=False):
     return_weights: bool
     max_in_flight: int
     timeout: float | None
-    version: str
+    version: Version
