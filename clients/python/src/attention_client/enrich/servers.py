@@ -22,6 +22,7 @@ from attention_client.errors import (
     CallCancelledError,
     DeadlineExceededError,
     InvalidArgumentError,
+    MessageTooLargeError,
     ResourceExhaustedError,
     UnavailableError,
 )
@@ -82,7 +83,11 @@ class ServerComputer:
         if retry_seconds < 0:
             raise EnrichError(f"retry_seconds is {retry_seconds:g}; it cannot be below 0")
         targets = [targets] if isinstance(targets, str) else targets
-        self._clients = [AttentionClient(address) for target in targets for address in resolve(target)]
+        self._clients = [
+            AttentionClient(address, max_retries=0, wait_for_ready=False)
+            for target in targets
+            for address in resolve(target)
+        ]
         patience = min(retry_seconds, START_SECONDS)
         found = [_describe(client, model, version, patience) for client in self._clients]
         if versions := sorted({info.version for info in found} - {found[0].version}):
@@ -139,7 +144,7 @@ class ServerComputer:
                         pause = self._wait(pause)
                 sent.give_back()
             except AttentionClientError as error:
-                too_large = isinstance(error, ResourceExhaustedError) and not error.reason
+                too_large = isinstance(error, MessageTooLargeError)
                 sent.give_back(error if too_large else None)
                 self._lost(error)
             pause = self._wait(pause)
