@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from attention_client._values import Array
 from attention_client.enrich.errors import EnrichError
-from attention_client.values import Array
 
 # Axes of vectors: sequences, their rows, elements of a row.
 VECTORS_RANK = 3

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from attention_client.client import AttentionClient
+from attention_client._client import AttentionClient
+from attention_client._models import ModelInfo
+from attention_client._streaming import Outcome
+from attention_client._values import AttendInputs, StreamItem, TextInputs, TokenInputs
 from attention_client.enrich.computing import Answer, ModelFacts, Request, Role, output_width, widths_of
 from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.errors import (
@@ -19,12 +22,10 @@ from attention_client.errors import (
     CallCancelledError,
     DeadlineExceededError,
     InvalidArgumentError,
+    MessageTooLargeError,
     ResourceExhaustedError,
     UnavailableError,
 )
-from attention_client.models import ModelInfo
-from attention_client.streaming import Outcome
-from attention_client.values import AttendInputs, StreamItem, TextInputs, TokenInputs
 
 log = logging.getLogger(__name__)
 # Requests on their way to one server.
@@ -82,7 +83,11 @@ class ServerComputer:
         if retry_seconds < 0:
             raise EnrichError(f"retry_seconds is {retry_seconds:g}; it cannot be below 0")
         targets = [targets] if isinstance(targets, str) else targets
-        self._clients = [AttentionClient(address) for target in targets for address in resolve(target)]
+        self._clients = [
+            AttentionClient(address, max_retries=0, wait_for_ready=False)
+            for target in targets
+            for address in resolve(target)
+        ]
         patience = min(retry_seconds, START_SECONDS)
         found = [_describe(client, model, version, patience) for client in self._clients]
         if versions := sorted({info.version for info in found} - {found[0].version}):
@@ -139,7 +144,7 @@ class ServerComputer:
                         pause = self._wait(pause)
                 sent.give_back()
             except AttentionClientError as error:
-                too_large = isinstance(error, ResourceExhaustedError) and not error.reason
+                too_large = isinstance(error, MessageTooLargeError)
                 sent.give_back(error if too_large else None)
                 self._lost(error)
             pause = self._wait(pause)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from attention_client._values import Array
 from attention_client.enrich.columns import (
     Cells,
     pooled_column,
@@ -21,7 +22,6 @@ from attention_client.enrich.computing import Answer, Computer, Request, Role
 from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.enrich.plan import Options
 from attention_client.enrich.pooling import POOLS, Pool
-from attention_client.values import Array
 
 # A request holds at most so many sequences and, of several, so many bytes of input or of result.
 REQUEST_SEQUENCES = 64

@@ -1,4 +1,4 @@
-"""Attention weights as a picture: changes with how it looks. Needs matplotlib, the extra `plot`.
+"""Draws attention weights as heat maps. Needs matplotlib, the extra `plot`.
 
 Notation: H heads, Tq query rows, Tk key rows.
 """
@@ -13,26 +13,26 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attention_client.values import FloatArray
+from attention_client._values import FloatArray
 
-_COLOURS = "Blues"  # one hue, the darker the larger, to every eye and in print
-_DARK = 0.55  # above it, ink on the colour is white
+_COLOURS = "Blues"  # one hue: darker means larger, also in print and for colour-blind readers
+_DARK = 0.55  # above this weight the number is white
 _DPI = 100
-# Inches of one heat map: more for more words, within what a page can hold.
+# Side of one heat map in inches, by the number of words.
 _PER_WORD, _SMALLEST, _LARGEST = 0.42, 2.0, 5.0
-_MOST_WORDS_WITH_NUMBERS = 11  # with more, the numbers would not fit into their cells
+_MOST_WORDS_WITH_NUMBERS = 11  # with more, the numbers do not fit into their cells
 _INK, _QUIET = "#222222", "#666666"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeatMaps:
-    """What to draw.
+    """The contents of a figure.
 
     Attributes:
         weights: One heat map for each head: (H, Tq, Tk), from 0 to 1.
         heads: Number of each head.
-        labels: One for each row, and for each column.
-        title: What stands above all.
+        labels: One word for each row and for each column.
+        title: Title of the figure.
     """
 
     weights: FloatArray
@@ -42,17 +42,17 @@ class HeatMaps:
 
 
 def save(maps: HeatMaps, path: Path) -> None:
-    """Draws one heat map per head, with one colour bar, into a file of the type that its name says.
+    """Draws one heat map for each head, with one colour bar, into a file of the type that its suffix names.
 
     Raises:
         OSError: The file cannot be written.
-        ValueError: The name's ending is no type that matplotlib writes.
+        ValueError: Matplotlib does not write files with this suffix.
     """
     draw(maps).savefig(path, dpi=_DPI, bbox_inches="tight")  # a long title widens the picture
 
 
 def draw(maps: HeatMaps) -> Figure:
-    """Draws the figure and writes nothing."""
+    """Draws the figure without writing it."""
     columns = math.ceil(math.sqrt(len(maps.weights)))
     rows = math.ceil(len(maps.weights) / columns)
     side = min(max(_PER_WORD * len(maps.labels), _SMALLEST), _LARGEST)
@@ -67,7 +67,7 @@ def draw(maps: HeatMaps) -> Figure:
         if len(maps.labels) <= _MOST_WORDS_WITH_NUMBERS:
             _write_numbers(axes, weights)
     for axes in panels[len(maps.weights) - columns : len(maps.weights)]:
-        axes.tick_params(labelbottom=True)  # the lowest of a column, where the last row is not full
+        axes.tick_params(labelbottom=True)  # the lowest of its column, if the last row is not full
     for axes in panels[len(maps.weights) :]:
         axes.set_axis_off()
     bar = figure.colorbar(image, ax=panels, shrink=0.7, aspect=25, label="attention weight")
@@ -79,12 +79,12 @@ def draw(maps: HeatMaps) -> Figure:
 
 
 def _label(axes: Axes, labels: Sequence[str]) -> None:
-    """Words on both axes, white lines between the cells, and no frame."""
+    """Puts the words on both axes and white lines between the cells; removes the frame."""
     ticks = np.arange(len(labels))
     axes.set_xticks(ticks, labels, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(ticks, labels)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        label.set(fontsize=9, parse_math=False)  # a word with dollar signs is no formula
+        label.set(fontsize=9, parse_math=False)  # a word with dollar signs is not a formula
     axes.set_xticks(ticks[1:] - 0.5, minor=True)
     axes.set_yticks(ticks[1:] - 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=1)

@@ -1,4 +1,4 @@
-"""What the server says of its models, as plain values: changes with the Model message."""
+"""Descriptions of models, as plain values."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -23,9 +23,10 @@ class TensorInfo:
 
     Attributes:
         name: Name, as in the ONNX graph.
-        data_type: Element type in NumPy's words, "bfloat16" and "str" beside them.
-        axes: Outermost first; the size of a fixed axis, or the name of one that each request sizes.
-        optional: Whether a request may leave it out (an input) or must ask for it (an output).
+        data_type: Element type by its NumPy name, or "bfloat16" or "str".
+        axes: Outermost first: the size of a fixed axis, or the name of an axis whose size varies.
+        optional: For an input, whether a request may omit it; for an output, whether it is returned on
+            request only.
     """
 
     name: str
@@ -35,7 +36,7 @@ class TensorInfo:
 
     @classmethod
     def from_proto(cls, tensor: pb.Tensor) -> Self:
-        """Reads the message."""
+        """Reads the protobuf message."""
         axes = tuple(axis.name or axis.size for axis in tensor.axes)
         data_type = _DATA_TYPES.get(tensor.data_type, UNKNOWN)
         return cls(name=tensor.name, data_type=data_type, axes=axes, optional=tensor.optional)
@@ -43,12 +44,12 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ParityInfo:
-    """How close served results are to eager PyTorch: |served - eager| <= absolute + relative * |eager|.
+    """The tolerance to eager PyTorch: |served - eager| <= absolute + relative * |eager|.
 
     Attributes:
         relative_tolerance: The relative tolerance.
         absolute_tolerance: The absolute tolerance.
-        measured_max_abs_error: Largest |served - eager| that this server measured on its own hardware.
+        measured_max_abs_error: Largest |served - eager| that the server measured on its own hardware.
     """
 
     relative_tolerance: float
@@ -58,7 +59,7 @@ class ParityInfo:
 
 @dataclass(frozen=True, slots=True)
 class CostInfo:
-    """Arithmetic of a model in floating-point operations; a multiply-add is two.
+    """The cost of a model in floating-point operations; a multiply-add counts as two.
 
     Attributes:
         flops_per_query: For each query row, in the linear layers.
@@ -78,17 +79,17 @@ class ModelInfo:
     Attributes:
         name: Name of the model.
         version: Version of the model.
-        state: "ready", "failed", or "unknown" where this client is older than the server.
-        state_reason: Why it does not answer; empty where it does.
-        description: One line on what it is.
-        inputs: Inputs; those marked optional may be left out.
-        outputs: Outputs; those marked optional come only when asked for.
-        num_heads: Number of heads: H.
-        causal: Whether a query row sees no key after its own position.
-        accepts_text: Whether requests may bring text.
-        parity: Closeness to eager PyTorch; None where the server does not state it.
+        state: "ready" or "failed"; "unknown" if the client is older than the server.
+        state_reason: Why the model is not ready; empty if it is.
+        description: One line that describes the model.
+        inputs: The inputs.
+        outputs: The outputs.
+        num_heads: Number of attention heads, H; None for a module without attention heads.
+        causal: Whether a query row cannot attend to keys after its own position.
+        accepts_text: Whether the model has a tokenizer and takes text.
+        parity: Tolerance and measured error; None if the server does not state them.
         parameters: Number of trainable parameters.
-        cost: Arithmetic; None where the server does not state it.
+        cost: Floating-point operations; None if the server does not state them.
         provider: ONNX Runtime's execution provider, such as "CPUExecutionProvider".
     """
 
@@ -99,7 +100,7 @@ class ModelInfo:
     description: str
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
-    num_heads: int
+    num_heads: int | None
     causal: bool
     accepts_text: bool
     parity: ParityInfo | None
@@ -109,7 +110,7 @@ class ModelInfo:
 
     @classmethod
     def from_proto(cls, model: pb.Model) -> Self:
-        """Reads the message."""
+        """Reads the protobuf message."""
         return cls(
             name=model.name,
             version=model.version,
@@ -118,12 +119,12 @@ class ModelInfo:
             description=model.description,
             inputs=tuple(TensorInfo.from_proto(tensor) for tensor in model.inputs),
             outputs=tuple(TensorInfo.from_proto(tensor) for tensor in model.outputs),
-            num_heads=model.num_heads,
+            num_heads=model.num_heads or None,  # 0 or absent for a module without attention heads
             causal=model.causal,
             accepts_text=model.accepts_text,
             parity=_parity(model.parity) if model.HasField("parity") else None,
             parameters=model.parameters,
-            cost=_cost(model.cost) if model.HasField("cost") else None,
+            cost=_cost(model.cost),
             provider=model.provider,
         )
 
@@ -136,7 +137,10 @@ def _parity(parity: pb.Parity) -> ParityInfo:
     )
 
 
-def _cost(cost: pb.Cost) -> CostInfo:
+def _cost(cost: pb.Cost) -> CostInfo | None:
+    """The cost; None if it is absent or all zeros, which means that it is unknown."""
+    if not (cost.flops_per_query or cost.flops_per_key or cost.flops_per_pair):
+        return None
     return CostInfo(
         flops_per_query=cost.flops_per_query,
         flops_per_key=cost.flops_per_key,

@@ -1,39 +1,42 @@
-"""The asynchronous client on grpc.aio: changes with the list of calls, as the synchronous one does."""
+"""The asynchronous client, on grpc.aio."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from typing import Any, Literal, Unpack, overload
 
 from numpy.typing import ArrayLike
 
+from attention_client._connection_async import AsyncConnection
+from attention_client._decoding import decode_result
+from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.connection_async import AsyncConnection
-from attention_client.decoding import decode_result
-from attention_client.encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
-from attention_client.errors import AttentionClientError
-from attention_client.models import ModelInfo
-from attention_client.stream_async import StreamCall, as_async, attend_stream
-from attention_client.streaming import plan_stream
-from attention_client.values import (
+from attention_client._models import ModelInfo
+from attention_client._stream_async import StreamCall, async_iterator_of, attend_stream
+from attention_client._streaming import stream_settings
+from attention_client._values import (
+    AnyResult,
     Array,
     Arrays,
-    Ask,
     AttendInputs,
     AttendOptions,
     AttentionResult,
     CallOptions,
     FloatArray,
     PaddedOptions,
-    Result,
     StreamItem,
     StreamOptions,
     Texts,
+    TokenLists,
+    VectorLists,
+    Version,
+    request_options,
 )
+from attention_client.errors import AttentionClientError
 
 
 class AsyncAttentionClient(AsyncConnection):
-    """AttentionClient for asyncio: the same calls, to be awaited, with the same arguments and errors.
+    """AttentionClient for asyncio: the same arguments, the same errors, and the same calls, to be awaited.
 
-    Made inside a running event loop, and used on that loop only.
+    Create it inside a running event loop, and use it on that loop only.
     """
 
     @overload
@@ -41,19 +44,28 @@ class AsyncAttentionClient(AsyncConnection):
         self,
         model: str,
         query: Array,
-        key: Array | None = None,
-        value: Array | None = None,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
         **options: Unpack[AttendOptions],
     ) -> AttentionResult[FloatArray]: ...
     @overload
     async def attend(
         self,
         model: str,
-        query: Sequence[ArrayLike],
-        key: Sequence[ArrayLike] | None = None,
-        value: Sequence[ArrayLike] | None = None,
+        query: VectorLists,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
         **options: Unpack[AttendOptions],
     ) -> AttentionResult[list[FloatArray]]: ...
+    @overload
+    async def attend(
+        self,
+        model: str,
+        query: Arrays,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        **options: Unpack[AttendOptions],
+    ) -> AttentionResult[Any]: ...
     async def attend(
         self,
         model: str,
@@ -66,11 +78,11 @@ class AsyncAttentionClient(AsyncConnection):
         positions: Arrays | None = None,
         return_weights: bool = False,
         timeout: float | None = None,
-        version: str = "",
+        version: Version = "",
     ) -> AttentionResult[Any]:
         """As `AttentionClient.attend`."""
-        ask = Ask(model=model, version=version, return_weights=return_weights)
-        call = encode_vectors(ask, AttendInputs(query, key, value, mask, lengths, positions))
+        options = request_options(model, version, return_weights=return_weights)
+        call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
         return await self._attend(call, timeout)
 
     @overload
@@ -89,11 +101,11 @@ class AsyncAttentionClient(AsyncConnection):
         mask: Arrays | None = None,
         return_weights: bool = False,
         timeout: float | None = None,
-        version: str = "",
+        version: Version = "",
     ) -> AttentionResult[Any]:
         """As `AttentionClient.attend_text`."""
-        ask = Ask(model=model, version=version, return_weights=return_weights)
-        return await self._attend(encode_texts(ask, text, mask=mask), timeout)
+        options = request_options(model, version, return_weights=return_weights)
+        return await self._attend(encode_texts(options, text, mask=mask), timeout)
 
     @overload
     async def attend_tokens(
@@ -101,8 +113,12 @@ class AsyncAttentionClient(AsyncConnection):
     ) -> AttentionResult[FloatArray]: ...
     @overload
     async def attend_tokens(
-        self, model: str, token_ids: Sequence[ArrayLike], **options: Unpack[PaddedOptions]
+        self, model: str, token_ids: TokenLists, **options: Unpack[PaddedOptions]
     ) -> AttentionResult[list[FloatArray]]: ...
+    @overload
+    async def attend_tokens(
+        self, model: str, token_ids: Arrays, **options: Unpack[PaddedOptions]
+    ) -> AttentionResult[Any]: ...
     async def attend_tokens(
         self,
         model: str,
@@ -112,11 +128,11 @@ class AsyncAttentionClient(AsyncConnection):
         lengths: ArrayLike | None = None,
         return_weights: bool = False,
         timeout: float | None = None,
-        version: str = "",
+        version: Version = "",
     ) -> AttentionResult[Any]:
         """As `AttentionClient.attend_tokens`."""
-        ask = Ask(model=model, version=version, return_weights=return_weights)
-        return await self._attend(encode_tokens(ask, token_ids, mask=mask, lengths=lengths), timeout)
+        options = request_options(model, version, return_weights=return_weights)
+        return await self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
 
     @overload
     def attend_stream(
@@ -126,7 +142,7 @@ class AsyncAttentionClient(AsyncConnection):
         *,
         return_exceptions: Literal[False] = False,
         **options: Unpack[StreamOptions],
-    ) -> AsyncGenerator[Result, None]: ...
+    ) -> AsyncGenerator[AnyResult, None]: ...
     @overload
     def attend_stream(
         self,
@@ -135,7 +151,7 @@ class AsyncAttentionClient(AsyncConnection):
         *,
         return_exceptions: bool,
         **options: Unpack[StreamOptions],
-    ) -> AsyncGenerator[Result | AttentionClientError, None]: ...
+    ) -> AsyncGenerator[AnyResult | AttentionClientError, None]: ...
     def attend_stream(
         self,
         model: str,
@@ -145,35 +161,37 @@ class AsyncAttentionClient(AsyncConnection):
         return_weights: bool = False,
         max_in_flight: int = 64,
         timeout: float | None = None,
-        version: str = "",
+        version: Version = "",
     ) -> AsyncGenerator[Any, None]:
-        """As `AttentionClient.attend_stream`, over an iterable or an asynchronous one.
+        """As `AttentionClient.attend_stream`, over an iterable or an asynchronous iterable.
 
-        A plain iterable is read on the event loop, and must not block. Closing the generator (`aclose`, or
-        contextlib.aclosing around it) cancels the call; merely leaving the loop does so some time later.
+        An iterable is read on the event loop and must not block. Closing the generator (`aclose`, or
+        contextlib.aclosing around it) cancels the call; leaving the loop cancels it some time later.
         """
-        plan = plan_stream(
-            Ask(model=model, version=version, return_weights=return_weights),
+        settings = stream_settings(
+            request_options(model, version, return_weights=return_weights),
             return_exceptions=return_exceptions,
             max_in_flight=max_in_flight,
             timeout=timeout,
-            default=self._timeout,
+            default=self._settings.timeout,
         )
-        return attend_stream(self._open_stream, as_async(requests), plan)
+        outcomes = attend_stream(self._open_stream, async_iterator_of(requests), settings)
+        return self._outcomes(outcomes, settings.timeout)
 
     async def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """As `AttentionClient.models`."""
         response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
         return [ModelInfo.from_proto(model) for model in response.models]
 
-    async def model(self, name: str, version: str = "", *, timeout: float | None = None) -> ModelInfo:
+    async def model(self, name: str, version: Version = "", *, timeout: float | None = None) -> ModelInfo:
         """As `AttentionClient.model`."""
-        request = pb.GetModelRequest(name=name, version=version)
+        options = request_options(name, version, return_weights=False)
+        request = pb.GetModelRequest(name=options.model, version=options.version)
         response = await self._call(self._stub.GetModel, request, timeout)
         return ModelInfo.from_proto(response.model)
 
     async def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
-        return decode_result(await self._call(self._stub.Attend, call.request, timeout), call.layout)
+        return decode_result(await self._call(self._stub.Attend, call.request, timeout), call.response_shape)
 
     def _open_stream(self, timeout: float | None) -> StreamCall:
-        return self._stub.AttendStream(timeout=timeout)
+        return self._open(self._stub.AttendStream, timeout)

@@ -1,8 +1,8 @@
-"""How an asynchronous call really ended: changes with what grpc.aio makes of a status.
+"""Recovers the status of an asynchronous call.
 
-A write that meets the end of its call makes grpc.aio replace the call's status by one of its own, INTERNAL
-"Internal error from Core"; before the true status is known or after. What the server said is lost, unless
-it is noted at the moment that it comes.
+If a write meets the end of its call, grpc.aio replaces the call's status by INTERNAL "Internal error from
+Core", before or after the server's status is known. The server's status is lost unless it is recorded when it
+arrives.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 import grpc
 from grpc import aio
 
+from attention_client._streaming import ended_early
 from attention_client.errors import AttentionClientError, from_rpc_error
-from attention_client.streaming import ended_early
 
 _PLACEHOLDER = "Internal error from Core"
-# The true status is on its way when the placeholder is met; this is for one that never comes.
+# Seconds. The server's status usually follows the placeholder at once; this bounds the wait for it.
 _LONGEST_WAIT = 1.0
 _ValueT = TypeVar("_ValueT")
 
 
-class CallEnd:
-    """Notes the status of one call when it comes."""
+class CallStatus:
+    """Records the status of one call when it arrives."""
 
     def __init__(self, call: aio.Call) -> None:
         self._status: aio.AioRpcError | None = None
@@ -31,7 +31,7 @@ class CallEnd:
         call.add_done_callback(self._note)
 
     async def true_error(self, error: AttentionClientError) -> AttentionClientError:
-        """The error that the call ended with, for one that may be the placeholder."""
+        """The error of the server's status if the given one is the placeholder."""
         if error.message != _PLACEHOLDER:
             return error
         with suppress(TimeoutError):
@@ -41,7 +41,7 @@ class CallEnd:
         return from_rpc_error(self._status)
 
     def _note(self, call: aio.Call) -> None:
-        """Called at every change of status; what it reads is there, so that nothing is waited for."""
+        """Called at every change of status; the values that it reads are available without waiting."""
         code, details = _ready(call.code()), _ready(call.details())
         if code is None or details == _PLACEHOLDER:
             return
@@ -51,7 +51,7 @@ class CallEnd:
 
 
 def _ready(value: Coroutine[Any, Any, _ValueT]) -> _ValueT | None:
-    """The value of a coroutine that has nothing to wait for."""
+    """The value of a coroutine that does not wait; None if it would."""
     try:
         value.send(None)
     except StopIteration as stop:

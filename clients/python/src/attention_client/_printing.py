@@ -6,8 +6,8 @@ Notation: T rows of a sequence, Tq query rows, Tk key rows, d elements of a row.
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from attention_client.models import CostInfo, ModelInfo, ParityInfo, TensorInfo
-from attention_client.values import FloatArray
+from attention_client._models import CostInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client._values import FloatArray
 
 _Row: TypeAlias = Sequence[str]
 _SHOWN_ELEMENTS = 6
