@@ -7,21 +7,11 @@ length run together. That wastes nothing on padding, and makes the same rows giv
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
-from math import ceil
 from pathlib import Path
 
 import numpy as np
-from attention_client.enrich.computing import (
-    Answer,
-    ModelFacts,
-    Request,
-    Role,
-    output_width,
-    widths_of,
-)
+from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec, Role
 from attention_client.enrich.errors import EnrichError, RefusedError
-from attention_client.enrich.tables import WINDOW_BYTES
-from attention_client.enrich.windows import REQUEST_BYTES
 
 from artifact.manifest import POSITIONS, ArtifactError, GraphKind
 from server import cores
@@ -36,11 +26,9 @@ from server.engine.validation import validate
 
 # Where runs are not spread over cores: while one request is prepared or copied, another computes.
 PARALLEL_ON_CUDA = 2
-# A window of rows makes at least so many requests where rows are many.
-WINDOW_REQUESTS = WINDOW_BYTES // REQUEST_BYTES
 
 
-class LocalComputer:
+class LocalBackend:
     """One model of a repository, loaded here."""
 
     def __init__(
@@ -74,21 +62,21 @@ class LocalComputer:
             self._model = load_model(_folder(repository, model, version), device)
         except (ArtifactError, ProviderError) as error:
             raise EnrichError(str(error)) from error
-        self.facts = facts_of(self._model)
-        self.windows_ahead = 2 + ceil(parallel / WINDOW_REQUESTS)
+        self.model = spec_of(self._model)
+        self.concurrency = parallel
         self._return_weights = return_weights
         self._limits = Limits()
         self._threads = ThreadPoolExecutor(parallel, "enrich")
 
-    def submit(self, request: Request) -> "Future[Answer]":
-        """As of Computer."""
+    def submit(self, request: BackendRequest) -> "Future[BackendResult]":
+        """As of Backend."""
         return self._threads.submit(self._compute, request)
 
     def close(self) -> None:
         """Ends what is under way."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _compute(self, request: Request) -> Answer:
+    def _compute(self, request: BackendRequest) -> BackendResult:
         try:
             work = validate(self._engine_request(request), self._model, self._limits)
         except (InvalidRequestError, LimitExceededError) as error:
@@ -98,12 +86,12 @@ class LocalComputer:
         results = self._run(work)
         vectors = [result[self._model.default_outputs[0]] for result in results]
         weights = [result["attention_weights"] for result in results] if self._return_weights else None
-        return Answer(vectors, weights)
+        return BackendResult(vectors, weights)
 
-    def _engine_request(self, request: Request) -> EngineRequest:
+    def _engine_request(self, request: BackendRequest) -> EngineRequest:
         texts: tuple[str, ...] = ()
         inputs: dict[str, Ragged] = {}
-        if self.facts.takes_text:
+        if self.model.accepts_text:
             texts = tuple(request.inputs[Role.QUERY])
         else:
             names = [spec.name for spec in self._model.inputs if spec.name != POSITIONS]
@@ -147,18 +135,17 @@ def _folder(repository: Path, model: str, version: str) -> Path:
     return repository / model / (version or str(found[0]))
 
 
-def facts_of(model: LoadedModel) -> ModelFacts:
+def spec_of(model: LoadedModel) -> ModelSpec:
     """What a job must know of a model.
 
     Raises:
         EnrichError: It makes no vectors of sequences.
     """
-    output = model.manifest.graphs[GraphKind.PLAIN].outputs[0]
-    return ModelFacts(
+    return ModelSpec.from_axes(
         name=model.name,
         version=model.version,
-        takes_text=model.text_encoder is not None,
-        widths=widths_of([spec.axes for spec in model.inputs if spec.name != POSITIONS]),
-        output_width=output_width(model.name, output.name, output.axes),
+        accepts_text=model.text_encoder is not None,
+        inputs=[spec.axes for spec in model.inputs if spec.name != POSITIONS],
+        output=model.manifest.graphs[GraphKind.PLAIN].outputs[0].axes,
         parity_error=model.measured_error,
     )
