@@ -1,32 +1,19 @@
-"""Computes in this process, on a model that the engine loads: no server, no queue."""
+"""The backend that computes in this process, on a model that the engine loads: neither server nor queue."""
 
 from concurrent.futures import Future
-from math import ceil
 from pathlib import Path
 
-from attention_client.enrich.computing import (
-    Answer,
-    ModelFacts,
-    Request,
-    Role,
-    output_width,
-    widths_of,
-)
+from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec, Role
 from attention_client.enrich.errors import EnrichError, RefusedError
-from attention_client.enrich.tables import WINDOW_BYTES
-from attention_client.enrich.windows import REQUEST_BYTES
 
 from server.engine.errors import EngineError, InvalidRequestError
 from server.engine.in_process import InProcessModel
 from server.engine.provider import Provider
 from server.engine.types import Result
 
-# A window of rows makes at least so many requests where rows are many.
-WINDOW_REQUESTS = WINDOW_BYTES // REQUEST_BYTES
 
-
-class LocalComputer:
-    """One model of a repository, loaded here."""
+class LocalBackend:
+    """One model of a repository, loaded in this process."""
 
     def __init__(
         self,
@@ -46,10 +33,12 @@ class LocalComputer:
             version: Version of the model; empty for the highest.
             return_weights: Whether to return the attention weights too.
             provider: cpu or cuda.
-            parallel: Requests at once, each on one core; 0 for the number of available cores.
+            parallel: How many requests to compute at once, each on one core; 0 for the number of available
+                cores.
 
         Raises:
-            EnrichError: The model does not exist, or cannot be used here.
+            EnrichError: The model does not exist or cannot be used here, or its output is not one that a job
+                can store.
         """
         try:
             self._model = InProcessModel.load(
@@ -57,56 +46,47 @@ class LocalComputer:
             )
         except EngineError as error:
             raise EnrichError(error.message) from error
-        self.facts = facts_of(self._model)
-        self.windows_ahead = 2 + ceil(self._model.parallel_runs / WINDOW_REQUESTS)
+        self.model = ModelSpec.from_axes(
+            name=self._model.name,
+            version=self._model.version,
+            accepts_text=self._model.takes_text,
+            inputs=[spec.axes for spec in self._model.inputs],
+            output=self._model.output.axes,
+            parity_error=self._model.measured_error,
+        )
+        self.concurrency = self._model.parallel_runs
         self._return_weights = return_weights
 
-    def submit(self, request: Request) -> "Future[Answer]":
-        """As of Computer."""
+    def submit(self, request: BackendRequest) -> "Future[BackendResult]":
+        """As of Backend."""
         rows = request.inputs
         if self._model.takes_text:
             future = self._model.submit(texts=rows[Role.QUERY], return_weights=self._return_weights)
         else:
-            names = [spec.name for spec in self._model.inputs]
             sequences = [rows[role] for role in Role if role in rows]
-            inputs = dict(zip(names, sequences, strict=False))
+            inputs = dict(zip([spec.name for spec in self._model.inputs], sequences, strict=False))
             future = self._model.submit(inputs, return_weights=self._return_weights)
-        answer: Future[Answer] = Future()
-        future.add_done_callback(lambda done: _resolve(answer, done))
-        return answer
+        result: Future[BackendResult] = Future()
+        future.add_done_callback(lambda done: _resolve(result, done))
+        return result
 
     def close(self) -> None:
         """Cancels requests that have not started."""
         self._model.close()
 
 
-def _resolve(answer: "Future[Answer]", done: "Future[Result]") -> None:
+def _resolve(result: "Future[BackendResult]", done: "Future[Result]") -> None:
     """Passes a result or an error of the engine on, in the terms of a job."""
-    if done.cancelled() or not answer.set_running_or_notify_cancel():
-        answer.cancel()
+    if done.cancelled() or not result.set_running_or_notify_cancel():
+        result.cancel()
         return
     try:
-        vectors, *weights = done.result().outputs.values()
-        answer.set_result(Answer(vectors, weights[0] if weights else None))
+        outputs = done.result().outputs
+        vectors = next(iter(outputs.values()))
+        result.set_result(BackendResult(vectors, outputs.get("attention_weights")))
     except InvalidRequestError as error:
-        answer.set_exception(RefusedError(error.message, error.reason))
+        result.set_exception(RefusedError(error.message, error.reason))
     except EngineError as error:
-        answer.set_exception(EnrichError(error.message))
+        result.set_exception(EnrichError(error.message))
     except Exception as error:
-        answer.set_exception(error)
-
-
-def facts_of(model: InProcessModel) -> ModelFacts:
-    """What a job must know of a model.
-
-    Raises:
-        EnrichError: It makes no vectors of sequences.
-    """
-    return ModelFacts(
-        name=model.name,
-        version=model.version,
-        takes_text=model.takes_text,
-        widths=widths_of([spec.axes for spec in model.inputs]),
-        output_width=output_width(model.name, model.output.name, model.output.axes),
-        parity_error=model.measured_error,
-    )
+        result.set_exception(error)

@@ -15,7 +15,7 @@ from attention_client._client import AttentionClient
 from attention_client._models import ModelInfo
 from attention_client._streaming import Outcome
 from attention_client._values import AttendInputs, StreamItem, TextInputs, TokenInputs
-from attention_client.enrich.computing import Answer, ModelFacts, Request, Role, output_width, widths_of
+from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec, Role
 from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.errors import (
     AttentionClientError,
@@ -47,12 +47,12 @@ MOST_ATTEMPTS = 3
 class Asked:
     """A request, the future of its answer, and how many streams ended with a message too large under it."""
 
-    request: Request
-    future: "Future[Answer]"
+    request: BackendRequest
+    future: "Future[BackendResult]"
     attempts: int = 0
 
 
-class ServerComputer:
+class ServerBackend:
     """One model on one or several servers.
 
     A request whose server goes away is sent again, to whichever is there first. Where none has answered for
@@ -93,8 +93,8 @@ class ServerComputer:
         if versions := sorted({info.version for info in found} - {found[0].version}):
             others = ", ".join(versions)
             raise EnrichError(f"servers answer with version {found[0].version} and with {others}: name one")
-        self.facts = facts_of(found[0])
-        self.windows_ahead = 2 + 2 * len(self._clients)
+        self.model = spec_of(found[0])
+        self.concurrency = IN_FLIGHT * len(self._clients)
         self._return_weights = return_weights
         self._retry_seconds = retry_seconds
         self._asked: queue.SimpleQueue[Asked] = queue.SimpleQueue()
@@ -108,8 +108,8 @@ class ServerComputer:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, request: Request) -> "Future[Answer]":
-        """As of Computer."""
+    def submit(self, request: BackendRequest) -> "Future[BackendResult]":
+        """As of Backend."""
         asked = Asked(request, Future())
         self._answered_at = time.monotonic()  # there may have been nothing to answer for long
         self._asked.put(asked)
@@ -131,21 +131,21 @@ class ServerComputer:
             sent = _Sent(self._asked, self._closing)
             try:
                 for outcome in client.attend_stream(
-                    self.facts.name,
+                    self.model.name,
                     sent,
                     return_exceptions=True,
                     return_weights=self._return_weights,
                     max_in_flight=IN_FLIGHT,
-                    version=self.facts.version,
+                    version=self.model.version,
                 ):
                     if self._settle(sent.answered(), outcome):
                         pause = FIRST_PAUSE_SECONDS
                     else:  # the server is full
                         pause = self._wait(pause)
-                sent.give_back()
+                sent.requeue()
             except AttentionClientError as error:
                 too_large = isinstance(error, MessageTooLargeError)
-                sent.give_back(error if too_large else None)
+                sent.requeue(error if too_large else None)
                 self._lost(error)
             pause = self._wait(pause)
         self._fail_all()
@@ -159,7 +159,7 @@ class ServerComputer:
         """Resolves the future of an answered request; False where it has to be asked again."""
         if not isinstance(outcome, AttentionClientError):
             self._answered_at = time.monotonic()
-            asked.future.set_result(Answer(outcome.context_vectors, outcome.attention_weights))
+            asked.future.set_result(BackendResult(outcome.context_vectors, outcome.attention_weights))
         elif isinstance(outcome, InvalidArgumentError) or outcome.reason == LIMIT_EXCEEDED:
             self._answered_at = time.monotonic()
             asked.future.set_exception(RefusedError(outcome.message, outcome.reason))
@@ -168,7 +168,7 @@ class ServerComputer:
             self._asked.put(asked)
             return False
         else:
-            asked.future.set_exception(EnrichError(f"{self.facts.name}: {outcome.message}"))
+            asked.future.set_exception(EnrichError(f"{self.model.name}: {outcome.message}"))
         return True
 
     def _lost(self, error: AttentionClientError) -> None:
@@ -222,7 +222,7 @@ class _Sent(Iterator[StreamItem]):
             assert self._unanswered is not None  # noqa: S101 - given back when the stream is over
             return self._unanswered.popleft()
 
-    def give_back(self, too_large: AttentionClientError | None = None) -> None:
+    def requeue(self, too_large: AttentionClientError | None = None) -> None:
         """Puts what was not answered back into the queue; takes nothing more from it.
 
         Args:
@@ -238,7 +238,7 @@ class _Sent(Iterator[StreamItem]):
                 self._asked.put(asked)
 
 
-def _item(request: Request) -> StreamItem:
+def _item(request: BackendRequest) -> StreamItem:
     query = request.inputs[Role.QUERY]
     if isinstance(query[0], str):
         return TextInputs(list(query))
@@ -271,7 +271,7 @@ def _describe(client: AttentionClient, model: str, version: str, patience: float
         raise EnrichError(str(error)) from error
 
 
-def facts_of(info: ModelInfo) -> ModelFacts:
+def spec_of(info: ModelInfo) -> ModelSpec:
     """What a job must know of a model, of what its server says.
 
     Raises:
@@ -279,12 +279,11 @@ def facts_of(info: ModelInfo) -> ModelFacts:
     """
     if info.state != "ready":
         raise EnrichError(f"model {info.name!r} does not answer: {info.state_reason}")
-    output = info.outputs[0]
-    return ModelFacts(
+    return ModelSpec.from_axes(
         name=info.name,
         version=info.version,
-        takes_text=info.accepts_text,
-        widths=widths_of([tensor.axes for tensor in info.inputs if not tensor.optional]),
-        output_width=output_width(info.name, output.name, output.axes),
+        accepts_text=info.accepts_text,
+        inputs=[tensor.axes for tensor in info.inputs if not tensor.optional],
+        output=info.outputs[0].axes,
         parity_error=info.parity.measured_max_abs_error if info.parity else None,
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from attention_client._values import Array
+from attention_client.enrich.backend import Backend, BackendRequest, BackendResult, Role
 from attention_client.enrich.columns import (
     Cells,
     pooled_column,
@@ -18,14 +19,16 @@ from attention_client.enrich.columns import (
     vectors_column,
     weights_column,
 )
-from attention_client.enrich.computing import Answer, Computer, Request, Role
 from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.enrich.plan import Options
 from attention_client.enrich.pooling import POOLS, Pool
+from attention_client.enrich.tables import ROW_BATCH_BYTES
 
 # A request holds at most so many sequences and, of several, so many bytes of input or of result.
 REQUEST_SEQUENCES = 64
 REQUEST_BYTES = 1 << 20
+# A full row batch makes at least so many requests.
+ROW_BATCH_REQUESTS = ROW_BATCH_BYTES // REQUEST_BYTES
 # Of attention weights at most so many pairs of rows: 16 MiB for 16 heads.
 REQUEST_PAIRS = 1 << 18
 FLOAT_BYTES = 4
@@ -60,7 +63,7 @@ class Window:
     """Rows under way."""
 
     def __init__(
-        self, first: int, batch: pa.RecordBatch, schema: pa.Schema, computer: Computer, options: Options
+        self, first: int, batch: pa.RecordBatch, schema: pa.Schema, backend: Backend, options: Options
     ) -> None:
         """Sends the sequences off.
 
@@ -68,7 +71,7 @@ class Window:
             first: Number of the first row in its file.
             batch: The rows.
             schema: Theirs, and the new columns.
-            computer: Computes them.
+            backend: Computes them.
             options: What is asked of them.
 
         Raises:
@@ -77,7 +80,7 @@ class Window:
         self._first = first
         self._batch = batch
         self._schema = schema
-        self._computer = computer
+        self._backend = backend
         self._options = options
         self._tokens = 0
         self._refusals: dict[int, Refusal] = {}
@@ -93,21 +96,21 @@ class Window:
         for role, read in cells.items():
             for row, message in read.refused.items():
                 self._refuse(row, "INVALID_CELL", f"{options.columns[role]}: {message}")
-        self._asked = [(rows, request, computer.submit(request)) for rows, request in self._requests()]
+        self._asked = [(rows, request, backend.submit(request)) for rows, request in self._requests()]
 
     def _read(self, role: Role, column: str) -> Cells:
-        facts, cells = self._computer.facts, self._batch.column(column)
+        model, cells = self._backend.model, self._batch.column(column)
         if pa.types.is_null(cells.type):
             return Cells([None] * len(cells), {})
         try:
-            if facts.takes_text:
+            if model.accepts_text:
                 return read_texts(cells)
-            width = facts.widths[role]
+            width = model.input_widths[role]
             return read_ids(cells) if width is None else read_vectors(cells, width)
         except EnrichError as error:
             raise EnrichError(f"column {column!r} {error}") from error
 
-    def _requests(self) -> Iterator[tuple[list[int], Request]]:
+    def _requests(self) -> Iterator[tuple[list[int], BackendRequest]]:
         """Rows of similar length, and the request that asks for them."""
         asked = self._choose()
         lengths = [lengths[asked] for lengths in self._lengths.values()]
@@ -129,25 +132,25 @@ class Window:
             for row in np.flatnonzero(given & (lengths == 0)).tolist():
                 self._refuse(row, "INVALID_CELL", "the key or value is empty: there is nothing to attend to")
         given[list(self._refusals)] = False
-        if not self._computer.facts.takes_text:
-            if self._options.pool is Pool.NONE:
+        if not self._backend.model.accepts_text:
+            if self._options.pool is Pool.NONE and not self._backend.model.pooled:
                 for row in np.flatnonzero(given & (query == 0)).tolist():
-                    self._vectors[row] = np.empty((0, self._computer.facts.output_width), np.float32)
+                    self._vectors[row] = np.empty((0, self._backend.model.output_width), np.float32)
             given &= query > 0
         return np.flatnonzero(given)
 
     def _most(self, query: Array, key: Array) -> Array:
         """How many sequences of such lengths a request may hold."""
-        facts = self._computer.facts
-        width = max(facts.output_width, *(width or 1 for width in facts.widths.values()))
+        model = self._backend.model
+        width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))
         longest = np.maximum(np.maximum(query, key), 1)
         most: Array = np.minimum(REQUEST_SEQUENCES, REQUEST_BYTES // (longest * width * FLOAT_BYTES))
         if self._options.weights_column:
             most = np.minimum(most, REQUEST_PAIRS // np.maximum(query * key, 1))
         return most
 
-    def _request(self, rows: list[int]) -> Request:
-        return Request({role: [column[row] for row in rows] for role, column in self._values.items()})
+    def _request(self, rows: list[int]) -> BackendRequest:
+        return BackendRequest({role: [column[row] for row in rows] for role, column in self._values.items()})
 
     def finish(self) -> Done:
         """Waits for the results.
@@ -167,7 +170,7 @@ class Window:
             refusals=[self._refusals[row] for row in sorted(self._refusals)],
         )
 
-    def _take(self, rows: list[int], request: Request, future: Future[Answer]) -> None:
+    def _take(self, rows: list[int], request: BackendRequest, future: Future[BackendResult]) -> None:
         try:
             answer = future.result()
         except RefusedError as error:
@@ -176,20 +179,20 @@ class Window:
                 return
             # One of them is the culprit: each is asked for by itself.
             singles = [(row, request.only(at)) for at, row in enumerate(rows)]
-            for row, single, again in [(row, one, self._computer.submit(one)) for row, one in singles]:
+            for row, single, again in [(row, one, self._backend.submit(one)) for row, one in singles]:
                 self._take([row], single, again)
             return
         pool = POOLS[self._options.pool]
         for row, vectors in zip(rows, answer.context_vectors, strict=True):
-            self._vectors[row] = pool(vectors)
+            self._vectors[row] = vectors.reshape(-1) if self._backend.model.pooled else pool(vectors)
         if answer.attention_weights is not None:
             for row, weights in zip(rows, answer.attention_weights, strict=True):
                 self._weights[row] = weights
         self._tokens += self._rows_of(rows, answer)
 
-    def _rows_of(self, rows: list[int], answer: Answer) -> int:
+    def _rows_of(self, rows: list[int], answer: BackendResult) -> int:
         """Query and key rows of sequences; a text has as many as it has context vectors."""
-        if self._computer.facts.takes_text:
+        if self._backend.model.accepts_text:
             return sum(map(len, answer.context_vectors))
         return sum(
             int(lengths[rows].sum()) for role, lengths in self._lengths.items() if role is not Role.VALUE
@@ -199,8 +202,9 @@ class Window:
         self._refusals.setdefault(row, Refusal(self._first + row, reason, message))
 
     def _enriched(self) -> pa.RecordBatch:
-        width = self._computer.facts.output_width
-        to_column = vectors_column if self._options.pool is Pool.NONE else pooled_column
+        width = self._backend.model.output_width
+        pooled = self._backend.model.pooled or self._options.pool is not Pool.NONE
+        to_column = pooled_column if pooled else vectors_column
         columns: list[Any] = [*self._batch.columns, to_column(self._vectors, width)]
         if self._options.weights_column:
             columns.append(weights_column(self._weights))

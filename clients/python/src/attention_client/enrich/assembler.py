@@ -1,4 +1,4 @@
-"""The files of the result, written from the parts while other pieces are being done."""
+"""The files of the result, written from the parts while other chunks are being done."""
 
 import posixpath
 import queue
@@ -12,7 +12,7 @@ from typing import Self
 import pyarrow as pa
 
 from attention_client.enrich.journal import Journal
-from attention_client.enrich.plan import Piece, Plan
+from attention_client.enrich.plan import Chunk, Plan
 from attention_client.enrich.storage import Location
 from attention_client.enrich.tables import is_table, open_writer
 
@@ -28,7 +28,7 @@ class Result:
         # By file of the input the name of its result below the output.
         own = posixpath.basename(target.path) if is_table(target.path) else plan.source.name
         self._names = {file.name: file.name or own for file in plan.source.files}
-        self._told: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._done: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "result")
         self._written = self._thread.submit(self._write)
@@ -42,18 +42,18 @@ class Result:
         self._told.put(None)
         self._thread.shutdown()
 
-    def add(self, piece: Piece) -> None:
-        """Takes note of a piece that is done.
+    def add(self, chunk: Chunk) -> None:
+        """Takes note of a chunk that is done.
 
         Raises:
             OSError: The result cannot be written.
         """
         if self._written.done():
             self._written.result()
-        self._told.put(piece)
+        self._told.put(chunk)
 
     def move(self) -> None:
-        """Waits for the last piece and moves the result into its place.
+        """Waits for the last chunk and moves the result into its place.
 
         Raises:
             OSError: The result cannot be written.
@@ -64,27 +64,27 @@ class Result:
         (self._folder / self._names[""] if is_file else self._folder).move(self._target)
 
     def _write(self) -> None:
-        for name, group in groupby(self._plan.pieces, key=lambda piece: piece.name):
-            written, pieces = self._folder / self._names[name], list(group)
+        for name, group in groupby(self._plan.chunks, key=lambda chunk: chunk.name):
+            written, chunks = self._folder / self._names[name], list(group)
             if written.exists:
                 continue
             written.parent.make_folder()
             try:
-                self._put_together(written, pieces)
+                self._put_together(written, chunks)
             except _StoppedError:
                 return
-            for piece in pieces:
-                self._journal.part(piece).remove()
+            for chunk in chunks:
+                self._journal.part(chunk).remove()
 
-    def _put_together(self, written: Location, pieces: Iterable[Piece]) -> None:
+    def _put_together(self, written: Location, chunks: Iterable[Chunk]) -> None:
         schema = self._plan.output_schema
         with written.replaced() as file, closing(open_writer(written.path, file, schema)) as writer:
-            for piece in pieces:
-                self._wait_for(piece)
-                _copy(self._journal.part(piece), writer.write)
+            for chunk in chunks:
+                self._wait_for(chunk)
+                _copy(self._journal.part(chunk), writer.write)
 
-    def _wait_for(self, piece: Piece) -> None:
-        while piece.index not in self._done:
+    def _wait_for(self, chunk: Chunk) -> None:
+        while chunk.index not in self._done:
             told = self._told.get()
             if told is None:
                 raise _StoppedError
@@ -92,7 +92,7 @@ class Result:
 
 
 class _StoppedError(Exception):
-    """The job ends before the piece that is waited for is done."""
+    """The job ends before the chunk that is waited for is done."""
 
 
 def _copy(part: Location, write: Callable[[pa.RecordBatch], None]) -> None:
