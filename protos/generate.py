@@ -1,8 +1,8 @@
 """Generates the Python code of every .proto file: `python -m protos.generate [--check]`.
 
-Writes beside the .proto files, for the server, and the typed API's code into the client, which is
-installed without this repository. protoc imports generated modules from the root of the proto path;
-ours live inside packages, so the one import line of each service module is rewritten.
+The server's code is written next to the .proto files. The client is installed without this repository, so
+the code of the typed API is also written into the client's package. protoc generates imports relative to the
+root of the proto path; the generated modules are parts of packages, so these imports are rewritten.
 """
 
 import argparse
@@ -17,7 +17,7 @@ PROTOS = Path(__file__).resolve().parent
 CLIENT = PROTOS.parent / "clients/python/src/attention_client/_generated"
 ATTENTION = "attention/v1/attention.proto"
 OPEN_INFERENCE = "inference/open_inference.proto"
-# Where the code goes, the package it becomes part of, and what is generated there.
+# For each target: its folder, its Python package, and the .proto files that are generated there.
 TARGETS = (
     (PROTOS, "protos", (ATTENTION, OPEN_INFERENCE)),
     (CLIENT, "attention_client._generated", (ATTENTION,)),
@@ -25,14 +25,14 @@ TARGETS = (
 
 
 def generated(package: str, sources: tuple[str, ...]) -> dict[str, str]:
-    """Runs protoc and returns the text of each generated file by its path below the target."""
+    """Runs protoc and returns the text of each generated file by its path relative to the target."""
     with tempfile.TemporaryDirectory() as folder:
         scripts = Path(sysconfig.get_path("scripts"))
         plugins = [f"--plugin={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
         outputs = [f"--{kind}_out={folder}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
         arguments = ["protoc", f"-I{PROTOS}", *plugins, *outputs, *sources]
         if protoc.main(arguments) != 0:
-            raise SystemExit("protoc failed; its message stands above")
+            raise SystemExit("protoc failed; see its message above")
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         return {str(path.relative_to(folder)): _in_package(path.read_text(), package) for path in files}
 
@@ -44,12 +44,12 @@ def _in_package(code: str, package: str) -> str:
 
 
 def main() -> int:
-    """Writes the code, or with --check names the files that are out of date and returns 1."""
+    """Writes the code. With --check, lists the files that are out of date instead, and returns 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--check", action="store_true", help="change nothing; fail where a file is out of date"
+        "--check", action="store_true", help="write nothing; exit with status 1 if a file is out of date"
     )
     check = parser.parse_args().check
     stale = []

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GRPCInferenceServiceStub:
-    """Liveness, metadata and inference of any model by named tensors.
+    """Liveness, metadata, and inference with named tensors.
     """
 
     def __init__(self, channel):
@@ -73,53 +73,53 @@ class GRPCInferenceServiceStub:
 
 
 class GRPCInferenceServiceServicer:
-    """Liveness, metadata and inference of any model by named tensors.
+    """Liveness, metadata, and inference with named tensors.
     """
 
     def ServerLive(self, request, context):
-        """Whether the process answers at all.
+        """Reports whether the server is live.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerReady(self, request, context):
-        """Whether every model that loaded may be asked.
+        """Reports whether the server is ready for requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelReady(self, request, context):
-        """Whether one model may be asked.
+        """Reports whether one model is ready for requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerMetadata(self, request, context):
-        """Name, version and extensions of the server.
+        """Describes the server: its name, version and extensions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelMetadata(self, request, context):
-        """Versions, inputs and outputs of one model.
+        """Describes one model: its versions, inputs and outputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelConfig(self, request, context):
-        """How one model is served, in the words of Triton's configuration.
+        """Describes one model as a Triton model configuration.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelInfer(self, request, context):
-        """Runs one model on the given tensors.
+        """Computes the outputs of one model for given inputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,7 +172,7 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GRPCInferenceService:
-    """Liveness, metadata and inference of any model by named tensors.
+    """Liveness, metadata, and inference with named tensors.
     """
 
     @staticmethod

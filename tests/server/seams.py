@@ -22,6 +22,7 @@ from server.engine.types import Array, Request, Result
 from server.engine.validation import ValidatedRequest
 from server.rpc.dispatcher import CallObserver
 from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.transport import TransportKind
 from tests.server.samples import Lengths, validated_of
 
 PATIENCE_SECONDS = 30
@@ -205,6 +206,9 @@ class WatchedEngine(Engine):
 class Served:
     """A real server of some models. Leaving the block opens its gate and stops it."""
 
+    # The fixture `transport` of tests/server/rpc runs a test on each of them.
+    transport = TransportKind.COMPLETION_QUEUE
+
     def __init__(
         self,
         *models: LoadedModel,
@@ -221,6 +225,7 @@ class Served:
             max_concurrent_calls=8,
             max_streams=2,
             stream_window=3,
+            transport=self.transport,
         )
         self.server = RpcServer(dataclasses.replace(defaults, **options), observer or self.calls)
         self._target = f"{defaults.host}:{self.server.bind()}"

@@ -1,18 +1,24 @@
 """attention.v1 on the wire and in the engine."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
+import grpc
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.attention.v1 import attention_pb2 as pb
+from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
 from server.engine.types import MaskKind, Result
-from server.rpc.attention.codec import DTYPES, MASK_KINDS, decode, encode
+from server.rpc.attention.codec import DTYPES, MASK_KINDS, decode, encode, input_names
+from tests.server.rpc.test_server_limits import request
+from tests.server.samples import SELF
+from tests.server.seams import PATIENCE_SECONDS, Served
 
 lengths_of_sequences = st.lists(st.integers(0, 5), max_size=5)
 
@@ -172,3 +178,59 @@ def test_a_result_is_written_without_padding(
         assert (found.data_type, found.num_heads) == (1, 2)
         assert list(zip(found.query_lengths, found.key_lengths, strict=True)) == lengths
         assert found.data == b"".join(array.tobytes() for array in outputs["attention_weights"])
+
+
+def with_output(model: LoadedModel, *axes: str | int) -> LoadedModel:
+    """The same model, whose first output is said to have other axes."""
+    graphs = {
+        kind: graph.model_copy(
+            update={"outputs": (graph.outputs[0].model_copy(update={"axes": axes}), *graph.outputs[1:])}
+        )
+        for kind, graph in model.manifest.graphs.items()
+    }
+    return dataclasses.replace(model, manifest=model.manifest.model_copy(update={"graphs": graphs}))
+
+
+VECTORS = {
+    "rows": ("batch", "length", 4),
+    "one row": ("batch", 4),
+    "one number": ("batch",),
+    "fixed": ("batch", 2, 4),
+}
+OTHERS = {
+    "a number for each row": ("batch", "length"),
+    "a matrix for each row": ("batch", "length", 4, 4),
+    "rows of any width": ("batch", "length", "other"),
+}
+
+
+@pytest.mark.parametrize("axes", VECTORS.values(), ids=VECTORS)
+def test_a_model_of_vectors_can_be_asked(self_model: LoadedModel, axes: tuple[str | int, ...]) -> None:
+    assert input_names(with_output(self_model, *axes)) == {}
+
+
+@pytest.mark.parametrize("axes", OTHERS.values(), ids=OTHERS)
+def test_a_model_of_other_outputs_is_refused_before_it_runs(
+    self_model: LoadedModel, axes: tuple[str | int, ...]
+) -> None:
+    with Served(with_output(self_model, *axes)) as served:
+        stub = AttentionServiceStub(served.channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Attend(request([2]), timeout=PATIENCE_SECONDS)
+        streamed = pb.AttendStreamRequest(id="a", request=request([2]))
+        (answer,) = stub.AttendStream(iter([streamed]), timeout=PATIENCE_SECONDS)
+        assert not served.engine.has_queued_more()
+    expected = (
+        f"model_name: context_vectors of model '{SELF}' has shape ({', '.join(map(str, axes))}), which is "
+        "not a sequence of vectors; use ModelInfer of the Open Inference Protocol"
+    )
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, expected)
+    assert (answer.error.message, answer.error.field) == (expected, "model_name")
+
+
+def test_one_row_for_each_sequence_is_written_as_sequences_of_one_row(self_model: LoadedModel) -> None:
+    rows = [np.arange(4, dtype=np.float32), np.ones(4, np.float32)]
+    data = encode(Result({"context_vectors": rows}), with_output(self_model, "batch", 4))
+    context = pb.AttendResponse.FromString(data).context_vectors
+    assert (context.width, list(context.lengths)) == (4, [1, 1])
+    assert context.data == b"".join(row.tobytes() for row in rows)

@@ -19,6 +19,8 @@ from tests.server.rpc.test_server_limits import request
 from tests.server.samples import validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 ATTEND = "/attention.v1.AttentionService/Attend"
 PLACES, FLOOD = 8, 5 * ACCEPT_AHEAD
 BRIEF_SECONDS = 0.1

@@ -14,6 +14,8 @@ from server.engine.types import Array
 from tests.server.rpc.test_server_limits import request
 from tests.server.seams import PATIENCE_SECONDS, Served, tapped
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:

@@ -20,6 +20,8 @@ from tests.server.rpc.test_server_limits import OPTIONS, request
 from tests.server.samples import CROSS, SELF
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 GIVEN_UP = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}

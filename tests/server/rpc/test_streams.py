@@ -16,6 +16,8 @@ from tests.server.rpc.test_server_limits import request
 from tests.server.samples import SELF, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served, costing
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 STREAM = "/attention.v1.AttentionService/AttendStream"
 WINDOW = 3
 # Makes an answer of half a megabyte, some ten times what is received unread.

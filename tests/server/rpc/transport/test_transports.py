@@ -1,82 +1,353 @@
-"""What other threads leave to the thread that takes every call."""
+"""What every transport provides, whichever adapter it is."""
 
+import math
 import queue
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
-from server.rpc.transport.completion_queue import CompletionQueueTransport
-from server.rpc.transport.seam import Call
+from server.rpc.transport import TransportKind, create_transport
+from server.rpc.transport.seam import Call, Transport
+from tests.server.samples import ROOT
 from tests.server.seams import PATIENCE_SECONDS
 
-ANSWER = b"answer"
+METHOD = "/any/Method"
+REPLY = b"reply"
+HOST = "127.0.0.1"
 
 
-class Asked:
-    """A server with one call, which waits for its answer."""
+def no_work() -> bool:
+    return False
 
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self._server = CompletionQueueTransport({})
-        port = self._server.listen("127.0.0.1:0")
-        self._server.start(accept=self._calls.put, run_inline=lambda: False)
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-        method: Any = self._channel.unary_unary("/any/Method")
-        self.answer = method.future(b"", timeout=PATIENCE_SECONDS)
-        self.call = self._calls.get(timeout=PATIENCE_SECONDS)
+
+class Listening:
+    """A started transport, whose calls the test answers."""
+
+    def __init__(self, kind: TransportKind, **options: int) -> None:
+        self.calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.transport = create_transport(kind, {"grpc.so_reuseport": 0, **options}, max_calls=8)
+        self.port = self.transport.listen(f"{HOST}:0")
+        self.transport.start(self.calls.put, no_work)
+        self.channel = grpc.insecure_channel(f"{HOST}:{self.port}")
+
+    def call(self, message: bytes = b"", **options: Any) -> tuple[Any, Call]:
+        """A unary call, as its caller sees it and as the transport hands it over."""
+        method: Any = self.channel.unary_unary(METHOD)
+        sent = method.future(message, timeout=PATIENCE_SECONDS, **options)
+        return sent, self.calls.get(timeout=PATIENCE_SECONDS)
+
+    def stream(self, messages: Iterator[bytes]) -> tuple[Any, Call]:
+        """The same of a stream."""
+        method: Any = self.channel.stream_stream(METHOD)
+        return method(messages, timeout=PATIENCE_SECONDS), self.calls.get(timeout=PATIENCE_SECONDS)
 
     def close(self) -> None:
-        self._channel.close()
-        self._server.stop(0)
+        self.channel.close()
+        self.transport.stop(0)
+
+
+@pytest.fixture(params=TransportKind, ids=str)
+def kind(request: pytest.FixtureRequest) -> TransportKind:
+    found: TransportKind = request.param
+    return found
 
 
 @pytest.fixture
-def asked() -> Iterator[Asked]:
-    asked = Asked()
-    yield asked
-    asked.close()
+def listening(kind: TransportKind) -> Iterator[Listening]:
+    listening = Listening(kind)
+    yield listening
+    listening.close()
 
 
-def test_errands_are_run_in_their_order_on_the_calls_thread(asked: Asked) -> None:
+def on_thread(call: Call, callback: Callable[[], object]) -> Any:
+    """What a callback returns on the transport's thread."""
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    call.call_soon_threadsafe(lambda: found.put(callback()))
+    return found.get(timeout=PATIENCE_SECONDS)
+
+
+def reply(call: Call) -> None:
+    call.call_soon_threadsafe(lambda: call.reply(REPLY))
+
+
+def receive(call: Call) -> bytes | None:
+    """The next message of a call."""
+    found: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    call.call_soon_threadsafe(lambda: call.receive(found.put))
+    return found.get(timeout=PATIENCE_SECONDS)
+
+
+def wait_for_end(call: Call) -> grpc.StatusCode | None:
+    """How a call ended."""
+    ended = threading.Event()
+    call.call_soon_threadsafe(lambda: call.add_done_callback(ended.set))
+    if call.ended_with is None:
+        assert ended.wait(PATIENCE_SECONDS)
+    return call.ended_with
+
+
+def test_a_call_has_its_method_deadline_and_message(listening: Listening) -> None:
+    sent, call = listening.call(b"question")
+    assert call.method == METHOD
+    assert 0 < call.deadline - time.monotonic() <= PATIENCE_SECONDS
+    assert receive(call) == b"question"
+    assert receive(call) is None
+    reply(call)
+    assert sent.result() == REPLY
+
+
+def test_a_call_without_a_deadline_has_an_infinite_one(listening: Listening) -> None:
+    method: Any = listening.channel.unary_unary(METHOD)
+    sent = method.future(b"")
+    call = listening.calls.get(timeout=PATIENCE_SECONDS)
+    assert call.deadline == math.inf
+    reply(call)
+    assert sent.result(PATIENCE_SECONDS) == REPLY
+
+
+def test_messages_of_a_stream_are_received_and_sent_in_order(listening: Listening) -> None:
+    names = [str(number).encode() for number in range(20)]
+    stream, call = listening.stream(iter(names))
+    assert [receive(call) for _ in names] == names
+    assert receive(call) is None
+    for name in names:
+        sent: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        call.call_soon_threadsafe(partial(call.send, name, sent.put, more=True))
+        assert sent.get(timeout=PATIENCE_SECONDS)
+    call.call_soon_threadsafe(lambda: call.finish(grpc.StatusCode.OK))
+    assert list(stream) == names
+
+
+def test_a_status_reaches_the_caller_with_details_and_trailing_metadata(listening: Listening) -> None:
+    sent, call = listening.call()
+    trailing = (("reason-bin", b"\0\xff"), ("reason", "why"))
+    call.call_soon_threadsafe(lambda: call.finish(grpc.StatusCode.ABORTED, "ä detail", trailing))
+    assert (sent.code(), sent.details()) == (grpc.StatusCode.ABORTED, "ä detail")
+    assert set(trailing) <= {(key, value) for key, value in sent.trailing_metadata()}
+
+
+def test_only_the_first_end_of_a_call_counts(listening: Listening) -> None:
+    sent, call = listening.call()
+    ends: list[grpc.StatusCode | None] = []
+
+    def finish_often() -> None:
+        call.add_done_callback(lambda: ends.append(call.ended_with))
+        call.finish(grpc.StatusCode.ABORTED, "first")
+        call.finish(grpc.StatusCode.INTERNAL, "second")
+        call.reply(REPLY)
+        call.send(REPLY, print)
+
+    on_thread(call, finish_often)
+    assert (sent.code(), sent.details()) == (grpc.StatusCode.ABORTED, "first")
+    assert ends == [grpc.StatusCode.ABORTED]
+
+
+def test_a_cancelled_call_ends(listening: Listening) -> None:
+    sent, call = listening.call()
+    sent.cancel()
+    assert wait_for_end(call) is grpc.StatusCode.CANCELLED
+
+
+def test_a_call_ends_at_its_deadline(listening: Listening) -> None:
+    method: Any = listening.channel.unary_unary(METHOD)
+    sent = method.future(b"", timeout=0.5)
+    call = listening.calls.get(timeout=PATIENCE_SECONDS)
+    assert wait_for_end(call) is grpc.StatusCode.CANCELLED
+    assert sent.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_done_callbacks_are_called_once_even_if_one_fails_or_is_late(listening: Listening) -> None:
+    sent, call = listening.call()
+    called: list[str] = []
+
+    def note(name: str) -> None:
+        called.append(name)
+
+    def removed() -> None:
+        called.append("removed")
+
+    def end() -> None:
+        call.add_done_callback(partial(note, "first"))
+        call.add_done_callback(lambda: 1 // 0)
+        call.add_done_callback(removed)
+        call.add_done_callback(partial(note, "last"))
+        call.remove_done_callback(removed)
+        call.remove_done_callback(removed)
+        call.reply(REPLY)
+        call.add_done_callback(partial(note, "late"))
+
+    on_thread(call, end)
+    assert sent.result() == REPLY
+    assert called == ["first", "last", "late"]
+
+
+def test_callbacks_of_other_threads_run_in_order_on_the_transports_thread(listening: Listening) -> None:
+    sent, call = listening.call()
     ran: list[tuple[int, str]] = []
 
     def note(number: int) -> None:
         ran.append((number, threading.current_thread().name))
 
     for number in range(100):
-        asked.call.call_soon_threadsafe(partial(note, number))
-    asked.call.call_soon_threadsafe(lambda: asked.call.reply(ANSWER))
-    assert asked.answer.result(PATIENCE_SECONDS) == ANSWER
+        call.call_soon_threadsafe(partial(note, number))
+    reply(call)
+    assert sent.result() == REPLY
     assert ran == [(number, "calls") for number in range(100)]
 
 
-def test_an_errand_of_the_calls_thread_itself_is_run_at_once(asked: Asked) -> None:
+def test_a_callback_of_the_transports_own_thread_runs_at_once(listening: Listening) -> None:
+    sent, call = listening.call()
     order: list[str] = []
 
     def outer() -> None:
-        asked.call.call_soon_threadsafe(lambda: order.append("inner"))
+        call.call_soon_threadsafe(lambda: order.append("inner"))
         order.append("outer")
-        asked.call.reply(ANSWER)
+        call.reply(REPLY)
 
-    asked.call.call_soon_threadsafe(outer)
-    asked.answer.result(PATIENCE_SECONDS)
+    call.call_soon_threadsafe(outer)
+    assert sent.result() == REPLY
     assert order == ["inner", "outer"]
 
 
-def test_an_errand_that_fails_keeps_no_other_from_being_run(asked: Asked) -> None:
-    asked.call.call_soon_threadsafe(lambda: 1 // 0)
-    asked.call.call_soon_threadsafe(lambda: asked.call.reply(ANSWER))
-    assert asked.answer.result(PATIENCE_SECONDS) == ANSWER
+def test_a_callback_that_fails_does_not_stop_the_others(listening: Listening) -> None:
+    sent, call = listening.call()
+    call.call_soon_threadsafe(lambda: 1 // 0)
+    reply(call)
+    assert sent.result() == REPLY
 
 
-def test_errands_of_a_call_that_has_ended_are_dropped(asked: Asked) -> None:
+def test_callbacks_of_a_call_that_has_ended_are_dropped(listening: Listening) -> None:
     ran: list[str] = []
-    asked.call.reply(ANSWER)
-    asked.answer.result(PATIENCE_SECONDS)
-    asked.call.call_soon_threadsafe(lambda: ran.append("late"))
-    asked.close()
+    sent, call = listening.call()
+    reply(call)
+    assert sent.result() == REPLY
+    assert wait_for_end(call) is grpc.StatusCode.OK
+    call.call_soon_threadsafe(lambda: ran.append("late"))
+    listening.close()
     assert not ran
+
+
+def test_timers_run_in_order_and_can_be_cancelled(listening: Listening) -> None:
+    sent, call = listening.call()
+    ran: list[str] = []
+
+    def schedule() -> None:
+        now = time.monotonic()
+        cancel = call.call_at(now + 0.02, partial(ran.append, "cancelled"))
+        call.call_at(now + 0.04, lambda: call.reply(REPLY))
+        call.call_at(now + 0.03, partial(ran.append, "second"))
+        call.call_at(now + 0.01, partial(ran.append, "first"))
+        cancel()
+        cancel()
+
+    on_thread(call, schedule)
+    assert sent.result() == REPLY
+    assert ran == ["first", "second"]
+
+
+@contextmanager
+def raw_method(channel: grpc.Channel, name: bytes) -> Iterator[Any]:
+    """A method whose name the library would refuse to send."""
+    method: Any = channel.unary_unary("/any/Name")
+    method._method = name
+    yield method
+
+
+def test_a_method_name_that_is_not_utf8_does_no_harm(listening: Listening) -> None:
+    with raw_method(listening.channel, b"/\xff\xfe/x") as method:
+        hostile = method.future(b"", timeout=PATIENCE_SECONDS)
+        call = listening.calls.get(timeout=PATIENCE_SECONDS)
+        call.call_soon_threadsafe(lambda: call.finish(grpc.StatusCode.UNIMPLEMENTED))
+        assert hostile.code() is grpc.StatusCode.UNIMPLEMENTED
+    sent, call = listening.call()
+    reply(call)
+    assert sent.result() == REPLY
+
+
+def test_a_message_beyond_the_limit_is_refused(kind: TransportKind) -> None:
+    listening = Listening(kind, **{"grpc.max_receive_message_length": 1000})
+    sent, call = listening.call(bytes(1001))
+    assert receive(call) is None
+    assert sent.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    sent, call = listening.call(bytes(1000))
+    assert receive(call) == bytes(1000)
+    reply(call)
+    assert sent.result() == REPLY
+    listening.close()
+
+
+def test_stopping_waits_for_open_calls_and_cancels_them_after_the_grace(kind: TransportKind) -> None:
+    listening = Listening(kind)
+    kept, call = listening.call()
+    stopping = threading.Thread(target=listening.transport.stop, args=(PATIENCE_SECONDS,))
+    stopping.start()
+    assert receive(call) == b""
+    assert stopping.is_alive()
+    reply(call)
+    assert kept.result() == REPLY
+    stopping.join(PATIENCE_SECONDS)
+    assert not stopping.is_alive()
+
+    listening = Listening(kind)
+    lost, call = listening.call()
+    ended = threading.Event()
+    on_thread(call, lambda: call.add_done_callback(ended.set))
+    listening.close()
+    assert ended.is_set()
+    assert lost.code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+
+
+def test_calls_wait_between_listening_and_the_start(kind: TransportKind) -> None:
+    transport = create_transport(kind, {}, max_calls=8)
+    with grpc.insecure_channel(f"{HOST}:{transport.listen(f'{HOST}:0')}") as channel:
+        method: Any = channel.unary_unary(METHOD)
+        sent = method.future(b"", timeout=PATIENCE_SECONDS)
+        transport.start(lambda call: call.reply(REPLY), no_work)
+        assert sent.result() == REPLY
+    transport.stop(0)
+
+
+def listen_in_vain(kind: TransportKind, port: int) -> None:
+    transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
+    with pytest.raises(RuntimeError):
+        transport.listen(f"{HOST}:{port}")
+    transport.stop(0)
+
+
+def bound(kind: TransportKind) -> tuple[Transport, int]:
+    transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
+    return transport, transport.listen(f"{HOST}:0")
+
+
+def test_a_port_is_in_use_until_the_transport_stops_also_without_a_start(kind: TransportKind) -> None:
+    first, port = bound(kind)
+    listen_in_vain(kind, port)
+    first.stop(0)
+    first.stop(0)
+    second = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
+    assert second.listen(f"{HOST}:{port}") == port
+    second.stop(0)
+
+
+def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> None:
+    code = """if True:
+        import sys
+        from server.rpc.server import RpcOptions, RpcServer
+        from server.rpc.transport import TransportKind
+        options = RpcOptions(host="127.0.0.1", port=0, max_message_bytes=1, max_concurrent_calls=1,
+                             max_streams=1, stream_window=1, transport=TransportKind.THREADED)
+        server = RpcServer(options, None)
+        assert server.bind()
+        server.stop(0)
+        print("server.rpc.transport.completion_queue" in sys.modules)
+    """
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False"]

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AttentionServiceStub:
-    """Computes context vectors, and describes the models that do.
+    """Computes context vectors, and describes the models that compute them.
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class AttentionServiceStub:
 
 
 class AttentionServiceServicer:
-    """Computes context vectors, and describes the models that do.
+    """Computes context vectors, and describes the models that compute them.
     """
 
     def Attend(self, request, context):
@@ -69,16 +69,16 @@ class AttentionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AttendStream(self, request_iterator, context):
-        """The same for many requests on one connection. Answers come in the order of
-        the requests; a request that is refused gets an error in its place and the
-        stream goes on.
+        """Computes context vectors for many requests on one stream. Responses come in
+        the order of the requests. A request that fails is answered with an error in
+        its place, and the stream continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Lists every model of the repository, those that failed to load included.
+        """Lists every model of the repository, including those that failed to load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,7 +123,7 @@ def add_AttentionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AttentionService:
-    """Computes context vectors, and describes the models that do.
+    """Computes context vectors, and describes the models that compute them.
     """
 
     @staticmethod

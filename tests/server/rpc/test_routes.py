@@ -1,0 +1,56 @@
+"""The route table: complete, and of the kinds that the protos state."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from protos.attention.v1 import attention_pb2
+from protos.inference import open_inference_pb2
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from server.rpc.calls.route import CallKind
+from server.rpc.health import HealthService
+from server.rpc.reflection import SERVICE_NAME_V1
+from server.rpc.routes import SERVICES, route_table
+from tests.server.seams import WatchedEngine
+
+FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
+KINDS = {
+    (False, False): CallKind.UNARY,
+    (True, True): CallKind.ORDERED_STREAM,
+    (False, True): CallKind.SERVER_STREAMING,
+}
+
+
+def services() -> Iterator[ServiceDescriptor]:
+    for file in FILES:
+        yield from file.DESCRIPTOR.services_by_name.values()
+
+
+@pytest.fixture
+def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
+    engine = WatchedEngine([self_model], Limits())
+    yield engine
+    engine.close()
+
+
+def test_every_method_of_every_service_has_a_route_of_its_kind(engine: WatchedEngine) -> None:
+    table = route_table(engine, HealthService(SERVICES), lambda: True)
+    expected = {
+        f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
+        for service in services()
+        for method in service.methods
+    }
+    expected[f"/{SERVICE_NAME_V1}/ServerReflectionInfo"] = CallKind.ORDERED_STREAM
+    assert {name: route.kind for name, route in table.items()} == expected
+
+
+def test_calls_of_our_services_are_counted_and_those_of_grpc_are_not(engine: WatchedEngine) -> None:
+    table = route_table(engine, HealthService(SERVICES), lambda: True)
+    assert {name for name, route in table.items() if route.counted} == {
+        name for name in table if name.startswith(tuple(f"/{service}/" for service in SERVICES))
+    }
