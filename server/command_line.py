@@ -20,8 +20,8 @@ from server.settings import SECTIONS, Settings
 
 PREFIX = "ATTENTION_"
 CONFIG = "config"
-# Variables of the client's commands, which may be set in the same shell.
-CLIENT_VARIABLES = frozenset({f"{PREFIX}SERVER"})
+# Variables of the client's commands and of the benchmarks, which may be set in the same shell.
+OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}PEERS"})
 MAX_SHOWN = 200
 HELP = "\n\n".join(
     (
@@ -123,7 +123,7 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str
     """
     known = {_variable(name): name.upper() for name in (CONFIG, *Settings.model_fields)}
     for variable in sorted(environment):
-        if variable in known or variable in CLIENT_VARIABLES or not variable.upper().startswith(PREFIX):
+        if variable in known or variable in OTHER_VARIABLES or not variable.upper().startswith(PREFIX):
             continue
         similar = get_close_matches(variable.upper().removeprefix(PREFIX), known.values(), 1)
         yield variable, f"{PREFIX}{similar[0]}" if similar else ""
