@@ -23,6 +23,7 @@ CONFIG = "config"
 # Variables of the client's commands and of the benchmarks, which may be set in the same shell.
 OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}PEERS"})
 MAX_SHOWN = 200
+MAX_METAVAR = 16
 HELP = "\n\n".join(
     (
         "Serve the models of a repository over gRPC.",
@@ -180,12 +181,11 @@ def _print_version(requested: bool) -> None:  # noqa: FBT001 - typer passes it b
 
 def _metavar(option: FieldInfo) -> str:
     kind: Any = option.annotation
-    if get_origin(kind) is Literal:
-        return "|".join(get_args(kind))
-    if issubclass(kind, StrEnum):
-        return "|".join(kind)
-    names = {ByteSize: "SIZE", Path: "FOLDER", int: "INTEGER", float: "NUMBER"}
-    return names.get(kind, "TEXT")
+    choices = get_args(kind) if get_origin(kind) is Literal else kind if issubclass(kind, StrEnum) else ()
+    if choices:
+        listed = "|".join(choices)
+        return listed if len(listed) <= MAX_METAVAR else "CHOICE"  # the description lists them
+    return {ByteSize: "SIZE", Path: "FOLDER", int: "INTEGER", float: "NUMBER"}.get(kind, "TEXT")
 
 
 def _default(option: FieldInfo) -> str | None:

@@ -105,7 +105,7 @@ class Process(BaseModel):
         " at least 0. 0 cancels them at once.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="Minimum level of logged events. DEBUG logs every call."
+        "INFO", description="Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="Format of the log: key=value pairs or one JSON object per line."

@@ -263,6 +263,8 @@ def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPa
         for name in section.model_fields:
             assert f"--{name.replace('_', '-')} " in result.stdout[start:end]
     assert "64MiB" in result.stdout
+    for choice in ("cpu|cuda", "completion-queue", "threaded", "WARNING", "text|json"):
+        assert choice in result.stdout
 
 
 def test_the_sections_hold_every_option() -> None:
