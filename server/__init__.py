@@ -2,8 +2,9 @@
 
 import os
 
+NAME = "attention-serving"
 VERSION = "0.1.0"
 
-# ONNX Runtime's Linux builds report model names and hashes to their vendor unless told not to before they
-# are imported. What is served here is nobody else's business; whoever disagrees sets it to 0.
+# ONNX Runtime's Linux builds send model names and hashes to Microsoft unless this variable is set before the
+# import. The default keeps them private; 0 in the environment restores the runtime's own default.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,38 +1,48 @@
-"""Command line: `python -m server --model-repository REPOSITORY`."""
+"""Command line: `python -m server --model-repository FOLDER`."""
 
 import logging
-import sys
+import os
 
-from pydantic import ValidationError
-from pydantic_settings import CliApp, SettingsError
-
-from server import application, logs
-from server.engine.repository import RepositoryError
-from server.errors import BindError, WorkerError
+from server import logs
+from server.command_line import make_application, unknown_variables
+from server.errors import ServerError
 from server.settings import Settings
-from server.workers import supervisor
+from server.shutdown import Inbox, handle_signals
+
+log = logging.getLogger(__name__)
 
 
-def main() -> int:
-    """Runs the server; returns the process's exit status."""
+def main() -> None:
+    """Runs the server and exits with its status."""
+    make_application(serve)(prog_name="python -m server")
+
+
+def serve(settings: Settings) -> int:
+    """Serves until the process is asked to stop; returns its exit status."""
+    logs.configure(settings.log_level, settings.log_format)
+    for name, similar in unknown_variables(os.environ):
+        log.warning("unknown environment variable", extra={"variable": name, "similar": similar or "none"})
     try:
-        settings = CliApp.run(Settings)
-    except ValidationError as error:
-        for problem in error.errors():
-            option = ".".join(map(str, problem["loc"])).replace("_", "-")
-            sys.stderr.write(f"error: --{option}: {problem['msg']}; found {problem['input']!r}\n")
-        return 2
-    except SettingsError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    logs.configure(settings.log_level)
-    try:
-        (application if settings.workers == 1 else supervisor).run(settings)
-    except (BindError, RepositoryError, WorkerError) as error:
-        logging.getLogger(__name__).error("cannot serve", extra={"reason": str(error)})
+        _run(settings)
+    except ServerError as error:
+        log.error("cannot serve", extra={"reason": str(error)})
         return 1
     return 0
 
 
+def _run(settings: Settings) -> None:
+    # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
+    if settings.workers > 1:
+        from server.workers import supervisor  # noqa: PLC0415
+
+        supervisor.run(settings)
+        return
+    inbox = Inbox()
+    handle_signals(inbox.put)
+    from server import application  # noqa: PLC0415
+
+    application.run(settings, application.Standalone(settings), inbox)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

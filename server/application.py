@@ -1,112 +1,179 @@
-"""The life of the process: load, listen, wait for a signal, drain, end."""
+"""One server process: binds its ports, loads the models, serves, and drains when asked to stop."""
 
 import gc
 import logging
-import signal
-import threading
-from types import FrameType
-from typing import Protocol
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NoReturn, Protocol
 
+from server.call_log import CallLog
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
-from server.engine.repository import Repository, RepositoryError, load_repository
-from server.metrics import Metrics, MetricsServer
-from server.rpc.server import RpcServer
+from server.engine.repository import Repository, RepositoryError, find_artifacts, load_repository
+from server.errors import LoadError
+from server.metrics import Metrics
+from server.metrics_endpoint import MetricsEndpoint
+from server.rpc.dispatcher import CallObserver
+from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.transport import TransportKind
 from server.settings import Settings
+from server.shutdown import Inbox, StopRequest
 
 log = logging.getLogger(__name__)
 
 
-class Surroundings(Protocol):
-    """What a server stands in: alone, or beside others under a supervisor."""
+class Lifecycle(Protocol):
+    """What a server process does at the steps of its life, alone or as one of several workers."""
 
-    def loaded(self, metrics: Metrics, stop: threading.Event) -> None:
-        """The models are ready. Returns when the server may listen, or is to stop."""
+    def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
+        """No model has been loaded.
 
-    def serving(self, port: int, *, ready: int, failed: int) -> None:
-        """The server listens, with so many models."""
+        Raises:
+            BindError: An address cannot be listened on.
+        """
+
+    def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:
+        """The models are loaded. Blocks until the server may start; returns whether it should.
+
+        Raises:
+            BindError: The address cannot be listened on.
+        """
+
+    def serving(self, *, ready: int, failed: int) -> None:
+        """The server answers, with this many models that are ready and that failed to load."""
 
     def close(self) -> None:
-        """The server has answered all that it accepted."""
+        """The server has stopped."""
 
 
-class Alone:
-    """The only server of its port, with a metrics endpoint of its own."""
+class Standalone:
+    """The only process of the service. It binds its ports and serves its metrics before models load."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._endpoint: MetricsServer | None = None
+        self._endpoint: MetricsEndpoint | None = None
+        self._ports: dict[str, object] = {}
 
-    def loaded(self, metrics: Metrics, stop: threading.Event) -> None:  # noqa: ARG002 - waits for nobody
-        """Shows the metrics.
+    def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
+        """Binds both ports, and publishes that the models are not ready.
 
         Raises:
-            BindError: Their address cannot be listened on.
+            RepositoryError: The repository contains no model.
+            BindError: An address cannot be listened on.
         """
-        self._endpoint = metrics.serve(self._settings.host, self._settings.metrics_port)
+        host = self._settings.host
+        artifacts = find_artifacts(self._settings.model_repository)
+        metrics.loading((artifact.parent.name, artifact.name) for artifact in artifacts)
+        port = server.bind()
+        self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port)
+        self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
+        log.info("ports bound", extra=self._ports)
 
-    def serving(self, port: int, *, ready: int, failed: int) -> None:
-        """Says where."""
-        metrics_port = self._endpoint.port if self._endpoint else None
-        fields = {"host": self._settings.host, "port": port, "metrics_port": metrics_port}
-        log.info("serving", extra={**fields, "models": ready, "failed": failed})
+    def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:  # noqa: ARG002 - part of Lifecycle
+        """Returns at once."""
+        return True
+
+    def serving(self, *, ready: int, failed: int) -> None:
+        """Logs the addresses."""
+        log.info("serving", extra={**self._ports, "models": ready, "failed": failed})
 
     def close(self) -> None:
-        """Shows the metrics no more."""
+        """Closes the metrics endpoint."""
         if self._endpoint:
             self._endpoint.close()
 
 
-def run(settings: Settings, surroundings: Surroundings | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, and returns when every accepted call has its answer.
+def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
+    """Serves until a `StopRequest` arrives, and returns when every accepted call has been answered.
+
+    A request that arrives while models load ends the process at once with status 0: no call has been
+    accepted, and a load in progress cannot be interrupted.
 
     Raises:
-        RepositoryError: The repository holds no model that can answer.
+        LoadError: The repository has no model that can be served.
         BindError: An address cannot be listened on.
     """
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: _asked_to_stop(received, stop))
-    log.info("loading", extra={"model_repository": settings.model_repository})
-    repository = load_repository(settings.model_repository, settings.device)
-    if stop.is_set():
-        return
-    if not any(isinstance(model, LoadedModel) for model in repository):
-        raise RepositoryError(f"no model of {settings.model_repository} can answer; the log says why")
-    _serve(settings, repository, surroundings or Alone(settings), stop)
+    metrics = Metrics()
+    server = RpcServer(rpc_options(settings), _call_observer(metrics))
+    try:
+        lifecycle.before_loading(server, metrics)
+        repository = _load(settings, inbox)
+        metrics.loaded(repository)
+        if lifecycle.before_serving(server, inbox):
+            _serve(settings, server, Engine(repository, settings.limits, metrics), lifecycle, inbox)
+    except RepositoryError as error:
+        raise LoadError(str(error)) from error
+    finally:
+        server.stop(0)
+        lifecycle.close()
     log.info("stopped")
 
 
-def _serve(
-    settings: Settings, repository: Repository, surroundings: Surroundings, stop: threading.Event
-) -> None:
-    metrics = Metrics()
-    metrics.loaded(repository)
-    engine = Engine(repository, settings.limits, metrics)
-    rpc = RpcServer(settings.rpc, metrics)
+def rpc_options(settings: Settings) -> RpcOptions:
+    """The options of the gRPC server."""
+    return RpcOptions(
+        host=settings.host,
+        port=settings.port,
+        max_message_bytes=settings.max_message_bytes,
+        max_concurrent_calls=settings.max_concurrent_calls,
+        max_streams=settings.max_streams,
+        stream_window=settings.stream_window,
+        share_port=settings.workers > 1,
+        transport=TransportKind(settings.transport),
+    )
+
+
+def _call_observer(metrics: Metrics) -> CallObserver:
+    # Decided once: a level that is off costs a call nothing.
+    return CallLog(metrics) if logging.getLogger().isEnabledFor(logging.DEBUG) else metrics
+
+
+def _load(settings: Settings, inbox: Inbox) -> Repository:
+    """Loads the models on another thread, so that this one can receive a request to stop."""
+    log.info("loading", extra={"model_repository": settings.model_repository})
+    loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
+    loading: Future[Repository] = loader.submit(load_repository, settings.model_repository, settings.device)
+    loading.add_done_callback(inbox.put)
+    message = inbox.get()
+    if isinstance(message, StopRequest):
+        _abandon_loading(message)
+    loader.shutdown()
+    repository = loading.result()
+    if not any(isinstance(model, LoadedModel) for model in repository):
+        raise RepositoryError(
+            f"no model of {settings.model_repository} can be served; the log gives the reasons"
+        )
+    return repository
+
+
+def _abandon_loading(request: StopRequest) -> NoReturn:
+    log.info("stopped while loading", extra=request.fields)
+    logging.shutdown()
+    # Not sys.exit: the interpreter would wait for the loader, and the runtime would be torn down below it.
+    os._exit(0)
+
+
+def _serve(settings: Settings, server: RpcServer, engine: Engine, lifecycle: Lifecycle, inbox: Inbox) -> None:
+    repository = list(engine.repository)
     ready = sum(isinstance(model, LoadedModel) for model in repository)
     try:
-        surroundings.loaded(metrics, stop)
-        if stop.is_set():
-            return
-        _settle_memory()
-        port = rpc.bind()
-        rpc.start(engine)
-        surroundings.serving(port, ready=ready, failed=len(list(repository)) - ready)
-        stop.wait()
-        seconds = rpc.stop(settings.grace_seconds)
-        log.info("drained", extra={"seconds": f"{seconds:.3f}", "grace_seconds": settings.grace_seconds})
+        _freeze_loaded_objects()
+        server.start(engine)
+        lifecycle.serving(ready=ready, failed=len(repository) - ready)
+        _wait_for_stop(inbox)
+        seconds = server.stop(settings.grace_seconds)
+        log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
     finally:
         engine.close()
-        surroundings.close()
 
 
-def _settle_memory() -> None:
-    """What was loaded stays until the end: the collector need not look at it again."""
+def _freeze_loaded_objects() -> None:
+    """Exempts what was loaded from garbage collection: it stays until the process ends."""
     gc.collect()
     gc.freeze()
 
 
-def _asked_to_stop(number: int, stop: threading.Event, _frame: FrameType | None = None) -> None:
-    log.info("draining", extra={"signal": signal.Signals(number).name})
-    stop.set()
+def _wait_for_stop(inbox: Inbox) -> None:
+    while not isinstance(request := inbox.get(), StopRequest):
+        pass
+    log.info("draining", extra=request.fields)

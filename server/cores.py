@@ -1,4 +1,4 @@
-"""How many cores this process may use, and how they are shared out among workers."""
+"""How many cores this process may use, and how they are divided among workers."""
 
 import math
 import os
@@ -6,35 +6,35 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
-# Of a control group's folder: its quota in cores, or None where it has none.
+# Reads the quota of a control group from its folder: a number of cores, or None if there is no quota.
 Reader = Callable[[Path], float | None]
 
 
 def available(root: Path = ROOT) -> int:
-    """The least of CPU affinity and the container's CPU quota, and at least 1.
+    """The minimum of the CPU affinity and the container's CPU quota, and at least 1.
 
     Args:
-        root: The file system whose /proc and /sys are read.
+        root: Root of the file system that contains /proc and /sys.
     """
-    # Rounded up: a thread too many is throttled now and then, a thread too few leaves granted time unused.
+    # Rounded up: one thread too many is sometimes throttled, one too few leaves part of the quota unused.
     quotas = (math.ceil(quota) for quota in _quotas(root))
     return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
 
 
 def share(cores: Sequence[int], workers: int, worker: int) -> Sequence[int]:
-    """A worker's part of the cores: neighbours, split as evenly as can be; one core where there are too few.
+    """The cores of one worker: adjacent ones, divided evenly; one core if there are more workers than cores.
 
     Args:
-        cores: What is shared out.
-        workers: Among how many.
-        worker: Which of them, from 0.
+        cores: The cores of all workers.
+        workers: Number of workers.
+        worker: Number of this worker, from 0.
     """
     first = worker * len(cores) // workers
     return cores[first : max((worker + 1) * len(cores) // workers, first + 1)]
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Every quota that binds this process: its own group's, and those of the groups around it."""
+    """Every quota that applies to this process: that of its control group and those of the parent groups."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -45,15 +45,15 @@ def _quotas(root: Path) -> Iterator[float]:
         if not controllers:
             yield from _along([mounts, mounts / "unified"], path, _quota_v2)
         elif "cpu" in controllers.split(","):
-            # Mounted under the controllers' names, in this order or another; then "cpu" is a link to it.
+            # Mounted under the names of the controllers in any order; "cpu" is then a link to the mount.
             yield from _along([mounts / controllers, mounts / "cpu"], path, _quota_v1)
 
 
 def _along(mounts: list[Path], path: str, read: Reader) -> Iterator[float]:
-    """The quotas from a group up to the root of its mount."""
+    """The quotas of a group and its parents, up to the root of the mount."""
     group = PurePosixPath(path.lstrip("/"))
-    # A container may be told the path that its host sees, or one outside its mount, while the mount begins
-    # at its own group: so folders that are not there are passed over, and the root is always read.
+    # In a container the path may be that of the host, or outside the mount, while the mount starts at the
+    # group of the container. Missing folders are therefore skipped, and the root is always read.
     groups = [PurePosixPath(), *(each for each in (group, *group.parents) if ".." not in each.parts)]
     for folder in (mount / each for mount in mounts for each in groups):
         try:

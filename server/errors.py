@@ -1,9 +1,23 @@
-"""Why the process cannot serve."""
+"""Why the process cannot serve.
+
+ServerError
+├── BindError      an address cannot be listened on
+├── LoadError      the repository has no model that can be served
+└── WorkerError    a worker process ended before all of them served
+"""
 
 
-class BindError(Exception):
+class ServerError(Exception):
+    """The process cannot serve; the message gives the reason."""
+
+
+class BindError(ServerError):
     """An address cannot be listened on."""
 
 
-class WorkerError(Exception):
+class LoadError(ServerError):
+    """The repository has no model that can be served."""
+
+
+class WorkerError(ServerError):
     """A worker process ended before all of them served."""

@@ -1,41 +1,61 @@
-"""One clear line for each event: time, level, event, then key=value."""
+"""The log: one event per line, as key=value pairs or as JSON."""
 
+import json
 import logging
+import math
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
-# What a record has of its own; everything else came as `extra`.
+# Attributes of every record; all others were passed as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
-class EventFormatter(logging.Formatter):
-    """2026-01-31T12:00:00.123Z INFO model ready model=self-attention version=1."""
+class _EventFormatter(logging.Formatter):
+    """Times are in UTC with milliseconds: 2026-01-31T12:00:00.123Z."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
+
+class TextFormatter(_EventFormatter):
+    """2026-01-31T12:00:00.123Z INFO model ready model=self-attention version=1."""
+
     def format(self, record: logging.LogRecord) -> str:
-        """One line; a traceback follows it where there is one."""
-        fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        """One line, followed by the traceback if there is one."""
         event = record.getMessage()
         words = [self.formatTime(record), record.levelname, event if event.isprintable() else repr(event)]
-        line = " ".join(words + [f"{key}={_quoted(value)}" for key, value in fields.items()])
+        line = " ".join(words + [f"{key}={_quoted(value)}" for key, value in _fields(record).items()])
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def _quoted(value: Any) -> str:
-    text = str(value)
-    return text if text.isprintable() and " " not in text and text else repr(text)
+class JsonFormatter(_EventFormatter):
+    """{"time": "2026-01-31T12:00:00.123Z", "level": "INFO", "event": "model ready", "model": ...}."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line; a traceback is the value of `exception`."""
+        head = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "event": record.getMessage(),
+        }
+        if record.exc_info:
+            head["exception"] = self.formatException(record.exc_info)
+        fields = {key: _plain(value) for key, value in _fields(record).items()}
+        return json.dumps({**head, **fields, **head})  # head first, and no field replaces a part of it
 
 
-def configure(level: str, **fields: object) -> None:
-    """Sends every event from the given level on to standard error.
+FORMATTERS = {"text": TextFormatter, "json": JsonFormatter}
+
+
+def configure(level: str, style: Literal["text", "json"] = "text", **fields: object) -> None:
+    """Writes every event of at least the given level to standard error.
 
     Args:
-        level: The least that is sent.
-        fields: What every event of this process says beside its own.
+        level: The minimum level.
+        style: The format of a line.
+        fields: Fields added to every event of this process.
     """
 
     def add(record: logging.LogRecord) -> bool:
@@ -43,6 +63,22 @@ def configure(level: str, **fields: object) -> None:
         return True
 
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(EventFormatter())
+    handler.setFormatter(FORMATTERS[style]())
     handler.addFilter(add)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+def _quoted(value: Any) -> str:
+    text = str(value)
+    return text if text.isprintable() and " " not in text and text else repr(text)
+
+
+def _plain(value: Any) -> bool | int | float | str | None:
+    """A value that JSON can express; text for every other."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)

@@ -76,7 +76,16 @@ class Repository:
 
 
 def load_repository(folder: Path, device: Device) -> Repository:
-    """Loads every `<name>/<version>/` below a folder. A damaged artifact affects only its own model.
+    """Loads every artifact of a folder. A damaged artifact affects only its own model.
+
+    Raises:
+        RepositoryError: The folder does not exist or does not contain a model.
+    """
+    return Repository([_load(path, device) for path in find_artifacts(folder)])
+
+
+def find_artifacts(folder: Path) -> list[Path]:
+    """Every `<name>/<version>/` below a folder, by name and version.
 
     Raises:
         RepositoryError: The folder does not exist or does not contain a model.
@@ -87,7 +96,7 @@ def load_repository(folder: Path, device: Device) -> Repository:
     artifacts = [folder / name / version for name in names for version in versions(folder, name)]
     if not artifacts:
         raise RepositoryError(f"model repository {folder} does not contain a <name>/<version>/ folder")
-    return Repository([_load(path, device) for path in artifacts])
+    return artifacts
 
 
 def versions(repository: Path, name: str) -> list[str]:

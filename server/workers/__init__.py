@@ -1,1 +1,1 @@
-"""Several server processes on one port, and the process that looks after them."""
+"""Several server processes on one port, and the supervisor that starts, replaces and drains them."""

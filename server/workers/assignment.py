@@ -1,4 +1,4 @@
-"""What a supervisor and a worker process tell each other, over a pipe that ends when either does."""
+"""Messages between the supervisor and a worker process, over a pipe that closes when either process ends."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -9,12 +9,12 @@ from server.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Supervisor to worker, first: what to serve and with what.
+    """Supervisor to worker, first: what to serve, and with which resources.
 
     Attributes:
-        worker: Its number, from 0.
-        settings: Those of the service, with the port that was chosen and the worker's threads.
-        cores: Where its threads run.
+        worker: Number of the worker, from 0.
+        settings: Settings of the service, with the bound port and the number of threads of this worker.
+        cores: CPU cores that its threads may use.
         metrics: Folder for the files of its metrics.
     """
 
@@ -24,16 +24,18 @@ class Assignment:
     metrics: Path
 
 
-class Word(Enum):
-    """One step of a worker on its way to serve."""
+class State(Enum):
+    """State of a worker. A message that carries a state announces it, or orders the worker into it."""
 
-    READY = auto()  # worker to supervisor: every model has loaded and passed its self-test
-    LISTEN = auto()  # supervisor to worker: all others have, too
-    SERVING = auto()  # worker to supervisor: it listens
+    STOPPED = auto()  # there is no process; never sent
+    LOADING = auto()  # the process loads its models; never sent
+    READY = auto()  # worker to supervisor: every model has been loaded and tested
+    LISTENING = auto()  # supervisor to worker: start to listen
+    SERVING = auto()  # worker to supervisor: it accepts calls
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Worker to supervisor, last: why it cannot serve."""
+    """Worker to supervisor, last: why the worker cannot serve."""
 
     reason: str

@@ -1,4 +1,4 @@
-"""Metrics of several worker processes: each writes its own to files, one endpoint shows their sum."""
+"""Metrics of several processes: each writes to files, and one endpoint serves the aggregate."""
 
 import os
 from collections.abc import Iterable
@@ -7,30 +7,30 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, Metric, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from server.metrics import MetricsServer
+from server.metrics_endpoint import MetricsEndpoint
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def write_to(folder: Path, worker: int) -> None:
-    """Makes this process write its metrics to files of a folder. Comes before the first metric.
+    """Makes this process write its metrics to files in a folder. Call it before the first metric is created.
 
-    The files are named by the worker's number and not, as by default, by the process: one that takes the
-    place of another goes on with its counts, and restarts leave no files behind.
+    The files are named after the number of the worker, not after the process as by default: a replacement
+    continues the counts of its predecessor, and restarts do not leave files behind.
     """
     os.environ[FOLDER_VARIABLE] = str(folder)
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
 
 
 class _Collector(MultiProcessCollector):
-    """Passes over files that a worker is making: they are empty at first, which the library cannot read."""
+    """Skips files that a worker is creating: the library cannot read them while they are empty."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(None, str(folder))  # type: ignore[no-untyped-call]
         self._folder = folder
 
     def collect(self) -> Iterable[Metric]:
-        """The sum of all that is written."""
+        """The aggregate of all files."""
         files = [str(file) for file in self._folder.glob("*.db") if _is_written(file)]
         return self.merge(files)  # type: ignore[no-untyped-call,no-any-return]
 
@@ -38,29 +38,31 @@ class _Collector(MultiProcessCollector):
 def _is_written(file: Path) -> bool:
     try:
         return file.stat().st_size > 0
-    except FileNotFoundError:  # its worker has just ended
+    except FileNotFoundError:  # the worker has just ended
         return False
 
 
-class FleetMetrics:
-    """The endpoint of all workers; listens until it is closed."""
+class MultiprocessMetrics:
+    """Serves the metrics of all workers until it is closed."""
 
     def __init__(self, folder: Path, host: str, port: int) -> None:
-        """Listens.
+        """Starts to listen.
+
+        Args:
+            folder: Where the workers write their metrics.
+            host: Address or host name.
+            port: 0 selects a free port.
 
         Raises:
-            BindError: The address is taken or is none of this machine's.
+            BindError: The address is in use, or does not belong to this machine.
         """
         self._folder = str(folder)
         registry = CollectorRegistry()
         registry.register(_Collector(folder))
         self._workers = Gauge(
-            "attention_workers",
-            "Worker processes by state.",
-            ["state"],
-            registry=registry,
+            "attention_workers", "Number of worker processes, by state.", ["state"], registry=registry
         )
-        self._endpoint = MetricsServer(registry, host, port)
+        self._endpoint = MetricsEndpoint(registry, host, port)
         self.port = self._endpoint.port
 
     def count(self, *, ready: int, starting: int) -> None:
@@ -68,8 +70,8 @@ class FleetMetrics:
         self._workers.labels("ready").set(ready)
         self._workers.labels("starting").set(starting)
 
-    def ended(self, worker: int) -> None:
-        """Forgets the gauges of a worker whose process has ended; what it counted stays counted."""
+    def remove_gauges(self, worker: int) -> None:
+        """Removes the gauges of a worker whose process has ended; its counters remain."""
         mark_process_dead(worker, self._folder)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One port for several processes: nobody else's, and known before any of them listens."""
+"""Reserves one port for several processes before any of them listens on it."""
 
 import errno
 import socket
@@ -8,65 +8,66 @@ from typing import Any
 
 from server.errors import BindError
 
-# Of a name's addresses, those that this machine has not got are left out, as gRPC does.
+# A name's addresses that this machine does not have are skipped, as gRPC does.
 _ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 @contextmanager
 def reserved(host: str, port: int) -> Iterator[int]:
-    """Keeps a port, without listening on it, for those sockets of this user that set SO_REUSEPORT.
+    """Binds a port without listening on it; only this user's sockets with SO_REUSEPORT can then bind it.
 
     Args:
-        host: Name or address.
-        port: 0 lets the system choose.
+        host: Address or host name.
+        port: 0 selects a free port.
 
     Yields:
         The port.
 
     Raises:
-        BindError: The address is taken or is none of this machine's.
+        BindError: The address is in use, or does not belong to this machine.
     """
     with ExitStack() as stack:
         try:
-            chosen = _keep(host.strip("[]"), port, stack)
+            bound = _bind_all(host.strip("[]"), port, stack)
         except OSError as error:
             raise BindError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        yield chosen
+        yield bound
 
 
-def _keep(host: str, port: int, stack: ExitStack) -> int:
-    kept, absent = False, OSError(errno.EADDRNOTAVAIL, "no such address")
+def _bind_all(host: str, port: int, stack: ExitStack) -> int:
+    """Binds every address of a host that this machine has; returns the port."""
+    bound, absent = False, OSError(errno.EADDRNOTAVAIL, "no such address")
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, _, _, _, (numeric, _, *scope) in found:
         try:
-            port = stack.enter_context(_bound(family, (numeric, port, *scope))).getsockname()[1]
+            port = stack.enter_context(_bind_exclusively(family, (numeric, port, *scope))).getsockname()[1]
         except OSError as error:
             if error.errno not in _ABSENT:
                 raise
             absent = error
         else:
-            kept = True
-    if not kept:
+            bound = True
+    if not bound:
         raise absent
     return port
 
 
-def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
-    # SO_REUSEPORT would join any listener that sets it too, such as another server of this user's: a socket
-    # without it finds the port taken.
+def _bind_exclusively(family: int, address: tuple[Any, ...]) -> socket.socket:
+    # A socket with SO_REUSEPORT would also join other listeners that set it, such as another server of the
+    # same user. A socket without it, bound first, fails if the port is in use.
     _bind(family, address, socket.SO_REUSEADDR).close()
     return _bind(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
 
 
 def _bind(family: int, address: tuple[Any, ...], *options: int) -> socket.socket:
-    """A socket that listens to nobody."""
+    """A bound socket that does not listen."""
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
         for option in options:
             opened.setsockopt(socket.SOL_SOCKET, option, 1)
         opened.bind(address)
-        # It lets calls be bound over connections that are closing. While it is set on both, it would also let
-        # another server bind what is reserved here.
+        # SO_REUSEADDR is needed to bind while old connections of the port are in TIME_WAIT. If it stayed set,
+        # another server with SO_REUSEADDR could bind the reserved port.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError:
         opened.close()

@@ -1,8 +1,7 @@
-"""Several server processes on one port: starts them together, replaces those that die, drains them."""
+"""Starts several server processes on one port, replaces those that end, and drains all of them."""
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,128 +14,140 @@ from typing import Any
 from server import cores
 from server.errors import WorkerError
 from server.settings import Settings
-from server.workers.assignment import Assignment, Word
-from server.workers.member import Member
-from server.workers.metrics import FleetMetrics
+from server.shutdown import StopRequest, handle_signals
+from server.workers.assignment import Assignment, State
+from server.workers.handle import WorkerHandle
+from server.workers.metrics import MultiprocessMetrics
 from server.workers.reservation import reserved
 
 log = logging.getLogger(__name__)
 
 
 def run(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT, and returns when the workers have answered every accepted call.
+    """Serves until a signal arrives, and returns when the workers have answered every accepted call.
 
     Raises:
         BindError: An address cannot be listened on.
         WorkerError: A worker ended before all of them served.
     """
-    signals, arrived = Pipe(duplex=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # The loop waits for pipes; what a handler does beside writing to one could meet the loop half-way.
-        signal.signal(number, lambda number, _frame: arrived.send(number))
+    # The supervisor waits for pipes, so that a signal arrives as a message of one more pipe.
+    requests, requests_in = Pipe(duplex=False)
+    handle_signals(requests_in.send)
     with (
         _temporary_folder() as folder,
         reserved(settings.host, settings.port) as port,
-        closing(FleetMetrics(folder, settings.host, settings.metrics_port)) as metrics,
+        closing(MultiprocessMetrics(folder, settings.host, settings.metrics_port)) as metrics,
     ):
-        Supervisor(settings.model_copy(update={"port": port}), folder, metrics, signals).run()
+        addresses = {"host": settings.host, "port": port, "metrics_port": metrics.port}
+        log.info("ports bound", extra=addresses)
+        Supervisor(settings.model_copy(update={"port": port}), folder, metrics, requests).run()
     log.info("stopped")
 
 
 class Supervisor:
-    """Watches the workers from their start to their end."""
+    """Manages the workers from their first start until their last exit."""
 
-    def __init__(self, settings: Settings, folder: Path, metrics: FleetMetrics, signals: Any) -> None:
+    def __init__(self, settings: Settings, folder: Path, metrics: MultiprocessMetrics, requests: Any) -> None:
+        """Starts no process yet.
+
+        Args:
+            settings: Settings of the service, with the bound port.
+            folder: For the files of the workers' metrics.
+            metrics: Serves the metrics of all workers.
+            requests: A pipe that delivers requests to stop.
+        """
         self._settings = settings
         self._metrics = metrics
-        self._signals = signals
-        self._members = [Member(assignment) for assignment in assignments(settings, folder)]
+        self._requests = requests
+        self._workers = [WorkerHandle(assignment) for assignment in assignments(settings, folder)]
         self._stopping = False
-        # All have been ready: from now on each listens as soon as it is. All have served: it is a service.
-        self._opened = self._served = False
+        # Once all workers have been ready at one time, each listens as soon as it is ready.
+        self._all_ready = False
+        # Once all workers have served at one time, one that ends is replaced.
+        self._all_served = False
 
     def run(self) -> None:
-        """Returns when no worker is left.
+        """Returns when every worker has exited.
 
         Raises:
             WorkerError: A worker ended before all of them served.
         """
         try:
-            for member in self._members:
-                self._start(member)
+            for worker in self._workers:
+                self._start(worker)
             while not self._stopping:
-                self._proceed()
+                self._advance()
                 self._wait()
         finally:
-            for member in self._members:
-                member.drain()
-            for member in self._members:
-                member.wait()
+            for worker in self._workers:
+                worker.drain()
+            for worker in self._workers:
+                worker.wait()
 
     def _wait(self) -> None:
-        """Until there is a message, an end, a signal, or a process to start."""
-        members = {member.link: member for member in self._members if member.link}
-        dues = [member.due for member in self._members if member.due is not None]
-        patience = max(0.0, min(dues) - time.monotonic()) if dues else None
-        heard = wait([self._signals, *members], patience)
-        if self._signals in heard:
+        """Waits for a message, an exit, a request to stop or a start that is due, and handles it."""
+        workers = {worker.connection: worker for worker in self._workers if worker.connection}
+        due = [worker.restart_at for worker in self._workers if worker.restart_at is not None]
+        timeout = max(0.0, min(due) - time.monotonic()) if due else None
+        readable = wait([self._requests, *workers], timeout)
+        if self._requests in readable:
+            request: StopRequest = self._requests.recv()
             self._stopping = True
-            log.info("draining", extra={"signal": signal.Signals(self._signals.recv()).name})
+            log.info("draining", extra=request.fields)
             return
-        for member in map(members.get, heard):
-            if member and not member.hear():
-                self._ended(member)
-        for member in self._members:
-            if member.due is not None and member.due <= time.monotonic():
-                self._start(member)
+        for worker in map(workers.get, readable):
+            if worker and not worker.receive():
+                self._reap(worker)
+        for worker in self._workers:
+            if worker.restart_at is not None and worker.restart_at <= time.monotonic():
+                self._start(worker)
 
-    def _start(self, member: Member) -> None:
+    def _start(self, worker: WorkerHandle) -> None:
         try:
-            member.start()
+            worker.start()
         except OSError as error:
-            self._replace(member, f"no process could be started: {error.strerror}")
+            self._schedule_restart(worker, f"the process could not be started: {error.strerror}")
         else:
-            log.info("worker started", extra={"worker": member.number, "pid": member.pid})
+            log.info("worker started", extra={"worker": worker.number, "pid": worker.pid})
 
-    def _ended(self, member: Member) -> None:
-        reason = member.bury()
-        self._metrics.ended(member.number)
-        self._replace(member, reason)
+    def _reap(self, worker: WorkerHandle) -> None:
+        reason = worker.reap()
+        self._metrics.remove_gauges(worker.number)
+        self._schedule_restart(worker, reason)
 
-    def _replace(self, member: Member, reason: str) -> None:
-        if not self._served:
+    def _schedule_restart(self, worker: WorkerHandle, reason: str) -> None:
+        if not self._all_served:
             raise WorkerError(reason)
-        seconds = member.postpone()
-        log.error(
-            "worker ended",
-            extra={"worker": member.number, "reason": reason, "next_in_seconds": seconds},
-        )
+        seconds = worker.backoff()
+        fields = {"worker": worker.number, "reason": reason, "restart_in_seconds": seconds}
+        log.error("worker ended", extra=fields)
 
-    def _proceed(self) -> None:
-        words = [member.word for member in self._members]
-        self._opened = self._opened or words.count(Word.READY) == len(words)
-        for member in self._members if self._opened else ():
-            if member.word is Word.READY:
-                member.listen()
-        serving = words.count(Word.SERVING)
-        self._metrics.count(ready=serving, starting=len(words) - serving)
-        if not self._served and serving == len(words):
-            self._served = True
-            where = {"port": self._settings.port, "metrics_port": self._metrics.port}
-            log.info("serving", extra={"host": self._settings.host, "workers": len(words), **where})
+    def _advance(self) -> None:
+        """Lets workers listen once they may, and publishes the states."""
+        states = [worker.state for worker in self._workers]
+        self._all_ready = self._all_ready or states.count(State.READY) == len(states)
+        for worker in self._workers if self._all_ready else ():
+            if worker.state is State.READY:
+                worker.listen()
+        serving = states.count(State.SERVING)
+        self._metrics.count(ready=serving, starting=len(states) - serving)
+        if not self._all_served and serving == len(states):
+            self._all_served = True
+            addresses = {"port": self._settings.port, "metrics_port": self._metrics.port}
+            log.info("serving", extra={"host": self._settings.host, "workers": len(states), **addresses})
 
 
 def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
-    """What each worker serves with: its own cores, and as many threads as its part of the quota allows."""
+    """The assignment of each worker: its own cores, and its share of the threads that the quota allows."""
     allowed = sorted(os.sched_getaffinity(0))
-    # The whole affinity is split, the quota only counts threads: cores that a quota leaves idle are any of
-    # them, and containers that all chose the first ones would crowd there.
+    # The cores are divided by affinity, and only the number of threads by quota: a quota does not say which
+    # cores to use, and containers that all chose the first ones would compete for them.
     threads = range(cores.available())
     for worker in range(settings.workers):
-        own = settings.threads or len(cores.share(threads, settings.workers, worker))
+        share = settings.threads or len(cores.share(threads, settings.workers, worker))
         yield Assignment(
             worker=worker,
-            settings=settings.model_copy(update={"threads": own}),
+            settings=settings.model_copy(update={"threads": share}),
             cores=frozenset(cores.share(allowed, settings.workers, worker)),
             metrics=folder,
         )

@@ -1,4 +1,4 @@
-"""One of several server processes: `python -m server.workers.worker DESCRIPTOR`, run by a supervisor."""
+"""One of several server processes; the supervisor runs `python -m server.workers.worker DESCRIPTOR`."""
 
 import logging
 import os
@@ -9,82 +9,102 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from server import application, logs
-from server.engine.repository import RepositoryError
-from server.errors import BindError
+from server.errors import ServerError
 from server.metrics import Metrics
-from server.workers import metrics
-from server.workers.assignment import Assignment, Failure, Word
+from server.rpc.server import RpcServer
+from server.shutdown import Inbox, StopRequest, handle_signals
+from server.workers import metrics as multiprocess_metrics
+from server.workers.assignment import Assignment, Failure, State
 
 log = logging.getLogger(__name__)
-# The pipe's own type has two parameters in the stubs and none in the library.
-Link = Any
 
 
-class Supervised:
-    """Surroundings of a server that listens when its supervisor says so and stops when the pipe ends.
+class WorkerLifecycle:
+    """Life of a server that listens when the supervisor orders it to, and stops when the pipe closes.
 
-    The pipe ends when the supervisor wants the worker to drain, and when the supervisor is no more: no worker
-    outlives it, however it ended.
+    The supervisor closes the pipe to drain the worker. The pipe also closes if the supervisor dies, so that
+    no worker outlives it.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._decided = threading.Event()
+    def __init__(self, connection: Any, inbox: Inbox) -> None:
+        """Starts to pass the supervisor's messages to the inbox.
 
-    def loaded(self, metrics: Metrics, stop: threading.Event) -> None:  # noqa: ARG002 - they go to files
-        """Waits for the word to listen, or the end."""
-        threading.Thread(target=self._follow, args=(stop,), name="supervisor", daemon=True).start()
-        self._tell(Word.READY)
-        self._decided.wait()
+        Args:
+            connection: The worker's end of the pipe; a `Connection`, whose stubs have two parameters more
+                than the class.
+            inbox: Messages to the main thread.
+        """
+        self._connection = connection
+        self._port = 0
+        threading.Thread(target=self._receive, args=(inbox,), name="supervisor", daemon=True).start()
 
-    def serving(self, port: int, *, ready: int, failed: int) -> None:
-        """Tells the supervisor."""
-        log.info("listening", extra={"port": port, "models": ready, "failed": failed})
-        self._tell(Word.SERVING)
+    def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
+        """Does nothing: the supervisor holds the port, and serves the metrics."""
+
+    def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:
+        """Reports that the models are ready, waits for the order to listen, and binds the port.
+
+        The port is not bound earlier: the system would distribute connections to it at once.
+
+        Raises:
+            BindError: The address cannot be listened on.
+        """
+        self._send(State.READY)
+        message = inbox.get()
+        if isinstance(message, StopRequest):
+            log.info("draining", extra=message.fields)
+            return False
+        self._port = server.bind()
+        return True
+
+    def serving(self, *, ready: int, failed: int) -> None:
+        """Notifies the supervisor."""
+        log.info("listening", extra={"port": self._port, "models": ready, "failed": failed})
+        self._send(State.SERVING)
 
     def close(self) -> None:
-        """Nothing is left to be closed."""
+        """Does nothing: the supervisor closes what is shared."""
 
-    def _follow(self, stop: threading.Event) -> None:
+    def _receive(self, inbox: Inbox) -> None:
         try:
-            while self._link.recv() is Word.LISTEN:
-                self._decided.set()
+            while True:
+                inbox.put(self._connection.recv())
         except (EOFError, OSError):
-            log.info("draining", extra={"reason": "the supervisor ended the pipe"})
-            stop.set()
-            self._decided.set()
+            inbox.put(StopRequest({"reason": "the supervisor closed the pipe"}))
 
-    def _tell(self, message: Word) -> None:
-        with suppress(OSError):  # the supervisor is no more, which the pipe's end says, too
-            self._link.send(message)
+    def _send(self, state: State) -> None:
+        with suppress(OSError):  # the supervisor has ended; the closed pipe reports that too
+            self._connection.send(state)
 
 
 def main() -> int:
-    """Serves as the supervisor says; returns the process's exit status."""
-    link = Connection(int(sys.argv[1]))
-    os.set_inheritable(link.fileno(), False)  # noqa: FBT003 - by position alone
+    """Serves as the supervisor orders; returns the exit status."""
+    connection = Connection(int(sys.argv[1]))
+    os.set_inheritable(connection.fileno(), False)  # noqa: FBT003 - takes no keyword
     try:
-        assignment: Assignment = link.recv()
+        assignment: Assignment = connection.recv()
     except EOFError:
         return 0
-    _settle(assignment)
+    _prepare_process(assignment)
+    inbox = Inbox()
+    handle_signals(inbox.put)
     try:
-        application.run(assignment.settings, Supervised(link))
-    except (BindError, RepositoryError) as error:
+        application.run(assignment.settings, WorkerLifecycle(connection, inbox), inbox)
+    except ServerError as error:
         with suppress(OSError):
-            link.send(Failure(str(error)))
+            connection.send(Failure(str(error)))
         return 1
     return 0
 
 
-def _settle(assignment: Assignment) -> None:
-    """Comes before any thread of the runtime's, which would not move, and before any metric."""
-    logs.configure(assignment.settings.log_level, worker=assignment.worker)
-    metrics.write_to(assignment.metrics, assignment.worker)
+def _prepare_process(assignment: Assignment) -> None:
+    """Precedes the first metric, and the first thread of the runtime, which would keep its cores."""
+    logs.configure(assignment.settings.log_level, assignment.settings.log_format, worker=assignment.worker)
+    multiprocess_metrics.write_to(assignment.metrics, assignment.worker)
     try:
         os.sched_setaffinity(0, assignment.cores)
-    except OSError as error:  # the cores that the container may use have changed since the start
-        log.warning("not bound to its cores", extra={"reason": error.strerror})
+    except OSError as error:  # the cores available to the container have changed since the service started
+        log.warning("cores not assigned", extra={"reason": error.strerror})
 
 
 if __name__ == "__main__":

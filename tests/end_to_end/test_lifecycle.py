@@ -1,4 +1,4 @@
-"""Starting, refusing to start, draining and ending."""
+"""A served repository: health, reflection, metrics, models that fail, and the drain."""
 
 import shutil
 import urllib.request
@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from model.presets import build_preset
 from scripts.local_server import ServerProcess, serving, start
+from tests.server.samples import CROSS, SELF, eager_module
 from tests.support.eager import assert_parity, attend
 
 SERVICES = ("", "attention.v1.AttentionService", "inference.GRPCInferenceService")
@@ -21,10 +22,10 @@ LONG = np.random.default_rng(0).standard_normal((2000, 768), dtype=np.float32)
 
 
 @pytest.fixture
-def small_repository(repository: Path, tmp_path: Path) -> Path:
-    """Copies of two models, to damage."""
-    for name in ("self-attention", "cross-attention"):
-        shutil.copytree(repository / name, tmp_path / "models" / name)
+def copies(artifacts: Path, tmp_path: Path) -> Path:
+    """Copies of two small models, to damage."""
+    for name in (SELF, CROSS):
+        shutil.copytree(artifacts / name, tmp_path / "models" / name)
     return tmp_path / "models"
 
 
@@ -41,7 +42,7 @@ def test_reflection_lists_every_service(server: ServerProcess) -> None:
     assert found >= {*SERVICES[1:], "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 
-def test_metrics_name_requests_batches_and_parity(server: ServerProcess, client: AttentionClient) -> None:
+def test_metrics_contain_requests_batches_and_parity(server: ServerProcess, client: AttentionClient) -> None:
     client.attend("self-attention", LONG[:5, :16])
     text = urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics").read().decode()
     method = "/attention.v1.AttentionService/Attend"
@@ -55,51 +56,52 @@ def test_metrics_name_requests_batches_and_parity(server: ServerProcess, client:
     assert 0 < error < 1e-5
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "model.onnx", "golden.safetensors"])
-@pytest.mark.parametrize("damage", ["missing", "changed"])
-def test_a_damaged_model_stops_alone(small_repository: Path, tmp_path: Path, file: str, damage: str) -> None:
-    path = small_repository / "self-attention/1" / file
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:-1] + b"#")
-    with serving(small_repository, tmp_path / "log") as server, AttentionClient(server.target) as client:
-        with pytest.raises(FailedPreconditionError, match=file):
-            client.attend("self-attention", LONG[:2, :16])
-        query, key = LONG[:2, :16], LONG[:3, :24]
-        served = client.attend("cross-attention", query, key).context_vectors
-        assert_parity(served, attend(build_preset("cross-attention"), query, key)[0])
+def test_a_damaged_model_fails_alone(copies: Path, tmp_path: Path) -> None:
+    path = copies / SELF / "1" / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-1] + b"#")
+    rng = np.random.default_rng(0)
+    inputs = [
+        rng.standard_normal((length, width), dtype=np.float32) for length, width in ((2, 4), (3, 6), (3, 5))
+    ]
+    with serving(copies, tmp_path / "log") as server, AttentionClient(server.target) as client:
+        with pytest.raises(FailedPreconditionError, match=path.name):
+            client.attend(SELF, inputs[0])
+        served = client.attend(CROSS, *inputs).context_vectors
         states = {model.name: (model.state, model.state_reason) for model in client.models()}
-    assert states["cross-attention"] == ("ready", "")
-    assert states["self-attention"][0] == "failed"
-    assert file in states["self-attention"][1]
-    failures = [line for line in (tmp_path / "log").read_text().splitlines() if " model failed " in line]
-    assert len(failures) == 1
-    assert " ERROR model failed model=self-attention version=1 " in failures[0]
-    assert str(path) in failures[0]
+    assert_parity(served, attend(eager_module(CROSS), *inputs)[0])
+    assert states[CROSS] == ("ready", "")
+    assert states[SELF][0] == "failed"
+    assert path.name in states[SELF][1]
+    log = (tmp_path / "log").read_text().splitlines()
+    (failure,) = [line for line in log if " model failed to load " in line]
+    assert f" ERROR model failed to load model={SELF} version=1 " in failure
+    assert str(path) in failure
 
 
-def test_without_any_model_it_does_not_start(small_repository: Path, tmp_path: Path) -> None:
-    for manifest in small_repository.glob("*/*/manifest.json"):
+def test_a_server_without_a_model_does_not_start(copies: Path, tmp_path: Path) -> None:
+    for manifest in copies.glob("*/*/manifest.json"):
         manifest.unlink()
-    assert start(small_repository, tmp_path / "log").wait(timeout=60) == 1
-    assert "no model" in (tmp_path / "log").read_text()
+    assert start(copies, tmp_path / "log").wait(timeout=60) == 1
+    log = (tmp_path / "log").read_text()
+    assert f"cannot serve reason='no model of {copies} can be served" in log
 
 
-def test_a_port_that_is_taken_is_an_error(
-    server: ServerProcess, small_repository: Path, tmp_path: Path
+def test_the_port_of_another_server_is_refused(
+    server: ServerProcess, artifacts: Path, tmp_path: Path
 ) -> None:
-    process = start(small_repository, tmp_path / "log", f"--port={server.port}")
+    process = start(artifacts, tmp_path / "log", f"--port={server.port}")
     assert process.wait(timeout=60) == 1
-    assert f"cannot listen on 127.0.0.1:{server.port}" in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert f"cannot listen on 127.0.0.1:{server.port}" in log
+    assert " loading " not in log
 
 
-def test_a_drain_answers_what_was_accepted(repository: Path, tmp_path: Path) -> None:
+def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -> None:
     eager, _ = attend(build_preset("multi-head-768x12"), LONG)
     with serving(repository, tmp_path / "log") as server, AttentionClient(server.target) as client:
         with ThreadPoolExecutor(4) as pool:
             asked = [pool.submit(client.attend, "multi-head-768x12", LONG) for _ in range(4)]
-            asked[0].result()  # the others are on their way
+            asked[0].result()  # the others have been sent
             assert server.stop() == 0
             answers = [one.exception() or one.result() for one in asked]
         with pytest.raises(UnavailableError):

@@ -1,4 +1,4 @@
-"""Cores that a process may use: affinity and quotas, and the parts that workers get."""
+"""Cores that a process may use, by affinity and quota, and their division among workers."""
 
 import os
 from itertools import chain
@@ -15,12 +15,12 @@ ALLOWED = 8
 
 @pytest.fixture(autouse=True)
 def affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More cores than the machine of the tests may have."""
+    """Sets the number of cores, independently of the machine."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(ALLOWED)))
 
 
 def tree(root: Path, groups: str, files: dict[str, str]) -> Path:
-    """A file system with those control groups."""
+    """A file system with these control groups."""
     for name, text in {"proc/self/cgroup": groups, **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n")
@@ -35,8 +35,8 @@ TREES = {
     "v2, a fraction counts as one": ("0::/", {"sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
     "v2, a fraction is rounded up": ("0::/", {"sys/fs/cgroup/cpu.max": "150000 100000"}, 2),
     "v2, no rounding error": ("0::/", {"sys/fs/cgroup/cpu.max": "30000 10000"}, 3),
-    "v2, more than there are": ("0::/", {"sys/fs/cgroup/cpu.max": "6400000 100000"}, ALLOWED),
-    "v2, of a group around": (
+    "v2, more than available": ("0::/", {"sys/fs/cgroup/cpu.max": "6400000 100000"}, ALLOWED),
+    "v2, of parent groups": (
         "0::/pods/a/b",
         {
             "sys/fs/cgroup/pods/a/b/cpu.max": "max 100000",
@@ -45,7 +45,7 @@ TREES = {
         },
         2,
     ),
-    "v2, the least of all": (
+    "v2, the minimum of all": (
         "0::/pods/a",
         {"sys/fs/cgroup/pods/a/cpu.max": "200000 100000", "sys/fs/cgroup/cpu.max": "400000 100000"},
         2,
@@ -75,13 +75,13 @@ TREES = {
 
 
 @pytest.mark.parametrize(("groups", "files", "expected"), TREES.values(), ids=TREES.keys())
-def test_the_least_of_affinity_and_quotas(
+def test_the_minimum_of_affinity_and_quotas(
     tmp_path: Path, groups: str, files: dict[str, str], expected: int
 ) -> None:
     assert cores.available(tree(tmp_path, groups, files)) == expected
 
 
-def test_affinity_alone_where_there_are_no_control_groups(tmp_path: Path) -> None:
+def test_affinity_applies_without_control_groups(tmp_path: Path) -> None:
     assert cores.available(tmp_path) == ALLOWED
 
 
@@ -95,14 +95,14 @@ def test_affinity_alone_where_there_are_no_control_groups(tmp_path: Path) -> Non
         ([5, 7], 4, [[5], [5], [7], [7]]),
         ([2], 3, [[2], [2], [2]]),
     ],
-    ids=["one worker", "even", "one over", "one each", "two for each core", "one core"],
+    ids=["one worker", "even", "one left over", "one each", "two for each core", "one core"],
 )
-def test_cores_are_shared_out(allowed: list[int], workers: int, expected: list[list[int]]) -> None:
+def test_cores_are_divided_among_workers(allowed: list[int], workers: int, expected: list[list[int]]) -> None:
     assert [cores.share(allowed, workers, worker) for worker in range(workers)] == expected
 
 
 @given(count=st.integers(1, 256), workers=st.integers(1, 64))
-def test_every_core_is_used_and_no_worker_has_more_than_one_over(count: int, workers: int) -> None:
+def test_every_core_is_used_and_shares_differ_by_at_most_one(count: int, workers: int) -> None:
     parts = [cores.share(range(count), workers, worker) for worker in range(workers)]
     sizes = {len(part) for part in parts}
     assert min(sizes) >= 1

@@ -1,5 +1,6 @@
-"""One line for each event."""
+"""The log: one line per event, as text or as JSON."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -10,16 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.logs import EventFormatter
+from server.call_log import CallLog
+from server.logs import JsonFormatter, TextFormatter
 from tests.server.samples import ROOT
+from tests.server.seams import Calls
+
+
+def record(event: str = "model ready", /, **fields: object) -> logging.LogRecord:
+    return logging.makeLogRecord(
+        {"msg": event, "levelname": "INFO", "created": 1.5, "msecs": 500.0, **fields}
+    )
 
 
 def line(event: str = "model ready", /, **fields: object) -> str:
-    """What is written of one event."""
-    record = logging.makeLogRecord(
-        {"msg": event, "levelname": "INFO", "created": 1.5, "msecs": 500.0, **fields}
-    )
-    return EventFormatter().format(record)
+    return TextFormatter().format(record(event, **fields))
+
+
+def json_line(event: str = "model ready", /, **fields: object) -> str:
+    return JsonFormatter().format(record(event, **fields))
 
 
 @pytest.fixture
@@ -32,9 +41,10 @@ def far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("far_from_utc")
-def test_time_is_utc_wherever_the_server_stands() -> None:
+def test_times_are_in_utc_in_every_time_zone() -> None:
     assert time.localtime(0).tm_hour != 0
     assert line() == "1970-01-01T00:00:01.500Z INFO model ready"
+    assert json.loads(json_line())["time"] == "1970-01-01T00:00:01.500Z"
 
 
 def test_fields_follow_the_event_in_their_order() -> None:
@@ -53,7 +63,7 @@ def test_fields_follow_the_event_in_their_order() -> None:
     ],
     ids=["word", "spaces", "empty", "forged line", "newline", "none"],
 )
-def test_a_value_is_one_word_of_one_line(value: object, shown: str) -> None:
+def test_a_value_is_quoted_if_needed(value: object, shown: str) -> None:
     assert line(reason=value) == f"1970-01-01T00:00:01.500Z INFO model ready reason={shown}"
 
 
@@ -67,12 +77,13 @@ def test_no_value_begins_a_new_line_or_a_new_field(value: str) -> None:
 @pytest.mark.parametrize(
     "separator", ["\r", "\x0b", "\x0c", "\x85", "\u2028"], ids=["cr", "vt", "ff", "nel", "ls"]
 )
-def test_no_value_holds_what_readers_take_for_a_new_line(separator: str) -> None:
+def test_no_value_contains_what_readers_take_for_a_new_line(separator: str) -> None:
     assert len(line(reason=f"a{separator}forged").splitlines()) == 1
+    assert len(json_line(reason=f"a{separator}forged").splitlines()) == 1
 
 
 def test_no_event_begins_a_new_line() -> None:
-    assert "\n" not in line("asked for %s", args=("a\nforged",))
+    assert "\n" not in line("requested %s", args=("a\nforged",))
 
 
 def test_a_traceback_follows_its_event() -> None:
@@ -80,27 +91,78 @@ def test_a_traceback_follows_its_event() -> None:
         raise ValueError("secret")  # noqa: TRY301 - for its traceback
     except ValueError:
         written = line("run failed", exc_info=sys.exc_info(), model="a")
+        as_json = json.loads(json_line("run failed", exc_info=sys.exc_info(), model="a"))
     first, second, *_, last = written.splitlines()
     assert first.endswith("INFO run failed model=a")
     assert second == "Traceback (most recent call last):"
     assert last == "ValueError: secret"
+    assert as_json["exception"].splitlines()[-1] == "ValueError: secret"
+    assert as_json["model"] == "a"
 
 
-def test_events_from_the_level_on_go_to_standard_error() -> None:
-    code = (
-        "import logging; from server import logs; logs.configure('WARNING');"
-        "log = logging.getLogger('any'); log.info('hidden'); log.warning('shown', extra={'a': 1})"
+def test_json_has_time_level_and_event_first() -> None:
+    assert json_line(model="a", port=1) == (
+        '{"time": "1970-01-01T00:00:01.500Z", "level": "INFO", "event": "model ready", "model": "a",'
+        ' "port": 1}'
     )
+
+
+@given(
+    value=st.one_of(st.text(), st.floats(), st.integers(), st.binary(), st.none(), st.booleans()),
+    name=st.sampled_from(["reason", "time", "level", "event"]),
+)
+def test_json_is_valid_whatever_a_field_contains(value: object, name: str) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    written = json_line(**{name: value})
+    found = json.loads(written, parse_constant=refuse)
+    assert "\n" not in written
+    assert (found["level"], found["event"]) == ("INFO", "model ready")
+
+
+@pytest.fixture
+def debug_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, logger="server.call_log")
+    return caplog
+
+
+def test_every_call_is_logged_at_debug_and_passed_on(debug_log: pytest.LogCaptureFixture) -> None:
+    observer = Calls()
+    CallLog(observer).called("/a.B/C", "OK", 0.0123456)
+    assert observer.ended(1) == {("C", "OK"): 1}
+    (event,) = debug_log.records
+    assert event.levelno == logging.DEBUG
+    assert (
+        TextFormatter().format(event).endswith(" DEBUG call ended method=/a.B/C code=OK milliseconds=12.346")
+    )
+
+
+def logged(code: str) -> str:
+    """Standard error of a process that logs."""
+    code = f"import logging; from server import logs; {code}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == ""
-    (only,) = done.stderr.splitlines()
+    return done.stderr
+
+
+def test_events_of_at_least_the_level_are_written_to_standard_error() -> None:
+    written = logged(
+        "logs.configure('WARNING'); log = logging.getLogger('any');"
+        "log.info('hidden'); log.warning('shown', extra={'a': 1})"
+    )
+    (only,) = written.splitlines()
     assert only.endswith("Z WARNING shown a=1")
 
 
-def test_a_process_adds_its_own_fields_to_every_event() -> None:
-    code = (
-        "import logging; from server import logs; logs.configure('INFO', worker=3);"
+@pytest.mark.parametrize(
+    ("style", "end"),
+    [("text", "Z INFO shown a=1 worker=3\n"), ("json", '"event": "shown", "a": 1, "worker": 3}\n')],
+    ids=["text", "json"],
+)
+def test_a_process_adds_its_own_fields_to_every_event(style: str, end: str) -> None:
+    written = logged(
+        f"logs.configure('INFO', {style!r}, worker=3);"
         "logging.getLogger('any').info('shown', extra={'a': 1})"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr.endswith("Z INFO shown a=1 worker=3\n")
+    assert written.endswith(end)

@@ -1,15 +1,16 @@
-"""What a scraper reads over HTTP."""
+"""Published metrics, and the endpoint that serves them."""
 
 import http.client
-from collections.abc import Iterator
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.engine.observer import BatchReport
 from server.engine.repository import FailedModel, Repository
 from server.errors import BindError
-from server.metrics import Metrics, MetricsServer
+from server.metrics import Metrics
+from server.metrics_endpoint import MetricsEndpoint
 from tests.server.samples import CROSS, SELF, TEXT
 
 HOST = "127.0.0.1"
@@ -21,21 +22,23 @@ def metrics() -> Metrics:
     return Metrics()
 
 
-@pytest.fixture
-def endpoint(metrics: Metrics) -> Iterator[MetricsServer]:
-    endpoint = metrics.serve(HOST, 0)
-    yield endpoint
-    endpoint.close()
-
-
 def scrape(port: int) -> Samples:
-    """Every sample by its name and labels."""
+    """Every sample of an endpoint, by name and labels."""
     connection = http.client.HTTPConnection(HOST, port, timeout=10)
     connection.request("GET", "/metrics")
     response = connection.getresponse()
     body = response.read().decode()
     connection.close()
     assert response.status == 200
+    return parse(body)
+
+
+def published(registry: CollectorRegistry) -> Samples:
+    """The same without HTTP."""
+    return parse(generate_latest(registry).decode())
+
+
+def parse(body: str) -> Samples:
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(body)
@@ -47,11 +50,11 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, frozenset(labels.items())]
 
 
-def test_models_are_shown_with_their_state_and_measured_error(
-    metrics: Metrics, endpoint: MetricsServer, loaded: Repository
-) -> None:
+def test_models_are_published_with_state_and_measured_error(metrics: Metrics, loaded: Repository) -> None:
+    metrics.loading([(SELF, "1"), (SELF, "2")])
+    assert value(published(metrics.registry), "attention_model_ready", model=SELF, version="1") == 0
     metrics.loaded(Repository([*loaded, FailedModel(SELF, "2", "damaged")]))
-    samples = scrape(endpoint.port)
+    samples = published(metrics.registry)
     for name in (SELF, CROSS, TEXT):
         assert value(samples, "attention_model_ready", model=name, version="1") == 1
         labels = {"model": name, "version": "1", "provider": "CPUExecutionProvider"}
@@ -61,10 +64,10 @@ def test_models_are_shown_with_their_state_and_measured_error(
     assert len(errors) == 3
 
 
-def test_calls_are_counted_by_method_and_code(metrics: Metrics, endpoint: MetricsServer) -> None:
+def test_calls_are_counted_by_method_and_code(metrics: Metrics) -> None:
     for code, seconds in (("OK", 0.004), ("OK", 0.3), ("NOT_FOUND", 20.0)):
         metrics.called("/a/B", code, seconds)
-    samples = scrape(endpoint.port)
+    samples = published(metrics.registry)
     assert value(samples, "attention_requests_total", method="/a/B", code="OK") == 2
     assert value(samples, "attention_requests_total", method="/a/B", code="NOT_FOUND") == 1
     assert value(samples, "attention_request_seconds_count", method="/a/B") == 3
@@ -73,16 +76,14 @@ def test_calls_are_counted_by_method_and_code(metrics: Metrics, endpoint: Metric
         assert value(samples, "attention_request_seconds_bucket", method="/a/B", le=bound) == count
 
 
-def test_runs_are_shown_with_sequences_rows_padding_and_waits(
-    metrics: Metrics, endpoint: MetricsServer
-) -> None:
+def test_batches_are_published_with_sequences_rows_padding_and_queue_times(metrics: Metrics) -> None:
     metrics.batch_completed(
         BatchReport(model="m", sequences=3, tokens=10, padding=2, queue_seconds=[0.1, 0.2, 0.3], seconds=0.5)
     )
     metrics.batch_completed(
         BatchReport(model="m", sequences=1, tokens=5, padding=0, queue_seconds=[0.4], seconds=0.25)
     )
-    samples = scrape(endpoint.port)
+    samples = published(metrics.registry)
     expected = {
         "attention_tokens_total": 15,
         "attention_padding_tokens_total": 2,
@@ -96,20 +97,18 @@ def test_runs_are_shown_with_sequences_rows_padding_and_waits(
     assert found == pytest.approx(expected)
 
 
-def test_two_servers_of_one_process_share_no_numbers(metrics: Metrics, endpoint: MetricsServer) -> None:
+def test_two_servers_in_one_process_count_separately(metrics: Metrics) -> None:
     Metrics().called("/a/B", "OK", 0.1)
     metrics.called("/a/B", "OK", 0.1)
-    assert value(scrape(endpoint.port), "attention_requests_total", method="/a/B", code="OK") == 1
+    assert value(published(metrics.registry), "attention_requests_total", method="/a/B", code="OK") == 1
 
 
-def test_a_taken_port_is_an_error(metrics: Metrics, endpoint: MetricsServer) -> None:
-    with pytest.raises(BindError, match="in use"):
-        metrics.serve(HOST, endpoint.port)
-
-
-def test_a_closed_endpoint_listens_no_more(metrics: Metrics) -> None:
-    endpoint = metrics.serve(HOST, 0)
-    assert scrape(endpoint.port) is not None
+def test_an_endpoint_serves_the_metrics_until_it_is_closed(metrics: Metrics) -> None:
+    endpoint = MetricsEndpoint(metrics.registry, HOST, 0)
+    metrics.called("/a/B", "OK", 0.1)
+    assert scrape(endpoint.port) == published(metrics.registry)
+    with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{endpoint.port} for metrics: .*in use"):
+        MetricsEndpoint(metrics.registry, HOST, endpoint.port)
     endpoint.close()
     with pytest.raises(ConnectionRefusedError):
         scrape(endpoint.port)

@@ -1,20 +1,24 @@
-"""Options: which source wins, and what is refused."""
+"""Options of the server: precedence of their sources, accepted values, and errors."""
 
 import os
+import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
-from pydantic_settings import CliApp, SettingsError
+from typer.testing import CliRunner, Result
 
-from server import cores
+from server import VERSION, application, cores
+from server.command_line import make_application, unknown_variables
 from server.engine.provider import Device, Provider
-from server.settings import Settings
+from server.rpc.transport import TransportKind
+from server.settings import SECTIONS, Settings
 from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
+MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +30,35 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is read; empty at first."""
+    """The configuration file, which is empty at first."""
     path = tmp_path / "server.toml"
     path.touch()
     monkeypatch.setenv("ATTENTION_CONFIG", str(path))
     return path
 
 
+def run(*flags: str) -> tuple[Result, list[Settings]]:
+    """Runs the command in this process; returns how it ended, and the settings if they were valid."""
+    found: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        found.append(settings)
+        return 0
+
+    return CliRunner().invoke(make_application(serve), [*flags]), found
+
+
 def settings(*flags: str) -> Settings:
-    return CliApp.run(Settings, cli_args=[*REPOSITORY, *flags])
+    result, found = run(*REPOSITORY, *flags)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def errors(*flags: str) -> list[str]:
+    """The lines that the command ends with if a value is invalid."""
+    result, found = run(*flags)
+    assert (result.exit_code, result.stdout, found) == (2, "", [])
+    return result.stderr.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -43,13 +67,24 @@ def settings(*flags: str) -> Settings:
         (None, None, None, 8001),
         (None, None, "port = 3", 3),
         (None, "2", "port = 3", 2),
+        (None, "", "port = 3", 3),
         ("1", "2", "port = 3", 1),
         ("1", None, "port = 3", 1),
         ("1", "2", None, 1),
+        ("8001", "2", None, 8001),
     ],
-    ids=["default", "file", "variable over file", "flag over both", "flag over file", "flag over variable"],
+    ids=[
+        "default",
+        "file",
+        "variable over file",
+        "empty variable",
+        "flag over both",
+        "flag over file",
+        "flag over variable",
+        "flag with the default",
+    ],
 )
-def test_flags_win_over_variables_and_those_over_the_file(
+def test_precedence_of_sources(
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
     flag: str | None,
@@ -64,51 +99,177 @@ def test_flags_win_over_variables_and_those_over_the_file(
     assert settings(*(["--port", flag] if flag else [])).port == expected
 
 
-def test_the_file_alone_can_say_everything(file: Path) -> None:
+def test_a_file_alone_is_enough(file: Path) -> None:
     file.write_text('model_repository = "elsewhere"\nmax_streams = 7\nprovider = "cuda"\n')
-    found = CliApp.run(Settings, cli_args=[])
+    _, (found,) = run()
     assert (found.model_repository, found.max_streams, found.provider) == (Path("elsewhere"), 7, "cuda")
 
 
+def test_the_config_flag_takes_precedence_over_its_variable(file: Path, tmp_path: Path) -> None:
+    file.write_text("port = 3")
+    other = tmp_path / "other.toml"
+    other.write_text("port = 4")
+    assert settings("--config", str(other)).port == 4
+
+
+def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"model_repository": "r", "host": "::1", "provider": "cuda", "log_level": "DEBUG"}
+    values |= {"log_format": "json", "transport": "threaded"}
+    for name in Settings.model_fields:
+        value = values.get(name, "1048576" if "bytes" in name else "7")
+        monkeypatch.setenv(f"ATTENTION_{name.upper()}", value)
+    _, (found,) = run()
+    defaults = Settings.model_validate({"model_repository": "models"})
+    unset = [name for name in Settings.model_fields if getattr(found, name) == getattr(defaults, name)]
+    assert unset == []
+
+
 @pytest.mark.parametrize(
-    ("flags", "option"),
+    ("given", "expected"),
     [
-        (["--port", "65536"], "port"),
-        (["--port", "-1"], "port"),
-        (["--metrics-port", "many"], "metrics_port"),
-        (["--provider", "tpu"], "provider"),
-        (["--log-level", "LOUD"], "log_level"),
-        (["--threads", "-1"], "threads"),
-        (["--workers", "0"], "workers"),
-        (["--grace-seconds", "-0.5"], "grace_seconds"),
-        (["--max-streams", "0"], "max_streams"),
-        (["--max-batch-bytes", "0"], "max_batch_bytes"),
+        ("67108864", 64 * MIB),
+        ("64MiB", 64 * MIB),
+        ("1GiB", 1024 * MIB),
+        ("64 mib", 64 * MIB),
+        ("2MB", 2000000),
     ],
-    ids=lambda value: value if isinstance(value, str) else value[1],
 )
-def test_a_value_out_of_its_range_is_refused(flags: list[str], option: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        settings(*flags)
-    assert [problem["loc"] for problem in caught.value.errors()] == [(option,)]
+def test_sizes_take_units(given: str, expected: int, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings("--max-message-bytes", given).max_message_bytes == expected
+    file.write_text(f'max_in_flight_bytes = "{given}"')
+    monkeypatch.setenv("ATTENTION_MAX_BATCH_BYTES", given)
+    found = settings()
+    assert found.max_in_flight_bytes == found.max_batch_bytes == expected
 
 
-def test_a_variable_out_of_its_range_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flag", "value", "reason"),
+    [
+        ("--port", "65536", "less than or equal to 65535 (Port for gRPC, 0 to 65535."),
+        ("--port", "-1", "greater than or equal to 0"),
+        ("--metrics-port", "many", "valid integer"),
+        ("--provider", "tpu", "'cpu' or 'cuda'"),
+        ("--log-level", "LOUD", "'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
+        ("--log-format", "xml", "'text' or 'json'"),
+        ("--threads", "-1", "greater than or equal to 0"),
+        ("--workers", "0", "greater than or equal to 1"),
+        ("--workers", "1000000", "less than or equal to 1024"),
+        ("--grace-seconds", "-0.5", "greater than or equal to 0"),
+        ("--batch-delay-seconds", "inf", "finite"),
+        ("--batch-delay-seconds", "nan", "finite"),
+        ("--max-streams", "0", "greater than 0"),
+        ("--max-batch-bytes", "0", "greater than 0"),
+        ("--max-batch-bytes", "large", "must be a number of bytes or a size such as 64MiB"),
+        ("--max-batch-bytes", "5 parsecs", "must be a number of bytes or a size such as 64MiB"),
+        ("--max-batch-bytes", "-5MiB", "must be a number of bytes or a size such as 64MiB"),
+        ("--max-message-bytes", "1KiB", "1MiB to 2047MiB"),
+        ("--max-message-bytes", "2GiB", "1MiB to 2047MiB"),
+    ],
+)
+def test_an_invalid_value_is_refused(flag: str, value: str, reason: str) -> None:
+    (line,) = errors(*REPOSITORY, flag, value)
+    assert line.startswith(f"error: {flag} {value}: ")
+    assert reason in line
+
+
+def test_an_error_names_flag_variable_or_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text('port = "abc"\nthreads = -1\nworkers = 0\nmax_streams = 0')
     monkeypatch.setenv("ATTENTION_METRICS_PORT", "70000")
-    with pytest.raises(ValidationError, match="metrics_port"):
-        settings()
+    monkeypatch.setenv("ATTENTION_WORKERS", "none")
+    found = errors(*REPOSITORY, "--threads=many")
+    assert {line.split(": input should")[0] for line in found} == {
+        "error: --threads many",
+        "error: ATTENTION_METRICS_PORT=70000",
+        "error: ATTENTION_WORKERS=none",
+        f"error: {file}: max_streams = 0",
+        f'error: {file}: port = "abc"',
+    }
 
 
-def test_a_file_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ATTENTION_CONFIG", str(tmp_path / "absent.toml"))
-    with pytest.raises(SettingsError, match=r"absent\.toml: there is no such file"):
-        settings()
+def test_a_missing_repository_is_reported_with_every_way_to_set_it() -> None:
+    (line,) = errors()
+    assert line == (
+        "error: --model-repository is required; ATTENTION_MODEL_REPOSITORY and model_repository in a TOML"
+        " file set it too"
+    )
 
 
-def test_an_unknown_key_of_the_file_is_refused(file: Path) -> None:
-    file.write_text("prot = 3")
-    with pytest.raises(ValidationError, match="prot") as caught:
-        settings()
-    assert caught.value.errors()[0]["type"] == "extra_forbidden"
+@pytest.mark.parametrize("value", ["a\nerror: forged", "x" * 100_000], ids=["newline", "long"])
+def test_an_error_is_one_bounded_line(value: str) -> None:
+    (line,) = errors(*REPOSITORY, "--port", value)
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize("by_flag", [False, True], ids=["variable", "flag"])
+def test_a_missing_file_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_flag: bool) -> None:
+    absent = tmp_path / "absent.toml"
+    if by_flag:
+        found = errors(*REPOSITORY, f"--config={absent}")
+    else:
+        monkeypatch.setenv("ATTENTION_CONFIG", str(absent))
+        found = errors(*REPOSITORY)
+    source = f"--config {absent}" if by_flag else f"ATTENTION_CONFIG={absent}"
+    assert found == [f"error: {source}: the file does not exist"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"port = ", b"\xff", b"port = 1\nport = 2"], ids=["cut", "bytes", "twice"]
+)
+def test_a_file_that_is_not_toml_is_refused(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    (line,) = errors(*REPOSITORY)
+    assert line.startswith(f"error: {file}: the configuration file cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("prot = 3", "prot = 3: unknown option; did you mean port?"),
+        ("quite_different = 3", "quite_different = 3: unknown option"),
+        ("[server]\nport = 3", 'server = {"port": 3}: unknown option'),
+        ("max-streams = 3", "max-streams = 3: unknown option; did you mean max_streams?"),
+    ],
+    ids=["typo", "other", "table", "hyphen"],
+)
+def test_an_unknown_key_of_the_file_is_refused(file: Path, line: str, reason: str) -> None:
+    file.write_text(line)
+    (found,) = errors(*REPOSITORY)
+    assert found.startswith(f"error: {file}: {reason}")
+
+
+def test_unknown_variables_are_found_with_the_most_similar_name() -> None:
+    known = {"ATTENTION_PORT": "1", "ATTENTION_CONFIG": "x", "ATTENTION_SERVER": "the client's", "PATH": "y"}
+    unknown = {"ATTENTION_PROT": "1", "attention_port": "1", "ATTENTION_": "", "ATTENTION_QUITE_OTHER": "1"}
+    assert dict(unknown_variables({**known, **unknown})) == {
+        "ATTENTION_": "",
+        "ATTENTION_PROT": "ATTENTION_PORT",
+        "ATTENTION_QUITE_OTHER": "",
+        "attention_port": "ATTENTION_PORT",
+    }
+
+
+def test_the_version_is_printed() -> None:
+    result, _ = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"attention-serving {VERSION}\n")
+
+
+def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "100")
+    result, _ = run("--help")
+    assert result.exit_code == 0
+    positions = [result.stdout.index(f"─ {section} ─") for section in SECTIONS]
+    assert positions == sorted(positions)
+    for start, end, section in zip(positions, [*positions[1:], None], SECTIONS.values(), strict=True):
+        for name in section.model_fields:
+            assert f"--{name.replace('_', '-')} " in result.stdout[start:end]
+    assert "64MiB" in result.stdout
+    for choice in ("cpu|cuda", "completion-queue", "threaded", "WARNING", "text|json"):
+        assert choice in result.stdout
+
+
+def test_the_sections_hold_every_option() -> None:
+    names = [name for section in SECTIONS.values() for name in section.model_fields]
+    assert sorted(names) == sorted(Settings.model_fields)
 
 
 def run_server(*flags: str, **variables: str) -> tuple[int, str]:
@@ -126,50 +287,74 @@ def run_server(*flags: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_the_process_says_in_one_line_which_option_is_wrong() -> None:
-    status, said = run_server(*REPOSITORY, "--port", "65536")
+def test_the_process_reports_an_invalid_value() -> None:
+    status, said = run_server(*REPOSITORY, ATTENTION_PORT="abc")
     assert status == 2
-    assert said == "error: --port: Input should be less than or equal to 65535; found '65536'\n"
+    assert said.startswith("error: ATTENTION_PORT=abc: input should be a valid integer")
+    assert said.count("\n") == 1
 
 
-def test_the_process_says_in_one_line_which_file_it_cannot_find(tmp_path: Path) -> None:
-    absent = tmp_path / "absent.toml"
-    status, said = run_server(*REPOSITORY, ATTENTION_CONFIG=str(absent))
-    assert status == 2
-    assert said == f"error: ATTENTION_CONFIG={absent}: there is no such file\n"
-
-
-def test_the_process_names_the_file_that_it_cannot_read(file: Path) -> None:
-    file.write_text("port = ")
-    status, said = run_server(*REPOSITORY)
-    assert status == 2
-    assert str(file) in said
-
-
-def test_a_repository_without_models_ends_the_process_with_its_reason(tmp_path: Path) -> None:
-    status, said = run_server("--model-repository", str(tmp_path), "--port=0", "--metrics-port=0")
+def test_the_process_warns_of_unknown_variables_and_reports_a_repository_without_models(
+    tmp_path: Path,
+) -> None:
+    status, said = run_server(
+        "--model-repository", str(tmp_path), "--port=0", "--metrics-port=0", ATTENTION_PROT="9"
+    )
     assert status == 1
-    assert "ERROR cannot serve reason='model repository" in said
-    assert "does not contain a <name>/<version>/ folder" in said
+    warning, error = said.splitlines()
+    assert warning.endswith(
+        "WARNING unknown environment variable variable=ATTENTION_PROT similar=ATTENTION_PORT"
+    )
+    assert "ERROR cannot serve reason='model repository" in error
+    assert "does not contain a <name>/<version>/ folder" in error
 
 
-def test_options_reach_engine_and_surface() -> None:
+def test_help_loads_neither_the_runtime_nor_grpc() -> None:
+    code = (
+        "import sys; sys.argv = ['server', '--help']\n"
+        "import server.__main__\n"
+        "try: server.__main__.main()\n"
+        "finally: sys.stderr.write(repr({'onnxruntime', 'grpc', 'numpy'} & sys.modules.keys()))"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--model-repository" in done.stdout
+    assert done.stderr == "set()"
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1
+
+
+def test_options_reach_the_engine_and_the_rpc_server() -> None:
     found = settings(
-        "--max-message-bytes=2097152",
+        "--max-message-bytes=2MiB",
         "--max-batch-sequences=6",
         "--max-streams=7",
         "--threads=2",
         "--host=::1",
     )
     assert (found.limits.max_result_bytes, found.limits.max_batch_sequences) == (2**21 - 2**16, 6)
-    assert (found.rpc.max_message_bytes, found.rpc.max_streams, found.rpc.host) == (2**21, 7, "::1")
+    rpc = application.rpc_options(found)
+    assert (rpc.max_message_bytes, rpc.max_streams, rpc.host) == (2**21, 7, "::1")
     assert found.device == Device(Provider.CPU, 2)
+
+
+def test_every_provider_of_the_runtime_can_be_chosen() -> None:
+    assert [settings("--provider", name).device.provider for name in Provider] == [*Provider]
+
+
+def test_every_transport_can_be_chosen() -> None:
+    chosen = [application.rpc_options(settings("--transport", kind)).transport for kind in TransportKind]
+    assert chosen == [*TransportKind]
 
 
 @pytest.mark.parametrize(("workers", "shared"), [(1, False), (2, True)], ids=["one", "two"])
 def test_several_workers_share_the_port(workers: int, shared: bool) -> None:
-    assert settings(f"--workers={workers}").rpc.share_port is shared
+    assert application.rpc_options(settings(f"--workers={workers}")).share_port is shared
 
 
-def test_threads_are_those_that_the_process_may_use_where_none_are_given() -> None:
+def test_threads_default_to_the_available_cores() -> None:
     assert settings().device.threads == cores.available()
+
+
+def test_settings_are_pickled_without_loss() -> None:
+    given = settings("--max-message-bytes=2MiB", "--grace-seconds=inf")
+    assert pickle.loads(pickle.dumps(given)) == given  # noqa: S301 - bytes of this test

@@ -1,4 +1,4 @@
-"""A port that is kept for this service's processes alone."""
+"""A port that only the processes of one service can use."""
 
 import socket
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ def stack() -> Iterator[ExitStack]:
 
 
 def sock(stack: ExitStack, *options: int) -> socket.socket:
-    """A socket as other programs make theirs."""
+    """A socket as other programs create it."""
     made = stack.enter_context(socket.socket())
     for option in options:
         made.setsockopt(socket.SOL_SOCKET, option, 1)
     return made
 
 
-@pytest.mark.parametrize("host", [HOST, "0.0.0.0", "localhost"])  # noqa: S104 - nothing listens
-def test_workers_may_listen_on_it_and_share_its_connections(stack: ExitStack, host: str) -> None:
+@pytest.mark.parametrize("host", [HOST, "0.0.0.0", "localhost"])  # noqa: S104 - bound for a moment on the test machine
+def test_workers_can_listen_and_share_connections(stack: ExitStack, host: str) -> None:
     port = stack.enter_context(reserved(host, 0))
     workers = [sock(stack, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(2)]
     for worker in workers:
@@ -43,7 +43,7 @@ def test_workers_may_listen_on_it_and_share_its_connections(stack: ExitStack, ho
 
 
 def accept_all(listener: socket.socket, stack: ExitStack) -> Iterator[socket.socket]:
-    """Every connection that waits."""
+    """Every pending connection."""
     while True:
         try:
             yield stack.enter_context(listener.accept()[0])
@@ -56,7 +56,7 @@ def accept_all(listener: socket.socket, stack: ExitStack) -> Iterator[socket.soc
     [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)],
     ids=["plain", "reuseaddr", "reuseport", "both"],
 )
-def test_a_port_that_somebody_listens_on_is_an_error(stack: ExitStack, options: tuple[int, ...]) -> None:
+def test_a_port_in_use_is_refused(stack: ExitStack, options: tuple[int, ...]) -> None:
     other = sock(stack, *options)
     other.bind((HOST, 0))
     other.listen()
@@ -65,26 +65,26 @@ def test_a_port_that_somebody_listens_on_is_an_error(stack: ExitStack, options: 
         pass
 
 
-def test_a_port_that_is_reserved_is_an_error(stack: ExitStack) -> None:
+def test_a_reserved_port_is_refused(stack: ExitStack) -> None:
     port = stack.enter_context(reserved(HOST, 0))
     with pytest.raises(BindError, match="in use"), reserved(HOST, port):
         pass
 
 
 @pytest.mark.parametrize("options", [(), (socket.SO_REUSEADDR,)], ids=["plain", "reuseaddr"])
-def test_others_cannot_have_it(stack: ExitStack, options: tuple[int, ...]) -> None:
+def test_other_sockets_cannot_bind_a_reserved_port(stack: ExitStack, options: tuple[int, ...]) -> None:
     port = stack.enter_context(reserved(HOST, 0))
     with pytest.raises(OSError, match="in use"):
         sock(stack, *options).bind((HOST, port))
 
 
-def test_nobody_answers_before_a_worker_does(stack: ExitStack) -> None:
+def test_connections_are_refused_until_a_worker_listens(stack: ExitStack) -> None:
     port = stack.enter_context(reserved(HOST, 0))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOST, port))
 
 
-def test_connections_that_are_closing_do_not_hold_it(stack: ExitStack) -> None:
+def test_closing_connections_do_not_block_the_port(stack: ExitStack) -> None:
     listener = sock(stack, socket.SO_REUSEADDR)
     listener.bind((HOST, 0))
     listener.listen()
@@ -98,13 +98,13 @@ def test_connections_that_are_closing_do_not_hold_it(stack: ExitStack) -> None:
         assert kept == port
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"], ids=["not ours", "unknown"])
-def test_a_host_that_is_none_of_this_machine_is_an_error(host: str) -> None:
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"], ids=["another machine", "unknown"])
+def test_a_host_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(BindError, match=f"cannot listen on {host}:0: "), reserved(host, 0):
         pass
 
 
-def test_it_is_free_afterwards(stack: ExitStack) -> None:
+def test_the_port_is_free_afterwards(stack: ExitStack) -> None:
     with reserved(HOST, 0) as port:
         pass
     sock(stack).bind((HOST, port))

@@ -1,4 +1,4 @@
-"""A service whose log is read as it is written, so that tests wait for events and for its last process."""
+"""A server process whose log is read as it is written, so that tests can wait for events."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from scripts.local_server import start
 
 
 class Watched:
-    """A service that was started."""
+    """A started service."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: TextIO) -> None:
         self.process = process
@@ -21,7 +21,7 @@ class Watched:
         self._log = log
 
     def until(self, pattern: str) -> re.Match[str]:
-        """Reads on to an event, and returns what it says."""
+        """Reads up to the first line that matches, and returns the match."""
         for line in self._log:
             self.seen.append(line)
             if found := re.search(pattern, line):
@@ -29,30 +29,31 @@ class Watched:
         raise AssertionError(f"{pattern!r} is not in the log:\n{''.join(self.seen)}")
 
     def rest(self) -> str:
-        """All that was said, once no process is left that could say more."""
+        """The whole log, once every process that could write to it has ended."""
         self.seen += self._log
         return "".join(self.seen)
 
     def pids(self, workers: int) -> list[int]:
-        """Reads until so many workers have been started."""
+        """Reads until that many workers have been started."""
         return [int(self.until(r" worker started .*\bpid=(\d+)")[1]) for _ in range(workers)]
 
-    def ports(self) -> tuple[int, int]:
-        """Reads until the service serves; its ports for calls and for metrics."""
-        found = self.until(r" serving .*\bport=(\d+) metrics_port=(\d+)")
+    def ports(self, event: str = "serving") -> tuple[int, int]:
+        """Reads up to an event that names the ports; returns those for gRPC and for metrics."""
+        found = self.until(rf" {event} .*\bport=(\d+) metrics_port=(\d+)")
         return int(found[1]), int(found[2])
 
-    def terminate(self) -> None:
-        """Asks the service to end."""
-        self.process.send_signal(signal.SIGTERM)
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Sends a signal to stop."""
+        self.process.send_signal(number)
 
 
 @contextmanager
 def watched(repository: Path, folder: Path, *options: str) -> Iterator[Watched]:
-    """Runs `python -m server`, until the block ends."""
+    """Runs `python -m server` until the block ends."""
     pipe = folder / "log"
     os.mkfifo(pipe)
-    # A reader first: whoever opens the pipe to write waits for one. The pipe ends with its last writer.
+    # The reading end is opened first, because opening the writing end blocks without it. The pipe ends when
+    # the last writer closes it.
     descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     process = start(repository, pipe, *options)
     os.set_blocking(descriptor, True)

@@ -1,0 +1,158 @@
+"""Which part of the repository may import which: the arrows of the architecture, without a cycle.
+
+model -> export -> artifact <- server.engine <- server.rpc -> protos <- clients
+
+Imports are read from the syntax trees: those at any depth, and those for type checkers only.
+"""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import server
+
+ROOT = Path(__file__).resolve().parents[1]
+CLIENT = ROOT / "clients/python/src"
+# Folders of import packages, and the folder that their names are relative to.
+OURS = ("model", "artifact", "export", "protos", "server", "clients/enrich", "scripts", "benchmarks", "tests")
+PACKAGES = {**dict.fromkeys(OURS, ROOT), "attention_client": CLIENT}
+# What each part imports of the others. Tests import anything.
+ALLOWED = {
+    "model": set(),
+    "artifact": set(),
+    "protos": set(),
+    "export": {"model", "artifact"},
+    "server": {"artifact", "protos"},
+    "attention_client": set(),
+    "clients": {"attention_client", "artifact", "server"},
+}
+# Libraries that a part does not import.
+FORBIDDEN = {
+    "model": {"onnx", "onnxruntime", "onnxscript", "grpc", "google"},
+    "artifact": {"torch", "onnx", "onnxruntime", "onnxscript", "grpc", "google"},
+    "export": {"grpc", "google"},
+    "server": {"torch", "onnx", "onnxscript"},
+    "server.engine": {"torch", "grpc", "grpc_status", "google", "protos", "server.rpc", "server.workers"},
+    "server.rpc": {"onnxruntime", "server.workers", "server.application", "server.settings"},
+    "protos": {"torch", "onnxruntime"},
+    "attention_client": {"torch", "onnxruntime"},
+}
+# Packages with few importers: the part they are counted in, and the folders or files that may import them.
+CONFINED = {
+    "grpc._cython": ("", ("server/rpc/transport/completion_queue.py", "benchmarks/")),
+    "onnxruntime": ("server", ("server/engine/session.py",)),
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the repository by its dotted name."""
+    found = {}
+    for folder, root in PACKAGES.items():
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """Dotted names of all that a module imports; `from a import b` gives a.b."""
+    return frozenset(_imports(modules()[name]))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(f"{name}.".startswith(f"{package}.") for package in packages)
+
+
+def dependencies(name: str) -> set[str]:
+    """The modules of the repository that a module imports."""
+    found = set()
+    for target in imports(name):
+        # `from a import b` names a module, or an attribute of one.
+        owner = next((each for each in (target, target.rpartition(".")[0]) if each in modules()), None)
+        found |= {owner} if owner else set()
+    return found - {name}
+
+
+def importers(package: str, *, of: str = "") -> set[str]:
+    """Files of a part that import a package or something in it."""
+    return {
+        str(path.relative_to(ROOT))
+        for name, path in modules().items()
+        if (not of or within(name, of)) and any(within(target, package) for target in imports(name))
+    }
+
+
+def test_every_module_is_found() -> None:
+    expected = {"server.engine.session", "model", "clients.enrich.__main__", "attention_client"}
+    assert expected <= modules().keys()
+    assert "server.engine.repository" in dependencies("server.application")
+    assert importers("grpc", of="server.rpc")
+
+
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    graph = {name: dependencies(name) for name in modules()}
+    TopologicalSorter(graph).prepare()  # raises an error that names a cycle
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_a_part_imports_only_those_below_it(part: str) -> None:
+    parts = {name.split(".")[0] for name in modules()}
+    found = {
+        target.split(".")[0] for name in modules() if within(name, part) for target in dependencies(name)
+    }
+    assert found & parts <= ALLOWED[part] | {part}
+
+
+@pytest.mark.parametrize(
+    ("part", "package"), [(part, package) for part, names in FORBIDDEN.items() for package in sorted(names)]
+)
+def test_a_part_does_not_import_a_package(part: str, package: str) -> None:
+    assert importers(package, of=part) == set()
+
+
+@pytest.mark.parametrize("package", CONFINED)
+def test_a_package_is_confined_to_few_files(package: str) -> None:
+    part, allowed = CONFINED[package]
+    found = importers(package, of=part)
+    assert found
+    assert {path for path in found if not path.startswith(allowed)} == set()
+
+
+def test_a_server_process_loads_no_pytorch() -> None:
+    code = (
+        "import sys, server.__main__, server.workers.worker\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(found.stdout.split())
+    assert {"onnxruntime", "grpc", "artifact"} <= loaded
+    assert loaded & {"torch", "onnx", "onnxscript", "model", "export", "attention_client", "tests"} == set()
+
+
+def test_a_supervisor_loads_neither_the_runtime_nor_grpc() -> None:
+    code = "import sys, server.workers.supervisor; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"onnxruntime", "grpc"} & set(found.stdout.split()) == set()
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["name"], project["version"]) == (server.NAME, server.VERSION)
