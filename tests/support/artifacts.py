@@ -3,20 +3,21 @@
 import hashlib
 import multiprocessing
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from artifact.manifest import MANIFEST_FILE, is_whole
+from artifact.manifest import is_whole
 from export.artifact import LIBRARIES
 from scripts.local_server import ROOT
 
@@ -67,10 +68,10 @@ def cached_repositories(*sets: ModelSet) -> list[Path]:
 
 
 def _digest(sources: Sequence[Path]) -> str:
-    """A hash of the sources' contents and of the versions of the libraries that export."""
-    digest = hashlib.sha256()
+    """A hash of the sources' contents and of the versions of Python and the libraries that export."""
+    digest = hashlib.sha256(f"{platform.python_version()} {platform.machine()}\n".encode())
     for library in LIBRARIES:
-        digest.update(f"{library} {version(library)}\n".encode())
+        digest.update(f"{library} {metadata.version(library)}\n".encode())
     for source in sources:
         for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -79,9 +80,7 @@ def _digest(sources: Sequence[Path]) -> str:
 
 
 def _holds_whole_artifacts(repository: Path) -> bool:
-    return repository.exists() and all(
-        is_whole(manifest.parent) for manifest in repository.glob(f"*/*/{MANIFEST_FILE}")
-    )
+    return repository.exists() and all(is_whole(version) for version in repository.glob("*/*"))
 
 
 def _export(repositories: Mapping[ModelSet, Path]) -> None:

@@ -47,7 +47,7 @@ def export_encoder(folder: Path) -> None:
 
 HERE = Path(__file__)
 SETS = (
-    ModelSet("presets", [partial(export_preset, name) for name in PRESETS]),
+    ModelSet("presets", [partial(export_preset, name) for name in PRESETS], [HERE]),
     ModelSet(
         "modules",
         [
