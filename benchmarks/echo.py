@@ -8,7 +8,8 @@ import sys
 import threading
 
 from benchmarks.wire import ECHO_HALF
-from server.rpc.completion_queue import Call, CompletionQueueServer
+from server.rpc.transport.completion_queue import CompletionQueueTransport
+from server.rpc.transport.seam import Call
 
 ANY_SIZE = -1
 OPTIONS = {"grpc.max_receive_message_length": ANY_SIZE, "grpc.max_send_message_length": ANY_SIZE}
@@ -27,9 +28,9 @@ def echo(call: Call) -> None:
 
 def main() -> None:
     """Serves on loopback, on a port of the system's choice."""
-    server = CompletionQueueServer(OPTIONS, accept=echo, turn=lambda: False)
+    server = CompletionQueueTransport(OPTIONS)
     port = server.listen("127.0.0.1:0")
-    server.start()
+    server.start(accept=echo, run_inline=lambda: False)
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
     threading.Event().wait()

@@ -1,7 +1,7 @@
-"""Does pieces on a Ray cluster: Ray Data hands each to an actor that has the model.
+"""Does chunks on a Ray cluster: Ray Data hands each to an actor that has the model.
 
-What an actor does with a piece is what a single process does with it, and its record lies with the parts:
-a piece that was lost with its node is done again by another, and `resume` works as anywhere.
+What an actor does with a chunk is what a single process does with it, and its record lies with the parts:
+a chunk that was lost with its node is done again by another, and `resume` works as anywhere.
 """
 
 import logging
@@ -15,11 +15,11 @@ import ray
 import ray.data
 from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.journal import Journal
-from attention_client.enrich.plan import Options, Piece, Plan
+from attention_client.enrich.plan import Chunk, Options, Plan
 from attention_client.enrich.progress import Progress
-from attention_client.enrich.work import do_pieces
+from attention_client.enrich.worker import run_chunks
 
-from clients.enrich.local import LocalComputer
+from clients.enrich.local import LocalBackend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,14 @@ class ActorOptions:
     options: Options
 
 
-class PieceActor:
-    """Does pieces one after the other."""
+class ChunkActor:
+    """Does chunks one after the other."""
 
     def __init__(self, plan: Plan, journal: Journal, actor: ActorOptions) -> None:
         self._plan = plan
         self._journal = journal
         self._options = actor.options
-        self._computer = LocalComputer(
+        self._backend = LocalBackend(
             actor.repository,
             actor.model,
             actor.version,
@@ -56,20 +56,20 @@ class PieceActor:
         )
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Does the pieces of a batch; tells of each its tokens, or why it is not done."""
+        """Does the chunks of a batch; tells of each its tokens, or why it is not done."""
         told: dict[str, list[Any]] = {"index": [], "tokens": [], "error": []}
-        for piece in batch["piece"]:
-            tokens, error = self._do(piece)
-            told["index"].append(piece.index)
+        for chunk in batch["chunk"]:
+            tokens, error = self._do(chunk)
+            told["index"].append(chunk.index)
             told["tokens"].append(tokens)
             told["error"].append(error)
         return told
 
-    def _do(self, piece: Piece) -> tuple[int, str]:
+    def _do(self, chunk: Chunk) -> tuple[int, str]:
         with Progress(0, quiet=True) as progress:
             try:
-                for _ in do_pieces(
-                    self._plan, [piece], self._computer, self._options, self._journal, progress
+                for _ in run_chunks(
+                    self._plan, [chunk], self._backend, self._options, self._journal, progress
                 ):
                     pass
             except EnrichError as error:  # as a value: Ray would hide what it says behind its own
@@ -88,15 +88,15 @@ class Cluster:
     actor: ActorOptions
     workers: int | None
 
-    def do_pieces(
-        self, plan: Plan, pieces: Iterable[Piece], journal: Journal, progress: Progress
-    ) -> Generator[Piece, None, None]:
-        """Does pieces wherever there is room, and yields each that is recorded.
+    def run_chunks(
+        self, plan: Plan, chunks: Iterable[Chunk], journal: Journal, progress: Progress
+    ) -> Generator[Chunk, None, None]:
+        """Does chunks wherever there is room, and yields each that is recorded.
 
         Raises:
-            EnrichError: A piece cannot be done.
+            EnrichError: A chunk cannot be done.
         """
-        left = {piece.index: piece for piece in pieces}
+        left = {chunk.index: chunk for chunk in chunks}
         if not left:
             return
         # Ray tells its vendor of its clusters and data unless it is told not to.
@@ -104,9 +104,9 @@ class Cluster:
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
         ray.data.DataContext.get_current().enable_progress_bars = False
         done = ray.data.from_items(
-            [{"piece": piece} for piece in left.values()], override_num_blocks=len(left)
+            [{"chunk": chunk} for chunk in left.values()], override_num_blocks=len(left)
         ).map_batches(
-            PieceActor,
+            ChunkActor,
             fn_constructor_args=(plan, journal, self.actor),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(min_size=1, max_size=self.workers or len(left)),
@@ -116,8 +116,8 @@ class Cluster:
             for row in done.iter_rows():
                 if row["error"]:
                     raise EnrichError(row["error"])
-                piece = left[row["index"]]
-                progress.add(piece.stop - piece.start, row["tokens"])
-                yield piece
+                chunk = left[row["index"]]
+                progress.add(chunk.stop - chunk.start, row["tokens"])
+                yield chunk
         except ray.exceptions.RayError as error:
             raise EnrichError(str(error)) from error

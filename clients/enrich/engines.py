@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from attention_client.enrich import EnrichError, Pool, Summary, make_options
-from attention_client.enrich.computing import Computer
-from attention_client.enrich.job import DoPieces, run_job
+from attention_client.enrich.backend import Backend
+from attention_client.enrich.job import RunChunks, run_job
 from attention_client.enrich.plan import CONTEXT_VECTORS
-from attention_client.enrich.servers import RETRY_SECONDS, ServerComputer
+from attention_client.enrich.servers import RETRY_SECONDS, ServerBackend
 
-from clients.enrich.local import LocalComputer
+from clients.enrich.local import LocalBackend
 
 RAY = "ray"
 
@@ -77,32 +77,30 @@ def enrich(
         raise EnrichError("name either servers or a model repository")
     if engine not in (None, RAY):
         raise EnrichError(f"engine is {RAY} or none, not {engine!r}")
-    computer: Computer
-    do: DoPieces | None = None
+    backend: Backend
+    do: RunChunks | None = None
     if model_repository is None:
         if engine == RAY:
             raise EnrichError("a Ray cluster computes by itself: name a model repository, not servers")
-        computer = ServerComputer(
-            servers, model, version, return_weights=weights, retry_seconds=retry_seconds
-        )
+        backend = ServerBackend(servers, model, version, return_weights=weights, retry_seconds=retry_seconds)
     else:
         repository = Path(model_repository).absolute()
-        computer = LocalComputer(repository, model, version, return_weights=weights, provider=provider)
+        backend = LocalBackend(repository, model, version, return_weights=weights, provider=provider)
         if engine == RAY:
             from clients.enrich.cluster import ActorOptions, Cluster  # noqa: PLC0415 - only here needs Ray
 
             actor = ActorOptions(
                 repository=repository,
                 model=model,
-                version=computer.facts.version,
+                version=backend.model.version,
                 provider=provider,
                 cores=cores_per_worker,
                 options=options,
             )
-            do = Cluster(actor, workers).do_pieces
+            do = Cluster(actor, workers).run_chunks
     try:
         return run_job(
-            source, output, computer, options, resume=resume, overwrite=overwrite, quiet=quiet, do=do
+            source, output, backend, options, resume=resume, overwrite=overwrite, quiet=quiet, do=do
         )
     finally:
-        computer.close()
+        backend.close()

@@ -45,7 +45,7 @@ def test_a_job_outlives_one_of_its_nodes(tmp_path: Path, artifacts: Path, cluste
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(enrich, str(source), str(output), **wanted, engine="ray")
         until = time.monotonic() + PATIENCE_SECONDS
-        while not list(tmp_path.glob("*.partial/pieces/*.json")) and time.monotonic() < until:
+        while not list(tmp_path.glob("*.partial/chunks/*.json")) and time.monotonic() < until:
             time.sleep(0.05)
         assert not job.done()
         cluster.remove_node(nodes[0], allow_graceful=False)

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 from attention_client.enrich import EnrichError, make_options, plan
 from attention_client.enrich.job import run_job
-from attention_client.enrich.work import do_pieces
+from attention_client.enrich.worker import run_chunks
 
 from clients.enrich import enrich
-from clients.enrich.local import LocalComputer
+from clients.enrich.local import LocalBackend
 from tests.clients.enrich.tables import read, write
 from tests.server.samples import ROOT, SELF
 
@@ -57,10 +57,10 @@ class Job:
 
     @property
     def done(self) -> int:
-        """How many pieces are recorded."""
-        return len(list(self.partial.glob("pieces/*.json")))
+        """How many chunks are recorded."""
+        return len(list(self.partial.glob("chunks/*.json")))
 
-    def wait_for_a_piece(self) -> None:
+    def wait_for_a_chunk(self) -> None:
         until = time.monotonic() + PATIENCE_SECONDS
         while not self.done and time.monotonic() < until:
             time.sleep(0.01)
@@ -98,7 +98,7 @@ def test_a_job_that_is_killed_again_and_again_gives_the_same_bytes(
 def test_what_is_done_is_not_done_again(tmp_path: Path, source: Path, artifacts: Path) -> None:
     job = Job(source, tmp_path / "output.parquet", artifacts)
     process = job.start()
-    job.wait_for_a_piece()
+    job.wait_for_a_chunk()
     process.kill()
     process.communicate()
     before = job.done
@@ -109,7 +109,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, source: Path, artifacts:
     with pytest.raises(EnrichError, match="holds a job with other options; it cannot be resumed"):
         enrich(*paths, **wanted, pool="mean", resume=True)
     summary = json.loads(job.run("--resume", "--json", "--quiet"))
-    assert (summary["rows"], summary["resumed_rows"]) == (ROWS, before * plan.PIECE_ROWS)
+    assert (summary["rows"], summary["resumed_rows"]) == (ROWS, before * plan.CHUNK_ROWS)
     with pytest.raises(EnrichError, match="exists; --overwrite replaces it"):
         enrich(*paths, **wanted, resume=True)
 
@@ -117,7 +117,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, source: Path, artifacts:
 def test_two_jobs_do_not_write_one_output(tmp_path: Path, source: Path, artifacts: Path) -> None:
     job = Job(source, tmp_path / "output.parquet", artifacts)
     process = job.start("--quiet")
-    job.wait_for_a_piece()
+    job.wait_for_a_chunk()
     process.send_signal(signal.SIGSTOP)
     wanted: dict[str, Any] = {"model": SELF, "column": "query", "model_repository": artifacts, "quiet": True}
     with pytest.raises(EnrichError, match="another job is at"):
@@ -131,31 +131,31 @@ def test_two_jobs_do_not_write_one_output(tmp_path: Path, source: Path, artifact
 def test_what_was_skipped_is_not_passed_off_as_done(
     tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "PIECE_ROWS", 1)
+    monkeypatch.setattr(plan, "CHUNK_ROWS", 1)
     cells = pa.array([[[1.0]], [[1.0, 2.0, 3.0, 4.0]]], pa.list_(pa.list_(pa.float32())))
     source, output = str(write(tmp_path, 2, query=cells)), str(tmp_path / "out.parquet")
-    computer = LocalComputer(artifacts, SELF)
+    backend = LocalBackend(artifacts, SELF)
     skip, fail = (make_options("query", None, None, "out", pool="none", weights=False, on_error=on_error)
                   for on_error in ("skip", "fail"))  # fmt: skip
 
-    def one(made: plan.Plan, pieces: Iterable[plan.Piece], *told: Any) -> Generator[plan.Piece, None, None]:
-        yield from islice(do_pieces(made, pieces, computer, skip, *told), 1)
+    def one(made: plan.Plan, chunks: Iterable[plan.Chunk], *told: Any) -> Generator[plan.Chunk, None, None]:
+        yield from islice(run_chunks(made, chunks, backend, skip, *told), 1)
         raise EnrichError("after the first")
 
-    with closing(computer):
+    with closing(backend):
         with pytest.raises(EnrichError, match="after the first"):
-            run_job(source, output, computer, skip, quiet=True, do=one)
+            run_job(source, output, backend, skip, quiet=True, do=one)
         with pytest.raises(EnrichError, match="refused rows: 1; --on-error skip goes on"):
-            run_job(source, output, computer, fail, quiet=True, resume=True)
+            run_job(source, output, backend, fail, quiet=True, resume=True)
         assert not Path(output).exists()
-        summary = run_job(source, output, computer, skip, quiet=True, resume=True)
+        summary = run_job(source, output, backend, skip, quiet=True, resume=True)
     assert (summary.rows, summary.resumed_rows, summary.refused) == (2, 2, 1)
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path, source: Path, artifacts: Path) -> None:
     job = Job(source, tmp_path / "output.parquet", artifacts)
     process = job.start()
-    job.wait_for_a_piece()
+    job.wait_for_a_chunk()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130

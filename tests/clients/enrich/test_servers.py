@@ -54,9 +54,9 @@ class Job:
             enrich, str(self.source), str(self.output), servers=targets, **wanted
         )
 
-    def wait_for_a_piece(self) -> None:
+    def wait_for_a_chunk(self) -> None:
         until = time.monotonic() + PATIENCE_SECONDS
-        while not list(self.output.parent.glob("*.partial/pieces/*.json")) and time.monotonic() < until:
+        while not list(self.output.parent.glob("*.partial/chunks/*.json")) and time.monotonic() < until:
             time.sleep(0.01)
         assert not self.done.done()
 
@@ -73,7 +73,7 @@ class Job:
 def test_what_a_server_leaves_undone_another_does(tmp_path: Path, servers: Servers) -> None:
     lost, kept = servers.start(), servers.start()
     job = Job(tmp_path, [lost.target, kept.target])
-    job.wait_for_a_piece()
+    job.wait_for_a_chunk()
     lost.process.kill()
     job.assert_right()
 
@@ -81,7 +81,7 @@ def test_what_a_server_leaves_undone_another_does(tmp_path: Path, servers: Serve
 def test_a_job_waits_for_its_only_server_to_come_back(tmp_path: Path, servers: Servers) -> None:
     lost = servers.start()
     job = Job(tmp_path, [lost.target])
-    job.wait_for_a_piece()
+    job.wait_for_a_chunk()
     lost.process.kill()
     lost.process.wait()
     servers.start(f"--port={lost.port}")
@@ -91,7 +91,7 @@ def test_a_job_waits_for_its_only_server_to_come_back(tmp_path: Path, servers: S
 def test_a_job_whose_server_stays_away_ends_and_can_be_resumed(tmp_path: Path, servers: Servers) -> None:
     lost = servers.start()
     job = Job(tmp_path, [lost.target], retry_seconds=1.0)
-    job.wait_for_a_piece()
+    job.wait_for_a_chunk()
     lost.process.kill()
     with pytest.raises(EnrichError, match="no server has answered for 1 s; last: "):
         job.done.result(PATIENCE_SECONDS)

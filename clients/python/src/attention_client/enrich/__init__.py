@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from attention_client.enrich.computing import Role
+from attention_client.enrich.backend import Role
 from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.job import Summary, run_job
 from attention_client.enrich.plan import ATTENTION_WEIGHTS, CONTEXT_VECTORS, Options
 from attention_client.enrich.pooling import Pool
-from attention_client.enrich.servers import RETRY_SECONDS, ServerComputer
+from attention_client.enrich.servers import RETRY_SECONDS, ServerBackend
 
 __all__ = ["EnrichError", "Pool", "Summary", "enrich"]
 
@@ -70,11 +70,11 @@ def enrich(
     options = make_options(
         column, key_column, value_column, output_column, pool=pool, weights=weights, on_error=on_error
     )
-    computer = ServerComputer(servers, model, version, return_weights=weights, retry_seconds=retry_seconds)
+    backend = ServerBackend(servers, model, version, return_weights=weights, retry_seconds=retry_seconds)
     try:
-        return run_job(source, output, computer, options, resume=resume, overwrite=overwrite, quiet=quiet)
+        return run_job(source, output, backend, options, resume=resume, overwrite=overwrite, quiet=quiet)
     finally:
-        computer.close()
+        backend.close()
 
 
 def make_options(

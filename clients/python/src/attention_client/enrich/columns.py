@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from attention_client._values import Array
 from attention_client.enrich.errors import EnrichError
-from attention_client.values import Array
 
 HOLE = "holds a null, or a number that float32 cannot hold"
 

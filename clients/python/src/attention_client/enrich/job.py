@@ -1,4 +1,4 @@
-"""A job from its beginning to its end: plan, do the pieces, put their parts together, rename into place."""
+"""A job from its beginning to its end: plan, do the chunks, put their parts together, rename into place."""
 
 import posixpath
 import time
@@ -12,20 +12,20 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from attention_client.enrich.computing import Computer
+from attention_client.enrich.assembler import Result
+from attention_client.enrich.backend import Backend
 from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.journal import REJECTS, Journal, Record, reject_lines
-from attention_client.enrich.plan import Options, Piece, Plan, make_plan
+from attention_client.enrich.plan import Chunk, Options, Plan, make_plan
 from attention_client.enrich.progress import Progress
-from attention_client.enrich.result import Result
+from attention_client.enrich.row_batch import Refusal
 from attention_client.enrich.sources import Source, open_source
 from attention_client.enrich.storage import Location, locate
 from attention_client.enrich.tables import is_table
-from attention_client.enrich.windows import Refusal
-from attention_client.enrich.work import do_pieces
+from attention_client.enrich.worker import run_chunks
 
-# Does the pieces that are left, here or elsewhere, and yields each that is done.
-DoPieces = Callable[[Plan, Iterable[Piece], Journal, Progress], Generator[Piece, None, None]]
+# Does the chunks that are left, here or elsewhere, and yields each that is done.
+RunChunks = Callable[[Plan, Iterable[Chunk], Journal, Progress], Generator[Chunk, None, None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +68,13 @@ class Summary:
 def run_job(
     source: Any,
     output: str | PathLike[str] | None,
-    computer: Computer,
+    backend: Backend,
     options: Options,
     *,
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
-    do: DoPieces | None = None,
+    do: RunChunks | None = None,
 ) -> Summary:
     """Enriches a table.
 
@@ -82,12 +82,12 @@ def run_job(
         source: What `open_source` opens.
         output: A file, by its ending such as .parquet, or a folder; local or by its URL. None for the
             `table` of the summary.
-        computer: Computes.
+        backend: Computes.
         options: What is asked of every row.
         resume: Whether to go on with an unfinished job.
         overwrite: Whether to replace an output that is there, at the end.
         quiet: Whether to show no progress.
-        do: Does the pieces in place of this process.
+        do: Does the chunks in place of this process.
 
     Raises:
         EnrichError: There is no result; what was done stays for `resume`.
@@ -95,7 +95,7 @@ def run_job(
     opened = open_source(source)
     if (resume or do) and not opened.is_lasting:
         raise EnrichError("a table that is no file is neither resumed nor spread over a cluster")
-    job = _Job(opened, computer, options, do or _here(computer, options), resume=resume, quiet=quiet)
+    job = _Job(opened, backend, options, do or _here(backend, options), resume=resume, quiet=quiet)
     if output is None:
         if opened.is_lasting:
             raise EnrichError("name an output: only a table in memory becomes one in memory")
@@ -126,9 +126,9 @@ def _target(output: str, source: Source, *, overwrite: bool) -> Location:
     return target
 
 
-def _here(computer: Computer, options: Options) -> DoPieces:
-    return lambda plan, pieces, journal, progress: do_pieces(
-        plan, pieces, computer, options, journal, progress
+def _here(backend: Backend, options: Options) -> RunChunks:
+    return lambda plan, chunks, journal, progress: run_chunks(
+        plan, chunks, backend, options, journal, progress
     )
 
 
@@ -136,15 +136,15 @@ class _Job:
     def __init__(
         self,
         source: Source,
-        computer: Computer,
+        backend: Backend,
         options: Options,
-        do: DoPieces,
+        do: RunChunks,
         *,
         resume: bool,
         quiet: bool,
     ) -> None:
-        self._plan = make_plan(source, computer.facts, options)
-        self._facts = computer.facts
+        self._plan = make_plan(source, backend.model, options)
+        self._model = backend.model
         self._skip_refused = options.skip_refused
         self._do = do
         self._resume = resume
@@ -164,7 +164,7 @@ class _Job:
         journal = Journal(target, self._plan)
         with journal.open(resume=self._resume), Result(self._plan, journal, target) as result:
             progress = self._do_what_is_left(journal, result)
-            records = [journal.read(piece) for piece in self._plan.pieces]
+            records = [journal.read(chunk) for chunk in self._plan.chunks]
             refusals = tuple(refusal for record in records for refusal in record.refusals)
             if refusals and not self._skip_refused:  # by an earlier run, which skipped them
                 raise EnrichError(f"refused rows: {len(refusals)}; --on-error skip goes on")
@@ -182,27 +182,27 @@ class _Job:
             resumed_rows=rows - progress.total,
             seconds=seconds,
             tokens_per_second=progress.tokens / seconds,
-            model=self._facts.name,
-            version=self._facts.version,
-            parity_error=self._facts.parity_error,
+            model=self._model.name,
+            version=self._model.version,
+            parity_error=self._model.parity_error,
             rejects=rejects,
             refusals=refusals,
         )
 
     def _do_what_is_left(self, journal: Journal, result: Result) -> Progress:
-        left: list[Piece] = []
-        for piece in self._plan.pieces:
-            if journal.is_done(piece):
-                result.add(piece)
+        left: list[Chunk] = []
+        for chunk in self._plan.chunks:
+            if journal.is_done(chunk):
+                result.add(chunk)
             else:
-                left.append(piece)
-        rows = sum(piece.stop - piece.start for piece in left)
+                left.append(chunk)
+        rows = sum(chunk.stop - chunk.start for chunk in left)
         with (
             Progress(rows, quiet=self._quiet) as progress,
             closing(self._do(self._plan, left, journal, progress)) as done,
         ):
-            for piece in done:
-                result.add(piece)
+            for chunk in done:
+                result.add(chunk)
         return progress
 
     def _write_rejects(self, target: Location, records: list[Record]) -> str | None:

@@ -1,7 +1,7 @@
 """What of a job is done: parts of the result, each with a record, in a folder beside the output.
 
 A part is renamed into its place before its record is, so that a job that is killed at any moment finds
-either both or does the piece again.
+either both or does the chunk again.
 """
 
 import json
@@ -13,9 +13,9 @@ from filelock import FileLock, Timeout
 from pyarrow import fs
 
 from attention_client.enrich.errors import EnrichError
-from attention_client.enrich.plan import Piece, Plan
+from attention_client.enrich.plan import Chunk, Plan
+from attention_client.enrich.row_batch import Done, Refusal
 from attention_client.enrich.storage import Json, Location
-from attention_client.enrich.windows import Done, Refusal
 
 FOLDER = ".partial"
 REJECTS = ".rejects.jsonl"
@@ -24,7 +24,7 @@ RECORD = ".json"
 
 @dataclass(slots=True)
 class Record:
-    """What became of a piece.
+    """What became of a chunk.
 
     Attributes:
         rows: Its rows.
@@ -39,7 +39,7 @@ class Record:
     refusals: list[Refusal] = field(default_factory=list)
 
     def add(self, done: Done) -> None:
-        """Counts a window of the piece."""
+        """Counts a window of the chunk."""
         self.rows += done.batch.num_rows
         self.tokens += done.tokens
         self.nulls += done.nulls
@@ -56,7 +56,7 @@ class Journal:
     def __init__(self, output: Location, plan: Plan) -> None:
         self._folder = output.beside(FOLDER)
         self.result = self._folder / "result"
-        self._pieces = self._folder / "pieces"
+        self._chunks = self._folder / "chunks"
         self._fingerprint = plan.fingerprint
 
     @contextmanager
@@ -69,7 +69,7 @@ class Journal:
             EnrichError: There is an unfinished job and `resume` does not say to go on with it, or it is
                 another one, or another job is at it.
         """
-        self._pieces.make_folder()
+        self._chunks.make_folder()
         with self._held():
             try:
                 self._begin(resume=resume)
@@ -102,39 +102,39 @@ class Journal:
             )
 
     def _is_begun(self) -> bool:
-        """Whether any piece is recorded."""
-        return any(name.endswith(RECORD) for name, _ in self._pieces.files())
+        """Whether any chunk is recorded."""
+        return any(name.endswith(RECORD) for name, _ in self._chunks.files())
 
     def remove(self) -> None:
         """Removes all of it: the result is in its place."""
         self._folder.remove()
 
-    def part(self, piece: Piece) -> Location:
-        """Where the result of a piece lies, an Arrow IPC file."""
-        return self._pieces / f"{piece.index:06}.arrow"
+    def part(self, chunk: Chunk) -> Location:
+        """Where the result of a chunk lies, an Arrow IPC file."""
+        return self._chunks / f"{chunk.index:06}.arrow"
 
-    def is_done(self, piece: Piece) -> bool:
-        """Whether a piece has its record."""
-        return self._record(piece).exists
+    def is_done(self, chunk: Chunk) -> bool:
+        """Whether a chunk has its record."""
+        return self._record(chunk).exists
 
-    def write(self, piece: Piece, record: Record) -> None:
-        """Records that a piece is done."""
-        self._record(piece).write_json(asdict(record))
+    def write(self, chunk: Chunk, record: Record) -> None:
+        """Records that a chunk is done."""
+        self._record(chunk).write_json(asdict(record))
 
-    def read(self, piece: Piece) -> Record:
-        """The record of a piece that is done."""
-        values = self._record(piece).read_json()
+    def read(self, chunk: Chunk) -> Record:
+        """The record of a chunk that is done."""
+        values = self._record(chunk).read_json()
         return Record(**{**values, "refusals": [Refusal(**refusal) for refusal in values["refusals"]]})
 
-    def _record(self, piece: Piece) -> Location:
-        return self._pieces / f"{piece.index:06}{RECORD}"
+    def _record(self, chunk: Chunk) -> Location:
+        return self._chunks / f"{chunk.index:06}{RECORD}"
 
 
 def reject_lines(plan: Plan, records: Iterable[Record]) -> Iterator[bytes]:
-    """A line of JSON for each row that was refused, of the records of all pieces in their order."""
-    for piece, record in zip(plan.pieces, records, strict=True):
+    """A line of JSON for each row that was refused, of the records of all chunks in their order."""
+    for chunk, record in zip(plan.chunks, records, strict=True):
         for refusal in record.refusals:
-            line: Json = {"file": plan.source.path(piece.name), **asdict(refusal)}
+            line: Json = {"file": plan.source.path(chunk.name), **asdict(refusal)}
             yield json.dumps(line).encode() + b"\n"
 
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from attention_client.values import Array
+from attention_client._values import Array
 
 
 class Pool(StrEnum):

@@ -11,20 +11,21 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from attention_client.client import AttentionClient
-from attention_client.enrich.computing import Answer, ModelFacts, Request, Role, output_width, widths_of
+from attention_client._client import AttentionClient
+from attention_client._models import ModelInfo
+from attention_client._streaming import Outcome
+from attention_client._values import AttendInputs, StreamItem, TextInputs, TokenInputs
+from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec, Role
 from attention_client.enrich.errors import EnrichError, RefusedError
 from attention_client.errors import (
     AttentionClientError,
     CallCancelledError,
     DeadlineExceededError,
     InvalidArgumentError,
+    MessageTooLargeError,
     ResourceExhaustedError,
     UnavailableError,
 )
-from attention_client.models import ModelInfo
-from attention_client.streaming import Outcome
-from attention_client.values import AttendInputs, StreamItem, TextInputs, TokenInputs
 
 log = logging.getLogger(__name__)
 # Requests on their way to one server.
@@ -46,12 +47,12 @@ MOST_ATTEMPTS = 3
 class Asked:
     """A request, the future of its answer, and how many streams ended with a message too large under it."""
 
-    request: Request
-    future: "Future[Answer]"
+    request: BackendRequest
+    future: "Future[BackendResult]"
     attempts: int = 0
 
 
-class ServerComputer:
+class ServerBackend:
     """One model on one or several servers.
 
     A request whose server goes away is sent again, to whichever is there first. Where none has answered for
@@ -82,14 +83,18 @@ class ServerComputer:
         if retry_seconds < 0:
             raise EnrichError(f"retry_seconds is {retry_seconds:g}; it cannot be below 0")
         targets = [targets] if isinstance(targets, str) else targets
-        self._clients = [AttentionClient(address) for target in targets for address in resolve(target)]
+        self._clients = [
+            AttentionClient(address, max_retries=0, wait_for_ready=False)
+            for target in targets
+            for address in resolve(target)
+        ]
         patience = min(retry_seconds, START_SECONDS)
         found = [_describe(client, model, version, patience) for client in self._clients]
         if versions := sorted({info.version for info in found} - {found[0].version}):
             others = ", ".join(versions)
             raise EnrichError(f"servers answer with version {found[0].version} and with {others}: name one")
-        self.facts = facts_of(found[0])
-        self.windows_ahead = 2 + 2 * len(self._clients)
+        self.model = spec_of(found[0])
+        self.concurrency = IN_FLIGHT * len(self._clients)
         self._return_weights = return_weights
         self._retry_seconds = retry_seconds
         self._asked: queue.SimpleQueue[Asked] = queue.SimpleQueue()
@@ -103,8 +108,8 @@ class ServerComputer:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, request: Request) -> "Future[Answer]":
-        """As of Computer."""
+    def submit(self, request: BackendRequest) -> "Future[BackendResult]":
+        """As of Backend."""
         asked = Asked(request, Future())
         self._answered_at = time.monotonic()  # there may have been nothing to answer for long
         self._asked.put(asked)
@@ -126,21 +131,21 @@ class ServerComputer:
             sent = _Sent(self._asked, self._closing)
             try:
                 for outcome in client.attend_stream(
-                    self.facts.name,
+                    self.model.name,
                     sent,
                     return_exceptions=True,
                     return_weights=self._return_weights,
                     max_in_flight=IN_FLIGHT,
-                    version=self.facts.version,
+                    version=self.model.version,
                 ):
                     if self._settle(sent.answered(), outcome):
                         pause = FIRST_PAUSE_SECONDS
                     else:  # the server is full
                         pause = self._wait(pause)
-                sent.give_back()
+                sent.requeue()
             except AttentionClientError as error:
-                too_large = isinstance(error, ResourceExhaustedError) and not error.reason
-                sent.give_back(error if too_large else None)
+                too_large = isinstance(error, MessageTooLargeError)
+                sent.requeue(error if too_large else None)
                 self._lost(error)
             pause = self._wait(pause)
         self._fail_all()
@@ -154,7 +159,7 @@ class ServerComputer:
         """Resolves the future of an answered request; False where it has to be asked again."""
         if not isinstance(outcome, AttentionClientError):
             self._answered_at = time.monotonic()
-            asked.future.set_result(Answer(outcome.context_vectors, outcome.attention_weights))
+            asked.future.set_result(BackendResult(outcome.context_vectors, outcome.attention_weights))
         elif isinstance(outcome, InvalidArgumentError) or outcome.reason == LIMIT_EXCEEDED:
             self._answered_at = time.monotonic()
             asked.future.set_exception(RefusedError(outcome.message, outcome.reason))
@@ -163,7 +168,7 @@ class ServerComputer:
             self._asked.put(asked)
             return False
         else:
-            asked.future.set_exception(EnrichError(f"{self.facts.name}: {outcome.message}"))
+            asked.future.set_exception(EnrichError(f"{self.model.name}: {outcome.message}"))
         return True
 
     def _lost(self, error: AttentionClientError) -> None:
@@ -217,7 +222,7 @@ class _Sent(Iterator[StreamItem]):
             assert self._unanswered is not None  # noqa: S101 - given back when the stream is over
             return self._unanswered.popleft()
 
-    def give_back(self, too_large: AttentionClientError | None = None) -> None:
+    def requeue(self, too_large: AttentionClientError | None = None) -> None:
         """Puts what was not answered back into the queue; takes nothing more from it.
 
         Args:
@@ -233,7 +238,7 @@ class _Sent(Iterator[StreamItem]):
                 self._asked.put(asked)
 
 
-def _item(request: Request) -> StreamItem:
+def _item(request: BackendRequest) -> StreamItem:
     query = request.inputs[Role.QUERY]
     if isinstance(query[0], str):
         return TextInputs(list(query))
@@ -266,7 +271,7 @@ def _describe(client: AttentionClient, model: str, version: str, patience: float
         raise EnrichError(str(error)) from error
 
 
-def facts_of(info: ModelInfo) -> ModelFacts:
+def spec_of(info: ModelInfo) -> ModelSpec:
     """What a job must know of a model, of what its server says.
 
     Raises:
@@ -274,12 +279,11 @@ def facts_of(info: ModelInfo) -> ModelFacts:
     """
     if info.state != "ready":
         raise EnrichError(f"model {info.name!r} does not answer: {info.state_reason}")
-    output = info.outputs[0]
-    return ModelFacts(
+    return ModelSpec.from_axes(
         name=info.name,
         version=info.version,
-        takes_text=info.accepts_text,
-        widths=widths_of([tensor.axes for tensor in info.inputs if not tensor.optional]),
-        output_width=output_width(info.name, output.name, output.axes),
+        accepts_text=info.accepts_text,
+        inputs=[tensor.axes for tensor in info.inputs if not tensor.optional],
+        output=info.outputs[0].axes,
         parity_error=info.parity.measured_max_abs_error if info.parity else None,
     )

@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.storage import Location, locate
-from attention_client.enrich.tables import WINDOW_ROWS, ScannedTable, TableFile, is_table, open_table
+from attention_client.enrich.tables import ROW_BATCH_ROWS, ScannedTable, TableFile, is_table, open_table
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _memory(table: pa.Table) -> Unstored:
 
 def _dataset(dataset: ds.Dataset) -> Unstored:
     ahead = {"batch_readahead": 1, "fragment_readahead": 1}
-    batches = partial(dataset.to_batches, batch_size=WINDOW_ROWS, **ahead)
+    batches = partial(dataset.to_batches, batch_size=ROW_BATCH_ROWS, **ahead)
     table = ScannedTable(dataset.schema, dataset.count_rows(), batches)
     return Unstored(table, 0, [_place(dataset.filesystem, path) for path in getattr(dataset, "files", ())])
 

@@ -1,4 +1,4 @@
-"""Files of rows, read and written in pieces of bounded size: changes with the formats."""
+"""Files of rows, read and written in chunks of bounded size: changes with the formats."""
 
 import posixpath
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +16,8 @@ ARROW = ("arrow", "feather", "ipc")
 # A row's number in its file, and the batch of rows that begins with it.
 Window = tuple[int, pa.RecordBatch]
 # A window of rows is computed, held and written together.
-WINDOW_ROWS = 1024
-WINDOW_BYTES = 4 << 20
+ROW_BATCH_ROWS = 1024
+ROW_BATCH_BYTES = 4 << 20
 # Rows of an output file that are compressed together.
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
@@ -164,7 +164,7 @@ def _within(windows: Iterator[Window], start: int, stop: int) -> Iterator[Window
 
 def _window_rows(rows: int, size: int) -> int:
     """How many rows of some that are so large make a window."""
-    return max(1, min(WINDOW_ROWS, WINDOW_BYTES * rows // max(size, 1)))
+    return max(1, min(ROW_BATCH_ROWS, ROW_BATCH_BYTES * rows // max(size, 1)))
 
 
 class ParquetOut:
