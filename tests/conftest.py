@@ -1,78 +1,68 @@
-"""Fixtures that many tests share: exported artifacts and a real server."""
+"""Fixtures that many tests share: exported models, a server and a client of them."""
 
-import multiprocessing
+import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+
+# The modules are small, and the machine's cores are for the servers and the test workers; the processes that
+# tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
 from attention_client import AttentionClient
+from hypothesis import settings
+from xdist.remote import Producer
 
-from artifact.tolerance import Tolerance
-from export import export_module
-from export.artifact import Naming, write_artifact
-from model.presets import PRESETS, build_preset
 from scripts.local_server import ServerProcess, serving
-from tests.server.samples import export_samples
-from tests.support import modules
-from tests.support.tables import GOLDEN_TABLES
+from tests.server import samples
+from tests.support.artifacts import ModelSet, cached_repositories
+from tests.support.repository import SETS
+from tests.support.scheduling import SharedServerScheduling, start_order
 
-# The references are small; threads of PyTorch's beside those of the servers under test only contend.
 torch.set_num_threads(1)
-# The tables' uniform weights make scores of 100 and more, where fp32 keeps four decimals.
-TABLE_TOLERANCE = Tolerance(rtol=1.3e-6, atol=5e-5)
-EXPORTERS = 2
+# How long an example takes depends on what else the machine does, so that no example has a deadline.
+settings.register_profile("suite", settings.get_profile(settings.get_current_profile_name()), deadline=None)
+settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts long tests first."""
+    items.sort(key=start_order)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedServerScheduling:
+    """Lets one worker run all tests of the shared server."""
+    return SharedServerScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with every preset and every worked example. Tests do not write to it."""
+    """A model repository of every preset, worked example and reference. Tests must not write to it."""
     folder = tmp_path_factory.mktemp("repository")
-    spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(EXPORTERS, spawning, torch.set_num_threads, (1,)) as pool:
-        exports = [pool.submit(export_preset, name, folder) for name in PRESETS]
-        exports += [pool.submit(export_table, index, folder) for index in range(len(GOLDEN_TABLES))]
-        exports += [pool.submit(export_others, folder)]
-        for export in exports:
-            export.result()
+    for models in cached_repositories(*SETS):
+        for model in models.iterdir():
+            (folder / model.name).symlink_to(model, target_is_directory=True)
     return folder
 
 
 @pytest.fixture(scope="session")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of a causal self-attention, a cross-attention and a text model. Tests copy, not write."""
-    return export_samples(tmp_path_factory.mktemp("artifacts"))
-
-
-def export_preset(name: str, folder: Path) -> None:
-    write_artifact(build_preset(name), Naming(name, 1, PRESETS[name].description), folder)
-
-
-def export_table(index: int, folder: Path) -> None:
-    table = GOLDEN_TABLES[index]
-    naming = Naming(table.model, 1, str(table.case["what"]))
-    write_artifact(table.module(), naming, folder, tolerance=TABLE_TOLERANCE)
-
-
-def export_others(folder: Path) -> None:
-    write_artifact(modules.causal_cross(), Naming(modules.CAUSAL_CROSS, 1, ""), folder)
-    for name, preset, precision in modules.LOWERED:
-        write_artifact(build_preset(preset), Naming(name, 1, ""), folder, precision=precision)
-    example = (torch.zeros(2, 3, 32),)
-    axes = {"src": {0: "batch", 1: "sequence"}}
-    export_module(modules.encoder(), example, axes, out=folder, name=modules.ENCODER)
+def artifacts() -> Path:
+    """A repository of a causal, a cross-attention and a text model. Tests must not write to it."""
+    sources = [samples.ROOT / "tests/server/samples.py"]
+    (folder,) = cached_repositories(ModelSet("samples", [samples.export_samples], sources))
+    return folder
 
 
 @pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of all those models."""
+    """A server of the repository."""
     with serving(repository, tmp_path_factory.mktemp("server") / "log") as process:
         yield process
 
 
 @pytest.fixture(scope="session")
 def client(server: ServerProcess) -> Iterator[AttentionClient]:
-    """A client of that server."""
+    """A client of the server."""
     with AttentionClient(server.target) as client:
         yield client

@@ -29,6 +29,7 @@ from server.engine.provider import Device
 from server.engine.repository import FailedModel, load_repository
 from server.engine.types import Ragged, Request
 from tests.parity import paths
+from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import Array, assert_parity, attend
 
 FP16, INT8 = "self-attention-fp16", "multi-head-64x4-int8"
@@ -216,12 +217,17 @@ def test_int8_sequences_in_one_run_would_change_each_other(repository: Path) -> 
     assert not np.allclose(together[0], alone[0], rtol=0, atol=1e-2)
 
 
+def export_bf16(folder: Path) -> None:
+    module = MultiHeadAttention(AttentionConfig(d_query=4, num_heads=2))
+    write_artifact(module, Naming(BF16, 1, ""), folder, precision=Precision.BF16)
+
+
 @pytest.fixture(scope="module")
 def with_bf16(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of a bf16 model and of a healthy one."""
+    (exported,) = cached_repositories(ModelSet("bf16", [export_bf16], [Path(__file__)]))
     folder = tmp_path_factory.mktemp("with-bf16")
-    module = MultiHeadAttention(AttentionConfig(d_query=4, num_heads=2))
-    write_artifact(module, Naming(BF16, 1, ""), folder, precision=Precision.BF16)
+    shutil.copytree(exported / BF16, folder / BF16)
     shutil.copytree(repository / HEALTHY, folder / HEALTHY)
     return folder
 

@@ -15,7 +15,8 @@ from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
 from model.projections import SeparateProjections
 
-TABLES = json.loads((Path(__file__).parents[1] / "data/attention_tables.json").read_text())
+FILE = Path(__file__).parents[1] / "data/attention_tables.json"
+TABLES = json.loads(FILE.read_text())
 TEXT = TABLES["text"]
 
 

@@ -1,12 +1,14 @@
-"""Asks with an unmodified tritonclient, in a process of its own.
+"""Sends requests with an unmodified tritonclient, from another process.
 
 tritonclient and protos/ both define the package `inference`, and protobuf allows one such definition
 in a process.
 """
 
+import atexit
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,20 +24,27 @@ class TritonError(Exception):
 def infer(
     target: str, model: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()
 ) -> dict[str, Array]:
-    """Outputs by name; those of the model's metadata where none are named."""
+    """Returns the outputs by name: the given ones, or else those that the server sends by default."""
     answer: dict[str, Array] = _in_another_process(_infer, target, model, dict(inputs), list(outputs))
     return answer
 
 
 def describe(target: str, model: str) -> dict[str, Any]:
-    """What tritonclient reads of the server and of one model."""
+    """Returns what tritonclient reads about the server and one model."""
     answer: dict[str, Any] = _in_another_process(_describe, target, model)
     return answer
 
 
 def _in_another_process(function: Any, *arguments: Any) -> Any:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result(timeout=120)
+    return _process().submit(function, *arguments).result(timeout=120)
+
+
+@cache
+def _process() -> ProcessPoolExecutor:
+    """The one process of this test run that imports tritonclient."""
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    atexit.register(pool.shutdown)
+    return pool
 
 
 def _infer(target: str, model: str, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:

@@ -1,0 +1,121 @@
+"""A cache of exported models: each set of models is exported once for a state of the code that exports it."""
+
+import hashlib
+import multiprocessing
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from artifact.manifest import is_whole
+from export.artifact import LIBRARIES
+from scripts.local_server import ROOT
+
+# CI may set it to a folder that it keeps between runs.
+FOLDER_VARIABLE = "TEST_ARTIFACTS"
+DEFAULT_FOLDER = ROOT / "build/test-artifacts"
+EXPORTING_CODE = (ROOT / "model", ROOT / "export", ROOT / "artifact")
+EXPORTERS = 2
+# States of one set that stay in the cache: the current one, and those of other branches.
+KEPT = 4
+# Writes models into a model repository. It runs in another process, and two jobs run at a time.
+Job = Callable[[Path], object]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSet:
+    """Models that are exported together.
+
+    Attributes:
+        name: Name of the set in the cache.
+        jobs: Each exports some of the models.
+        sources: Files that decide what is exported, beside those of model/, export/ and artifact/.
+    """
+
+    name: str
+    jobs: Sequence[Job]
+    sources: Sequence[Path] = ()
+
+    def folder(self, cache_folder: Path) -> Path:
+        """The set's model repository in the cache."""
+        return cache_folder / f"{self.name}-{_digest((*EXPORTING_CODE, *self.sources))}"
+
+
+def cached_repositories(*sets: ModelSet) -> list[Path]:
+    """Returns a model repository for each set, after exporting the sets that the cache lacks.
+
+    Test processes that ask for the same set at the same time export it once. Tests must not write to it.
+    """
+    cache_folder = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
+    cache_folder.mkdir(parents=True, exist_ok=True)
+    repositories = {models: models.folder(cache_folder) for models in sets}
+    with FileLock(cache_folder / f"{sets[0].name}.lock"):
+        _export({m: folder for m, folder in repositories.items() if not _holds_whole_artifacts(folder)})
+        for models, repository in repositories.items():
+            os.utime(repository)
+            _prune(cache_folder, models.name)
+    return list(repositories.values())
+
+
+def _digest(sources: Sequence[Path]) -> str:
+    """A hash of the sources' contents and of the versions of Python and the libraries that export."""
+    digest = hashlib.sha256(f"{platform.python_version()} {platform.machine()}\n".encode())
+    for library in LIBRARIES:
+        digest.update(f"{library} {metadata.version(library)}\n".encode())
+    for source in sources:
+        for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path.relative_to(ROOT)} {content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _holds_whole_artifacts(repository: Path) -> bool:
+    return repository.exists() and all(is_whole(version) for version in repository.glob("*/*"))
+
+
+def _export(repositories: Mapping[ModelSet, Path]) -> None:
+    """Runs the jobs of all sets, and renames each set's folder once all of them have succeeded."""
+    if not repositories:
+        return
+    spawning = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(dir=next(iter(repositories.values())).parent) as temporary,
+        ProcessPoolExecutor(EXPORTERS, spawning, _prepare_exporter) as pool,
+    ):
+        folders = {models: Path(temporary) / models.name for models in repositories}
+        for folder in folders.values():
+            folder.mkdir()
+        exports = [pool.submit(job, folders[models]) for models in repositories for job in models.jobs]
+        for export in exports:
+            export.result()
+        for models, repository in repositories.items():
+            shutil.rmtree(repository, ignore_errors=True)
+            folders[models].rename(repository)
+
+
+def _prepare_exporter() -> None:
+    """Makes a process ready to export many graphs.
+
+    For each graph PyTorch's exporter parses the sources of its 500 operators again, which takes a quarter of
+    the time. What it makes of them depends on the opset only, so that one process needs it once.
+    """
+    torch.set_num_threads(1)
+    from_torchlib = cache(ONNXRegistry.from_torchlib)
+    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)  # type: ignore[method-assign]
+
+
+def _prune(folder: Path, name: str) -> None:
+    """Removes the states of a set that were not used for the longest time."""
+    states = sorted(folder.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in states[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
