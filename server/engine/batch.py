@@ -20,8 +20,8 @@ class PendingRequest:
 
     Attributes:
         number: Place in the order of arrival, of its first sequence.
-        queued_at: On the clock of whoever owns the queue, in seconds.
-        missing: Number of sequences that still have no result.
+        queued_at: When it was queued, in seconds on the clock of the caller of the queue.
+        missing: Number of sequences without a result.
     """
 
     request: ValidatedRequest

@@ -58,7 +58,7 @@ class Repository:
         if found is None:
             versions = ", ".join(model.version for model in self if model.name == name)
             raise ModelNotFoundError(
-                f"model {name!r} has no version {version!r}; there are: {versions}", field="model_version"
+                f"model {name!r} does not have version {version!r}; it has: {versions}", field="model_version"
             )
         return found
 

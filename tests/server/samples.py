@@ -1,4 +1,4 @@
-"""Small models, requests to them, and what eager PyTorch answers."""
+"""Small models, requests to them, and the results of eager PyTorch."""
 
 import math
 from collections.abc import Mapping, Sequence

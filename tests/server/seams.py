@@ -68,13 +68,13 @@ class Gate:
     def __call__(self, inputs: dict[str, Array]) -> None:  # noqa: ARG002 - a tap
         self.entered.set()
         if not self._opened.wait(PATIENCE_SECONDS):
-            raise TimeoutError("nobody opened the gate")
+            raise TimeoutError("the gate was not opened in time")
 
     def open(self) -> None:
         self._opened.set()
 
 
-class Culprits:
+class FailOnMarked:
     """A tap that fails every run that holds a marked sequence."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Threads:
 
 
 class Recorder:
-    """Keeps what it is told."""
+    """Records every report."""
 
     def __init__(self) -> None:
         self.runs: list[BatchReport] = []

@@ -1,7 +1,7 @@
-"""Whatever comes, in whatever order: each sequence runs once, within the limits, and after a bounded wait.
+"""Under any order of requests each sequence runs once, within the limits, and after a bounded wait.
 
-Bound: every run has the oldest sequence that waits, so a sequence waits at most for as many runs as there
-were sequences before it when it came.
+Every batch contains the oldest queued sequence, so a sequence waits at most for as many runs as there were
+sequences before it when it arrived.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def test_every_sequence_runs_once_and_in_time(
     )
 
 
-def test_the_lanes_differ_in_who_may_join(buckets: list[LoadedModel]) -> None:
+def test_the_models_differ_in_what_may_join(buckets: list[LoadedModel]) -> None:
     def sizes(model: LoadedModel) -> list[int]:
         queue = BatchQueue(Limits())
         queue.add(validated_of(model, [(40, 40), (1, 1), (40, 40)]), 0)
@@ -63,7 +63,7 @@ def test_the_lanes_differ_in_who_may_join(buckets: list[LoadedModel]) -> None:
 @pytest.mark.parametrize(
     ("requests", "expected"), [([1] * 9, [4, 4, 1]), ([9], [9])], ids=["of many requests", "of one request"]
 )
-def test_a_run_that_has_little_to_gain_takes_no_other_request(
+def test_a_batch_with_little_to_gain_does_not_take_another_request(
     self_model: LoadedModel, requests: list[int], expected: list[int]
 ) -> None:
     rows, _ = self_model.operations(1, 4, 4)

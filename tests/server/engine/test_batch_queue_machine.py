@@ -1,4 +1,4 @@
-"""A queue under random requests, cancellations, failures and time, beside a plain model of what it owes."""
+"""A queue under random requests, cancellations, failures and time, compared with a simple model."""
 
 import math
 from collections import Counter
@@ -31,7 +31,7 @@ patience = st.sampled_from([math.inf, math.inf, 0.0, 1.0, 5.0])
 
 @dataclass(eq=False)
 class Ticket:
-    """One sequence: where it belongs, what was before it, and how often it ran."""
+    """One sequence: its request, what was queued before it, and how often it ran."""
 
     request: ValidatedRequest
     index: int
@@ -160,11 +160,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
         sequences = self._ended()
-        culprit = data.draw(st.integers(0, len(sequences) - 1))
+        at_fault = data.draw(st.integers(0, len(sequences) - 1))
         for index, queued in enumerate(sequences):
             if queued.request.future.done():
                 continue
-            if index == culprit:
+            if index == at_fault:
                 self.failed.add(queued.request)
                 queued.request.future.set_exception(RunFailedError("no"))
             else:

@@ -1,4 +1,4 @@
-"""The queue's rules one by one: when a run is due, who joins it, and what is taken into account."""
+"""The rules of the queue: when a batch is due, which sequences join it, and how bytes are counted."""
 
 import dataclasses
 from concurrent.futures import Future
@@ -23,7 +23,7 @@ def model(self_model: LoadedModel) -> LoadedModel:
 
 
 def queue_of(limits: Limits, *requests: ValidatedRequest) -> BatchQueue:
-    """Works that came one second apart."""
+    """A queue of requests that arrived one second apart."""
     queue = BatchQueue(limits)
     for second, request in enumerate(requests):
         queue.add(request, float(second))
@@ -39,25 +39,25 @@ def next_lengths(queue: BatchQueue) -> list[int]:
     return [queued.lengths[0] for queued in batch] if batch else []
 
 
-def test_an_empty_queue_has_nothing_to_run() -> None:
+def test_an_empty_queue_has_no_batch() -> None:
     queue = BatchQueue(Limits())
     assert not queue
     assert queue.next(0) == (None, [])
 
 
-def test_without_a_delay_a_run_is_due_at_once(model: LoadedModel) -> None:
+def test_without_a_delay_a_batch_is_due_at_once(model: LoadedModel) -> None:
     assert queue_of(Limits(), *requests_of(model, 1)).due(7) == 7
 
 
 @pytest.mark.parametrize(("count", "due"), [(1, 5), (2, 5), (3, 2), (4, 2)])
-def test_a_delay_counts_from_the_oldest_and_ends_when_its_lane_is_full(
+def test_the_delay_counts_from_the_oldest_and_ends_once_its_bucket_is_full(
     model: LoadedModel, count: int, due: float
 ) -> None:
     limits = Limits(batch_delay_seconds=5, max_batch_sequences=3)
     assert queue_of(limits, *requests_of(model, *[1] * count)).due(2) == due
 
 
-def test_a_full_lane_waits_for_an_older_one(model: LoadedModel, cross_model: LoadedModel) -> None:
+def test_a_full_bucket_waits_for_an_older_one(model: LoadedModel, cross_model: LoadedModel) -> None:
     limits = Limits(batch_delay_seconds=5, max_batch_sequences=2)
     queue = queue_of(limits, *requests_of(cross_model, 1), *requests_of(model, 1, 1))
     assert queue.due(2) == 5
@@ -65,12 +65,12 @@ def test_a_full_lane_waits_for_an_older_one(model: LoadedModel, cross_model: Loa
     assert queue.due(2) == 2
 
 
-def test_the_nearest_in_length_join_first_and_the_others_keep_their_order(model: LoadedModel) -> None:
+def test_sequences_nearest_in_length_join_first_and_the_rest_keep_their_order(model: LoadedModel) -> None:
     queue = queue_of(Limits(max_batch_sequences=3), *requests_of(model, 5, 9, 2, 6, 8, 5, 1))
     assert [next_lengths(queue) for _ in range(4)] == [[5, 5, 6], [9, 8, 2], [1], []]
 
 
-def test_company_is_looked_for_behind_the_oldest_only_so_far(
+def test_only_a_window_behind_the_oldest_is_considered(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_queue, "LOOK_AHEAD", 2)
@@ -81,9 +81,9 @@ def test_company_is_looked_for_behind_the_oldest_only_so_far(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [(CROSS, [[5, 5], [4], []]), (SELF, [[5, 5, 4], [], []])],
-    ids=["sees padding", "does not"],
+    ids=["sees padding", "causal"],
 )
-def test_who_sees_padding_pays_for_the_graph_of_mixed_lengths(
+def test_a_model_that_sees_padding_pays_for_the_lengths_graph(
     models: dict[str, LoadedModel], name: str, expected: list[list[int]]
 ) -> None:
     model = costing(models[name], SAME_FOR_ALL)
@@ -92,14 +92,14 @@ def test_who_sees_padding_pays_for_the_graph_of_mixed_lengths(
     assert [next_lengths(queue) for _ in range(3)] == expected
 
 
-def test_a_model_without_a_graph_for_mixed_lengths_runs_equal_ones_together(model: LoadedModel) -> None:
+def test_without_a_lengths_graph_only_equal_lengths_run_together(model: LoadedModel) -> None:
     graphs = {kind: graph for kind, graph in model.manifest.graphs.items() if kind is not GraphKind.LENGTHS}
     manifest = model.manifest.model_copy(update={"graphs": graphs})
     queue = queue_of(Limits(), *requests_of(dataclasses.replace(model, manifest=manifest), 5, 4, 5))
     assert [next_lengths(queue) for _ in range(3)] == [[5, 5], [4], []]
 
 
-def test_an_expired_work_of_several_sequences_is_reported_once(model: LoadedModel) -> None:
+def test_an_expired_request_of_several_sequences_is_reported_once(model: LoadedModel) -> None:
     expired = validated_of(model, [(2, 2)] * 3, deadline=5)
     queue = queue_of(Limits(), expired, *requests_of(model, 4))
     batch, reported = queue.next(5)
@@ -109,7 +109,7 @@ def test_an_expired_work_of_several_sequences_is_reported_once(model: LoadedMode
     assert queue.next(5) == (None, [])
 
 
-def test_a_work_may_be_released_twice(model: LoadedModel) -> None:
+def test_a_request_may_be_released_twice(model: LoadedModel) -> None:
     first, second = requests_of(model, 5, 5)
     limits = Limits(max_in_flight_bytes=2 * first.in_flight_bytes)
     queue = BatchQueue(limits)
@@ -121,7 +121,7 @@ def test_a_work_may_be_released_twice(model: LoadedModel) -> None:
         queue.add(dataclasses.replace(first, in_flight_bytes=1, future=Future()), 0)
 
 
-def test_a_released_work_is_not_run(model: LoadedModel, cross_model: LoadedModel) -> None:
+def test_a_released_request_does_not_run(model: LoadedModel, cross_model: LoadedModel) -> None:
     gone, kept, alone = *requests_of(model, 5, 4), *requests_of(cross_model, 3)
     queue = BatchQueue(Limits())
     numbers = [queue.add(request, 0) for request in (gone, kept, alone)]
@@ -130,7 +130,7 @@ def test_a_released_work_is_not_run(model: LoadedModel, cross_model: LoadedModel
     assert [next_lengths(queue) for _ in range(2)] == [[4], []]
 
 
-def test_a_refused_work_leaves_no_trace(model: LoadedModel) -> None:
+def test_a_refused_request_does_not_change_the_queue(model: LoadedModel) -> None:
     first, second = requests_of(model, 5, 5)
     queue = BatchQueue(Limits(max_in_flight_bytes=first.in_flight_bytes))
     number = queue.add(first, 0)

@@ -1,4 +1,4 @@
-"""A loaded model is timed: every graph of it gets a cost that the scheduler can decide by."""
+"""Calibration: every graph of a loaded model gets a measured cost."""
 
 import dataclasses
 import math
@@ -15,9 +15,7 @@ from tests.server.seams import tapped
 
 
 @pytest.mark.parametrize("name", [SELF, CROSS, TEXT])
-def test_every_graph_gets_a_cost_of_finite_positive_seconds(
-    models: dict[str, LoadedModel], name: str
-) -> None:
+def test_every_graph_gets_a_finite_positive_cost(models: dict[str, LoadedModel], name: str) -> None:
     untimed = dataclasses.replace(models[name], costs={})
     model = calibrated(untimed)
     assert set(model.costs) == set(untimed.sessions)
@@ -27,7 +25,7 @@ def test_every_graph_gets_a_cost_of_finite_positive_seconds(
             assert 0 < seconds < math.inf
 
 
-def test_a_repository_loads_its_models_with_costs(self_model: LoadedModel) -> None:
+def test_a_repository_calibrates_its_models(self_model: LoadedModel) -> None:
     assert set(self_model.costs) == set(self_model.sessions)
 
 

@@ -1,4 +1,4 @@
-"""The model of what runs cost: what it recovers, what it never says, and what it survives."""
+"""The cost model: fitted coefficients, and the timing of runs."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ timed = st.lists(st.tuples(operations, st.floats(1e-7, 100)), min_size=1, max_si
 
 
 @given(call=st.floats(1e-6, 1e-2), row=st.floats(1e-12, 1e-9), pair=st.floats(1e-12, 1e-9))
-def test_known_terms_are_recovered_from_runs_without_noise(call: float, row: float, pair: float) -> None:
+def test_coefficients_are_recovered_from_runs_without_noise(call: float, row: float, pair: float) -> None:
     known = RunCost(call, row, pair)
     found = fit(OPERATIONS, [known.seconds(*run) for run in OPERATIONS])
     for run in OPERATIONS:
@@ -30,7 +30,7 @@ def test_known_terms_are_recovered_from_runs_without_noise(call: float, row: flo
 
 
 @given(runs=timed)
-def test_no_term_is_negative_and_all_are_finite(runs: Timed) -> None:
+def test_coefficients_are_finite_and_not_negative(runs: Timed) -> None:
     found = fit([run for run, _ in runs], [seconds for _, seconds in runs])
     for term in (found.call, found.row, found.pair):
         assert term >= 0
@@ -47,13 +47,13 @@ def test_no_term_is_negative_and_all_are_finite(runs: Timed) -> None:
     ],
     ids=["all rows equal", "no pairs", "no operations", "one run"],
 )
-def test_runs_that_do_not_tell_the_terms_apart_are_still_matched(runs: Timed, expected: float) -> None:
+def test_runs_that_leave_coefficients_ambiguous_are_still_matched(runs: Timed, expected: float) -> None:
     found = fit([run for run, _ in runs], [seconds for _, seconds in runs])
     for run, _ in runs:
         assert found.seconds(*run) == pytest.approx(expected)
 
 
-def test_a_term_that_would_be_negative_is_left_out() -> None:
+def test_a_coefficient_that_would_be_negative_is_zero() -> None:
     found = fit([(1.0, 0.0), (2.0, 0.0), (3.0, 0.0)], [3.0, 2.0, 1.0])
     assert found.row == 0
     assert 1 <= found.call <= 3
@@ -83,14 +83,14 @@ class Clock:
         self.now += self._left.pop(0)
 
 
-def test_the_shortest_of_some_runs_of_each_size_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shortest_run_of_each_size_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock([3 / 64, 1 / 64, 2 / 64, 1 / 128, 9.0, 9.0])
     monkeypatch.setattr(cost, "time", clock)
     assert time_runs([(1, 1), (1, 16)], clock.run) == {(1, 1): 1 / 64, (1, 16): 1 / 128}
     assert clock.sizes == [(1, 1)] * TIMED_ROUNDS + [(1, 16)] * TIMED_ROUNDS
 
 
-def test_no_larger_size_is_timed_once_a_run_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_larger_sizes_are_skipped_once_a_run_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock([LONG_ENOUGH_SECONDS / 2] * TIMED_ROUNDS + [2 * LONG_ENOUGH_SECONDS] * TIMED_ROUNDS)
     monkeypatch.setattr(cost, "time", clock)
     assert list(time_runs(TIMED_SIZES, clock.run)) == list(TIMED_SIZES[:2])

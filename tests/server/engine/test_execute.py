@@ -1,4 +1,4 @@
-"""Sequences that run together get the answers that each would get alone."""
+"""Sequences that run together get the results that each would get alone."""
 
 from collections.abc import Sequence
 
@@ -68,7 +68,7 @@ def test_together_equals_alone_and_eager(
 
 @given(specs=sequences)
 @settings(deadline=None, max_examples=20)
-def test_outputs_have_each_sequences_own_lengths(
+def test_outputs_have_the_lengths_of_their_sequence(
     models: dict[str, LoadedModel], specs: list[tuple[int, int, MaskKind | None]]
 ) -> None:
     results = run(models[CROSS], sequences_of(models[CROSS], specs), return_weights=True)
@@ -90,7 +90,7 @@ def test_outputs_have_each_sequences_own_lengths(
     ],
     ids=["plain", "lengths", "mask", "weights"],
 )
-def test_what_is_not_a_number_in_one_sequence_reaches_no_other(
+def test_nan_and_infinity_stay_in_their_sequence(
     models: dict[str, LoadedModel],
     poison: float,
     name: str,

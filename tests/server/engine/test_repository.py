@@ -1,4 +1,4 @@
-"""Which models a repository holds, and what a damaged artifact does: it fails alone and says why."""
+"""Models of a repository; a damaged artifact affects only its own model and names the cause."""
 
 import hashlib
 import json
@@ -121,7 +121,7 @@ def assert_only_one_failed(repository: Repository) -> FailedModel:
 
 
 @pytest.mark.parametrize(("damage", "file", "says"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_artifact_fails_alone_and_names_the_file(
+def test_a_damaged_artifact_affects_only_its_model_and_names_the_file(
     copies: Path, damage: Callable[[Path], object], file: str, says: str
 ) -> None:
     damage(copies / SELF / "1")
@@ -130,7 +130,7 @@ def test_a_damaged_artifact_fails_alone_and_names_the_file(
     assert says in failed.reason
 
 
-def test_a_golden_output_that_its_graph_has_not_fails_one_model_alone(copies: Path) -> None:
+def test_a_golden_output_that_the_graph_lacks_affects_only_its_model(copies: Path) -> None:
     edit_golden(
         copies / SELF / "1",
         lambda tensors: {name.replace("context_vectors", "other"): array for name, array in tensors.items()},
@@ -138,7 +138,7 @@ def test_a_golden_output_that_its_graph_has_not_fails_one_model_alone(copies: Pa
     assert GOLDEN in assert_only_one_failed(load_repository(copies, DEVICE)).reason
 
 
-def test_a_model_is_ready_only_when_each_of_its_graphs_was_replayed(copies: Path) -> None:
+def test_a_model_is_ready_only_if_each_of_its_graphs_was_replayed(copies: Path) -> None:
     edit_golden(
         copies / SELF / "1",
         lambda tensors: {name: array for name, array in tensors.items() if name.startswith("plain/")},
@@ -146,14 +146,14 @@ def test_a_model_is_ready_only_when_each_of_its_graphs_was_replayed(copies: Path
     assert isinstance(load_repository(copies, DEVICE).find(SELF), FailedModel)
 
 
-def test_a_folder_of_another_name_fails(copies: Path) -> None:
+def test_a_folder_with_another_name_is_refused(copies: Path) -> None:
     (copies / SELF).rename(copies / "renamed")
     failed = load_repository(copies, DEVICE).find("renamed")
     assert isinstance(failed, FailedModel)
     assert f"the manifest describes {SELF}/1" in failed.reason
 
 
-def test_a_model_that_failed_is_not_ready_and_says_why(copies: Path) -> None:
+def test_a_failed_model_is_not_ready_and_names_the_cause(copies: Path) -> None:
     (copies / SELF / "1" / GRAPH).unlink()
     repository = load_repository(copies, DEVICE)
     with pytest.raises(ModelNotReadyError, match=rf"'{SELF}' version 1 failed to load: .*{GRAPH}"):
@@ -177,12 +177,12 @@ def test_versions_are_ordered_as_numbers() -> None:
     [
         ("c", "", "model_name", "model 'c' does not exist; there are: a, b"),
         ("", "", "model_name", "model '' does not exist; there are: a, b"),
-        ("a", "3", "model_version", "model 'a' has no version '3'; there are: 2, 10"),
-        ("a", "02", "model_version", "model 'a' has no version '02'; there are: 2, 10"),
+        ("a", "3", "model_version", "model 'a' does not have version '3'; it has: 2, 10"),
+        ("a", "02", "model_version", "model 'a' does not have version '02'; it has: 2, 10"),
     ],
     ids=["name", "no name", "version", "version in other writing"],
 )
-def test_an_unknown_model_is_answered_with_those_that_there_are(
+def test_an_unknown_model_is_refused_with_the_names_of_the_others(
     name: str, version: str, field: str, message: str
 ) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
@@ -216,7 +216,7 @@ def test_a_repository_without_models_is_refused(tmp_path: Path, folders: list[st
         load_repository(root, DEVICE)
 
 
-def test_the_highest_version_answers_where_none_is_named(copies: Path) -> None:
+def test_the_highest_version_answers_if_none_is_given(copies: Path) -> None:
     shutil.copytree(copies / SELF / "1", copies / SELF / "10")
     edit_manifest(copies / SELF / "10", lambda content: content.update(version=10))
     repository = load_repository(copies, DEVICE)

@@ -1,4 +1,4 @@
-"""What runs together, in which order, and whose result is whose."""
+"""Which sequences run together, in which order, and that each request gets its own result."""
 
 import dataclasses
 import threading
@@ -48,7 +48,7 @@ def test_results_go_to_their_requests_from_many_threads(models: dict[str, Loaded
     scheduler.close()
 
 
-def test_works_that_wait_run_together(self_model: LoadedModel) -> None:
+def test_queued_requests_run_together(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
         requests = [held.submit([(length, length)], seed=length) for length in (3, 1, 4)]
     assert held.later_sizes == [3]
@@ -56,7 +56,7 @@ def test_works_that_wait_run_together(self_model: LoadedModel) -> None:
         assert_answers(request, outcome(request))
 
 
-def test_a_run_has_at_most_max_batch_sequences(self_model: LoadedModel) -> None:
+def test_a_batch_has_at_most_max_batch_sequences(self_model: LoadedModel) -> None:
     with Held(self_model, max_batch_sequences=3) as held:
         request = held.submit([(length, length) for length in (3, 1, 4, 1, 5, 2, 2)])
     assert held.later_sizes == [3, 3, 1]
@@ -66,7 +66,7 @@ def test_a_run_has_at_most_max_batch_sequences(self_model: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("of_sequences", "expected"), [(3, [3, 2]), (1, [1] * 5), (0, [1] * 5)], ids=["three", "one", "none"]
 )
-def test_a_run_of_several_has_at_most_max_batch_bytes(
+def test_a_batch_of_several_sequences_has_at_most_max_batch_bytes(
     self_model: LoadedModel, of_sequences: int, expected: list[int]
 ) -> None:
     limit = self_model.padded_bytes(of_sequences, 6, 6)
@@ -82,7 +82,7 @@ def test_a_run_of_several_has_at_most_max_batch_bytes(
     [(0.5, [(2 * LONG, 0), (2 * SHORT, 0)]), (4, [(2 * (LONG + SHORT), 2 * (LONG - SHORT))])],
     ids=["lose", "gain"],
 )
-def test_lengths_that_only_lose_together_run_apart(
+def test_lengths_that_would_lose_together_run_apart(
     self_model: LoadedModel, call_seconds: float, expected: list[tuple[int, int]]
 ) -> None:
     operations, _ = self_model.operations(1, LONG, LONG)
@@ -94,7 +94,7 @@ def test_lengths_that_only_lose_together_run_apart(
         assert_answers(request, outcome(request))
 
 
-def test_kinds_of_answers_and_models_never_mix(self_model: LoadedModel, cross_model: LoadedModel) -> None:
+def test_graphs_and_models_do_not_mix(self_model: LoadedModel, cross_model: LoadedModel) -> None:
     seen: list[tuple[int, bool]] = []
 
     def tap(inputs: dict[str, Array]) -> None:
@@ -116,7 +116,7 @@ def test_kinds_of_answers_and_models_never_mix(self_model: LoadedModel, cross_mo
         assert_answers(request, outcome(request))
 
 
-def test_an_observer_is_told_rows_and_padding(cross_model: LoadedModel) -> None:
+def test_a_report_counts_rows_and_padding(cross_model: LoadedModel) -> None:
     with Held(cross_model) as held:
         held.submit([(2, 3), (4, 1)])
     run = held.recorder.runs[1]
@@ -133,7 +133,7 @@ arrivals = st.lists(
 
 @given(arrivals=arrivals, most=st.integers(1, 4))
 @settings(deadline=None, max_examples=25)
-def test_the_oldest_is_part_of_every_run_and_gets_its_own_answer(
+def test_the_oldest_sequence_is_part_of_every_batch(
     self_model: LoadedModel, arrivals: list[tuple[int, MaskKind | None, bool]], most: int
 ) -> None:
     runs: list[list[float]] = []

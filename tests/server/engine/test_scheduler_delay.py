@@ -1,4 +1,4 @@
-"""A scheduler that is told to wait for company: how long, and for what it does not wait."""
+"""The batching delay: how long the oldest sequence waits, and what ends the wait early."""
 
 import math
 from collections.abc import Iterator
@@ -27,16 +27,14 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def patient(recorder: Recorder) -> Iterator[Scheduler]:
-    """Waits for ages."""
+    """A scheduler with a very long batching delay."""
     scheduler = Scheduler(Limits(batch_delay_seconds=AGES, max_batch_sequences=FULL), recorder)
     yield scheduler
     scheduler.close()
 
 
-@pytest.mark.parametrize("wake", [True, False], ids=["thread", "turn"])
-def test_the_oldest_waits_as_long_as_it_is_told_and_then_runs(
-    model: LoadedModel, recorder: Recorder, wake: bool
-) -> None:
+@pytest.mark.parametrize("wake", [True, False], ids=["thread", "inline"])
+def test_the_oldest_runs_after_the_delay(model: LoadedModel, recorder: Recorder, wake: bool) -> None:
     scheduler = Scheduler(Limits(batch_delay_seconds=BRIEF), recorder)
     threads = Threads()
     request = validated_of(tapped(model, threads), [(3, 3)])
@@ -49,7 +47,7 @@ def test_the_oldest_waits_as_long_as_it_is_told_and_then_runs(
     assert threads.names == ["scheduler"]
 
 
-def test_company_that_comes_in_time_runs_with_the_oldest(
+def test_a_sequence_that_arrives_within_the_delay_joins_the_oldest(
     model: LoadedModel, patient: Scheduler, recorder: Recorder
 ) -> None:
     requests = [validated_of(model, [(length, length)], seed=length) for length in (3, 4)]
@@ -61,7 +59,7 @@ def test_company_that_comes_in_time_runs_with_the_oldest(
     assert recorder.sizes == [FULL]
 
 
-def test_a_full_lane_does_not_wait_for_its_turn(model: LoadedModel, patient: Scheduler) -> None:
+def test_a_full_batch_does_not_wait(model: LoadedModel, patient: Scheduler) -> None:
     threads = Threads()
     request = validated_of(tapped(model, threads), [(3, 3)] * FULL)
     patient.submit(request, wake=False)
@@ -70,7 +68,7 @@ def test_a_full_lane_does_not_wait_for_its_turn(model: LoadedModel, patient: Sch
     assert len(threads.names) == 1
 
 
-def test_closing_does_not_wait_for_company(model: LoadedModel, recorder: Recorder) -> None:
+def test_closing_ends_the_delay(model: LoadedModel, recorder: Recorder) -> None:
     scheduler = Scheduler(Limits(batch_delay_seconds=AGES), recorder)
     request = validated_of(model, [(3, 3)])
     scheduler.submit(request)

@@ -1,4 +1,4 @@
-"""Failed runs, callers that left, deadlines, overload and the end."""
+"""Failed runs, cancelled requests, deadlines, overload and shutdown."""
 
 import gc
 import math
@@ -24,35 +24,35 @@ from server.engine.scheduler import Scheduler
 from server.engine.types import Array
 from server.engine.validation import ValidatedRequest
 from tests.server.samples import assert_answers, validated_of
-from tests.server.seams import MESSAGE, PATIENCE_SECONDS, Culprits, Held, Recorder, mark, outcome, tapped
+from tests.server.seams import MESSAGE, PATIENCE_SECONDS, FailOnMarked, Held, Recorder, mark, outcome, tapped
 
 
 @pytest.mark.parametrize("position", [0, 1, 2], ids=["oldest", "middle", "youngest"])
-def test_a_failing_run_fails_only_its_culprit(self_model: LoadedModel, position: int) -> None:
-    culprits = Culprits()
-    with Held(self_model, culprits) as held:
+def test_a_failing_run_fails_only_the_request_at_fault(self_model: LoadedModel, position: int) -> None:
+    faults = FailOnMarked()
+    with Held(self_model, faults) as held:
         requests = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
-        culprits.marks.add(mark(requests[position]))
-    culprit = requests.pop(position)
+        faults.marks.add(mark(requests[position]))
+    at_fault = requests.pop(position)
     with pytest.raises(RunFailedError) as caught:
-        outcome(culprit)
+        outcome(at_fault)
     assert MESSAGE not in str(caught.value)
     for request in requests:
         assert_answers(request, outcome(request))
 
 
 def test_one_failing_sequence_fails_its_whole_request(self_model: LoadedModel) -> None:
-    culprits = Culprits()
-    with Held(self_model, culprits) as held:
+    faults = FailOnMarked()
+    with Held(self_model, faults) as held:
         broken = held.submit([(2, 2), (3, 3), (4, 4)], seed=1)
         good = held.submit([(2, 2), (3, 3)], seed=2)
-        culprits.marks.add(mark(broken, 1))
+        faults.marks.add(mark(broken, 1))
     with pytest.raises(RunFailedError):
         outcome(broken)
     assert_answers(good, outcome(good))
 
 
-def test_after_a_session_that_always_fails_later_works_still_run(self_model: LoadedModel) -> None:
+def test_requests_still_run_after_a_session_that_always_failed(self_model: LoadedModel) -> None:
     broken = threading.Event()
 
     def tap(_: dict[str, Array]) -> None:
@@ -75,7 +75,7 @@ def test_after_a_session_that_always_fails_later_works_still_run(self_model: Loa
     scheduler.close()
 
 
-def test_a_cancelled_work_is_not_run(self_model: LoadedModel) -> None:
+def test_a_cancelled_request_does_not_run(self_model: LoadedModel) -> None:
     with Held(self_model, max_batch_sequences=2) as held:
         requests = [held.submit([(2, 2)], seed=seed) for seed in range(4)]
         assert requests[0].future.cancel()
@@ -87,20 +87,20 @@ def test_a_cancelled_work_is_not_run(self_model: LoadedModel) -> None:
     assert_answers(requests[3], outcome(requests[3]))
 
 
-def test_a_caller_may_leave_during_its_run(self_model: LoadedModel) -> None:
+def test_a_request_may_be_cancelled_during_its_run(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
         assert held.first.future.cancel()
         later = held.submit([(2, 2)])
     assert_answers(later, outcome(later))
 
 
-def test_an_expired_work_is_told_so_and_not_run(self_model: LoadedModel) -> None:
+def test_an_expired_request_fails_without_running(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
         head = held.submit([(2, 2)], deadline=time.monotonic())
         kept = held.submit([(2, 2)], seed=1)
-        company = held.submit([(2, 2)], deadline=time.monotonic())
+        late = held.submit([(2, 2)], deadline=time.monotonic())
     assert held.later_sizes == [1]
-    for request in (head, company):
+    for request in (head, late):
         with pytest.raises(DeadlineExceededError, match="deadline passed"):
             outcome(request)
     assert_answers(kept, outcome(kept))
@@ -114,7 +114,7 @@ def released(request: ValidatedRequest) -> threading.Event:
 
 
 @pytest.mark.parametrize("ending", ["result", "cancelled"])
-def test_bytes_in_flight_are_bounded_and_given_back(self_model: LoadedModel, ending: str) -> None:
+def test_bytes_in_flight_are_bounded_and_freed(self_model: LoadedModel, ending: str) -> None:
     size = validated_of(self_model, [(5, 5)]).in_flight_bytes
     limit = validated_of(self_model, [(1, 1)]).in_flight_bytes + 2 * size
     with Held(self_model, max_in_flight_bytes=limit) as held:
@@ -131,7 +131,7 @@ def test_bytes_in_flight_are_bounded_and_given_back(self_model: LoadedModel, end
     assert_answers(again, outcome(again))
 
 
-def test_one_request_beyond_the_limit_is_taken_when_nothing_else_is_in_flight(
+def test_one_request_beyond_the_limit_is_accepted_if_nothing_else_is_in_flight(
     self_model: LoadedModel,
 ) -> None:
     scheduler = Scheduler(Limits(max_in_flight_bytes=1), Recorder())
@@ -141,7 +141,7 @@ def test_one_request_beyond_the_limit_is_taken_when_nothing_else_is_in_flight(
     scheduler.close()
 
 
-def test_works_that_were_given_up_hold_no_more_than_the_limit(self_model: LoadedModel) -> None:
+def test_cancelled_requests_hold_at_most_the_limit(self_model: LoadedModel) -> None:
     size = validated_of(self_model, [(5, 5)]).in_flight_bytes
     limit = 4 * size
     references = []
@@ -157,7 +157,7 @@ def test_works_that_were_given_up_hold_no_more_than_the_limit(self_model: Loaded
     assert alive * size <= limit
 
 
-def test_close_finishes_what_is_queued_and_then_refuses(self_model: LoadedModel) -> None:
+def test_close_completes_queued_requests_and_then_refuses(self_model: LoadedModel) -> None:
     with Held(self_model, max_batch_sequences=1) as held:
         requests = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
     for request in requests:
@@ -168,7 +168,7 @@ def test_close_finishes_what_is_queued_and_then_refuses(self_model: LoadedModel)
     held.scheduler.close()
 
 
-def test_closing_refuses_while_what_was_accepted_still_runs(self_model: LoadedModel) -> None:
+def test_requests_are_refused_while_accepted_ones_still_run(self_model: LoadedModel) -> None:
     accepted: list[ValidatedRequest] = []
     with Held(self_model) as held:
         closing = threading.Thread(target=held.scheduler.close)
@@ -184,7 +184,7 @@ def test_closing_refuses_while_what_was_accepted_still_runs(self_model: LoadedMo
 
 
 class FailsOnce:
-    """An observer that fails at the first run that it is told of."""
+    """An observer that fails at its first report."""
 
     def __init__(self) -> None:
         self._failed = False
@@ -195,7 +195,7 @@ class FailsOnce:
             raise RuntimeError(run.model)
 
 
-def test_an_observer_that_fails_changes_no_result(self_model: LoadedModel) -> None:
+def test_a_failing_observer_does_not_change_results(self_model: LoadedModel) -> None:
     scheduler = Scheduler(Limits(max_batch_sequences=2), FailsOnce())
     request = validated_of(self_model, [(2, 2), (3, 3), (4, 4)])
     scheduler.submit(request)
@@ -204,7 +204,7 @@ def test_an_observer_that_fails_changes_no_result(self_model: LoadedModel) -> No
     assert_answers(request, result)
 
 
-def test_no_deadline_never_expires(self_model: LoadedModel) -> None:
+def test_a_request_without_a_deadline_does_not_expire(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
         request = held.submit([(2, 2)], deadline=math.inf)
     assert np.isfinite(outcome(request).outputs["context_vectors"][0]).all()

@@ -1,4 +1,4 @@
-"""Errors outside a run: no thread may die of them, and no request may wait forever."""
+"""Errors outside a run neither end the scheduler's threads nor leave a request waiting forever."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A caller that has time runs what is next on its own thread; the rest is the scheduler's."""
+"""Inline runs: short batches on the caller's thread, everything else on the scheduler's."""
 
 import math
 import threading
@@ -17,7 +17,7 @@ from tests.server.seams import (
     MESSAGE,
     PATIENCE_SECONDS,
     SAME_FOR_ALL,
-    Culprits,
+    FailOnMarked,
     Gate,
     Held,
     Recorder,
@@ -40,15 +40,15 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-class Taking:
-    """A thread of a caller who takes turns, from the first run on, which is held."""
+class InlineCaller:
+    """A thread that runs batches inline, the first of which is held."""
 
-    def __init__(self, scheduler: Scheduler, model: LoadedModel, *, turns: int) -> None:
+    def __init__(self, scheduler: Scheduler, model: LoadedModel, *, runs: int) -> None:
         self.gate = Gate()
         self.held = validated_of(tapped(model, self.gate), [(2, 2)])
         scheduler.submit(self.held, wake=False)
         self._thread = threading.Thread(
-            target=lambda: [scheduler.run_inline(ANY_RUN) for _ in range(turns)], name="caller"
+            target=lambda: [scheduler.run_inline(ANY_RUN) for _ in range(runs)], name="caller"
         )
         self._thread.start()
         assert self.gate.entered.wait(PATIENCE_SECONDS)
@@ -60,7 +60,7 @@ class Taking:
         assert_answers(self.held, outcome(self.held))
 
 
-def test_an_idle_scheduler_runs_on_the_callers_thread(self_model: LoadedModel, scheduler: Scheduler) -> None:
+def test_a_batch_runs_on_the_callers_thread(self_model: LoadedModel, scheduler: Scheduler) -> None:
     threads = Threads()
     request = validated_of(tapped(self_model, threads), [(3, 3), (3, 3)])
     scheduler.submit(request, wake=False)
@@ -76,7 +76,7 @@ def test_an_idle_scheduler_runs_on_the_callers_thread(self_model: LoadedModel, s
     [(1 / IDLE_FACTOR, HERE), (0.9 / IDLE_FACTOR, THREAD)],
     ids=["short", "long"],
 )
-def test_a_run_that_is_expected_to_be_long_is_handed_to_the_schedulers_thread(
+def test_a_batch_that_is_expected_to_be_long_is_handed_to_a_thread(
     self_model: LoadedModel, scheduler: Scheduler, limit_seconds: float, thread: str
 ) -> None:
     threads = Threads()
@@ -90,17 +90,17 @@ def test_a_run_that_is_expected_to_be_long_is_handed_to_the_schedulers_thread(
     assert threads.names == [thread]
 
 
-def test_without_work_there_is_nothing_to_run(scheduler: Scheduler) -> None:
+def test_nothing_runs_if_the_queue_is_empty(scheduler: Scheduler) -> None:
     assert not scheduler.run_inline(ANY_RUN)
 
 
-def test_what_was_run_is_not_run_again(self_model: LoadedModel, scheduler: Scheduler) -> None:
+def test_a_batch_runs_once(self_model: LoadedModel, scheduler: Scheduler) -> None:
     scheduler.submit(validated_of(self_model, [(3, 3)]), wake=False)
     assert scheduler.run_inline(ANY_RUN)
     assert not scheduler.run_inline(ANY_RUN)
 
 
-def test_while_another_run_goes_on_a_turn_does_nothing_and_the_work_runs_afterwards(
+def test_a_request_runs_after_the_run_that_occupies_the_only_slot(
     self_model: LoadedModel,
 ) -> None:
     with Held(self_model) as held:
@@ -112,53 +112,51 @@ def test_while_another_run_goes_on_a_turn_does_nothing_and_the_work_runs_afterwa
         assert_answers(request, outcome(request))
 
 
-def test_what_comes_during_a_callers_turn_runs_in_its_next(
+def test_a_request_that_arrives_during_an_inline_run_runs_in_the_next_one(
     self_model: LoadedModel, scheduler: Scheduler
 ) -> None:
     threads = Threads()
-    taking = Taking(scheduler, self_model, turns=2)
+    caller = InlineCaller(scheduler, self_model, runs=2)
     later = validated_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later, wake=False)
     assert not scheduler.run_inline(ANY_RUN)
     assert not later.future.done()
-    taking.finish()
+    caller.finish()
     assert_answers(later, outcome(later))
     assert threads.names == ["caller"]
 
 
-def test_the_thread_is_not_called_for_what_a_caller_takes_a_turn_for(
-    self_model: LoadedModel, scheduler: Scheduler
-) -> None:
+def test_an_inline_submission_does_not_wake_the_thread(self_model: LoadedModel, scheduler: Scheduler) -> None:
     threads = Threads()
-    taking = Taking(scheduler, self_model, turns=1)
+    caller = InlineCaller(scheduler, self_model, runs=1)
     later = validated_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later, wake=False)
-    taking.finish()
+    caller.finish()
     assert scheduler.run_inline(ANY_RUN)
     assert_answers(later, outcome(later))
     assert threads.names == [HERE]
 
 
-def test_the_thread_runs_what_it_was_called_for_although_callers_take_turns(
+def test_a_thread_that_was_woken_runs_the_request_although_a_caller_runs_inline(
     self_model: LoadedModel, scheduler: Scheduler
 ) -> None:
     threads = Threads()
-    taking = Taking(scheduler, self_model, turns=1)
+    caller = InlineCaller(scheduler, self_model, runs=1)
     later = validated_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later)
     assert not later.future.done()
-    taking.finish()
+    caller.finish()
     assert_answers(later, outcome(later))
     assert threads.names == [THREAD]
 
 
-def test_a_failing_turn_resolves_its_future_and_the_next_one_runs(
+def test_a_failing_inline_run_resolves_its_future_and_the_next_one_runs(
     self_model: LoadedModel, scheduler: Scheduler
 ) -> None:
-    culprits = Culprits()
-    model = tapped(self_model, culprits)
+    faults = FailOnMarked()
+    model = tapped(self_model, faults)
     failing, good = (validated_of(model, [(2, 2)], seed=seed) for seed in range(2))
-    culprits.marks.add(mark(failing))
+    faults.marks.add(mark(failing))
     for request in (failing, good):
         scheduler.submit(request, wake=False)
         assert scheduler.run_inline(ANY_RUN)
@@ -168,9 +166,9 @@ def test_a_failing_turn_resolves_its_future_and_the_next_one_runs(
     assert_answers(good, outcome(good))
 
 
-def test_closing_waits_for_a_callers_run(self_model: LoadedModel) -> None:
+def test_closing_waits_for_an_inline_run(self_model: LoadedModel) -> None:
     scheduler = Scheduler(Limits(), Recorder())
-    taking = Taking(scheduler, self_model, turns=1)
+    caller = InlineCaller(scheduler, self_model, runs=1)
     closing = threading.Thread(target=scheduler.close)
     closing.start()
     with suppress(ShuttingDownError):
@@ -178,13 +176,13 @@ def test_closing_waits_for_a_callers_run(self_model: LoadedModel) -> None:
             scheduler.submit(validated_of(self_model, [(1, 1)]), wake=False).cancel()
             time.sleep(0.001)
     assert closing.is_alive()
-    assert not taking.held.future.done()
-    taking.finish()
+    assert not caller.held.future.done()
+    caller.finish()
     closing.join(PATIENCE_SECONDS)
     assert not closing.is_alive()
 
 
-def test_closing_runs_what_nobody_took_a_turn_for(self_model: LoadedModel) -> None:
+def test_closing_runs_requests_that_were_not_run_inline(self_model: LoadedModel) -> None:
     scheduler = Scheduler(Limits(), Recorder())
     request = validated_of(self_model, [(3, 3)])
     scheduler.submit(request, wake=False)
@@ -193,7 +191,7 @@ def test_closing_runs_what_nobody_took_a_turn_for(self_model: LoadedModel) -> No
     assert_answers(request, outcome(request))
 
 
-def test_an_expired_work_is_told_so_on_a_turn_and_not_run(
+def test_an_expired_request_fails_inline_without_running(
     self_model: LoadedModel, scheduler: Scheduler
 ) -> None:
     threads = Threads()
@@ -204,7 +202,7 @@ def test_an_expired_work_is_told_so_on_a_turn_and_not_run(
     assert threads.names == []
 
 
-def test_a_turn_runs_what_waits_behind_an_expired_work(self_model: LoadedModel, scheduler: Scheduler) -> None:
+def test_a_request_behind_an_expired_one_runs_inline(self_model: LoadedModel, scheduler: Scheduler) -> None:
     expired = validated_of(self_model, [(2, 2)], deadline=time.monotonic())
     kept = validated_of(self_model, [(2, 2)], seed=1)
     for request in (expired, kept):

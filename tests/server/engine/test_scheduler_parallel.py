@@ -1,4 +1,4 @@
-"""Runs beside each other: how many, on whose thread, and that each result stays with its request."""
+"""Parallel runs: how many, on which thread, and that each result stays with its request."""
 
 import math
 import threading
@@ -32,7 +32,7 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def test_as_many_runs_go_on_at_once_as_are_allowed(self_model: LoadedModel, scheduler: Scheduler) -> None:
+def test_as_many_runs_are_under_way_as_are_allowed(self_model: LoadedModel, scheduler: Scheduler) -> None:
     gates = [Gate() for _ in range(3)]
     requests = [
         validated_of(tapped(self_model, gate), [(2, 2)], seed=seed) for seed, gate in enumerate(gates)
@@ -52,9 +52,7 @@ def test_as_many_runs_go_on_at_once_as_are_allowed(self_model: LoadedModel, sche
         assert_answers(request, outcome(request))
 
 
-def test_sequences_of_one_request_run_beside_each_other(
-    self_model: LoadedModel, scheduler: Scheduler
-) -> None:
+def test_sequences_of_one_request_run_in_parallel(self_model: LoadedModel, scheduler: Scheduler) -> None:
     meeting = threading.Barrier(2)
 
     def meet(_: dict[str, Array]) -> None:
@@ -67,7 +65,7 @@ def test_sequences_of_one_request_run_beside_each_other(
 
 
 @pytest.mark.parametrize(("limit_seconds", "is_here"), [(1.0, True), (0.9, False)], ids=["short", "long"])
-def test_a_run_beside_another_is_the_callers_only_where_it_is_short(
+def test_a_run_beside_another_is_inline_only_if_it_is_short(
     self_model: LoadedModel, scheduler: Scheduler, limit_seconds: float, is_here: bool
 ) -> None:
     gate, threads = Gate(), Threads()
@@ -83,9 +81,7 @@ def test_a_run_beside_another_is_the_callers_only_where_it_is_short(
     assert_answers(held, outcome(held))
 
 
-def test_a_caller_takes_a_turn_beside_a_run_of_the_thread(
-    self_model: LoadedModel, scheduler: Scheduler
-) -> None:
+def test_a_caller_runs_inline_beside_a_run_of_a_thread(self_model: LoadedModel, scheduler: Scheduler) -> None:
     gate, threads = Gate(), Threads()
     held = validated_of(tapped(self_model, gate), [(2, 2)])
     scheduler.submit(held)

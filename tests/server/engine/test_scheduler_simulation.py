@@ -1,4 +1,4 @@
-"""Callers of every kind at once: each future ends as its own request must, and nothing is left behind."""
+"""Many callers at once: each future ends as its own request must, and all bytes are freed."""
 
 import math
 import threading
@@ -16,7 +16,7 @@ from server.engine.scheduler import Scheduler
 from server.engine.types import MaskKind
 from server.engine.validation import ValidatedRequest
 from tests.server.samples import assert_answers, validated_of
-from tests.server.seams import PATIENCE_SECONDS, Culprits, Gate, Recorder, mark, outcome, tapped
+from tests.server.seams import PATIENCE_SECONDS, FailOnMarked, Gate, Recorder, mark, outcome, tapped
 
 CALLERS, PER_CALLER = 4, 40
 LIMITS = Limits(max_batch_sequences=5)
@@ -27,11 +27,11 @@ FATES = ("answered", "answered", "answered", "cancelled", "expired", "failed")
 
 @dataclass(eq=False)
 class Caller:
-    """Submits requests of its own, takes turns or calls the thread, and leaves some."""
+    """Submits requests, runs inline or wakes a thread, and cancels some."""
 
     scheduler: Scheduler
     models: list[LoadedModel]
-    culprits: Culprits
+    faults: FailOnMarked
     seed: int
     fates: list[tuple[ValidatedRequest, str]] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Caller:
             deadline=time.monotonic() if fate == "expired" else math.inf,
         )
         if fate == "failed":
-            self.culprits.marks.add(mark(request, int(rng.integers(len(lengths)))))
+            self.faults.marks.add(mark(request, int(rng.integers(len(lengths)))))
         return request, fate
 
 
@@ -91,10 +91,10 @@ def assert_all_bytes_are_free(scheduler: Scheduler, model: LoadedModel) -> None:
 def test_every_caller_gets_its_own_answers(
     self_model: LoadedModel, cross_model: LoadedModel, seed: int
 ) -> None:
-    culprits, recorder = Culprits(), Recorder()
-    models = [tapped(model, culprits) for model in (self_model, cross_model)]
+    faults, recorder = FailOnMarked(), Recorder()
+    models = [tapped(model, faults) for model in (self_model, cross_model)]
     scheduler = Scheduler(LIMITS, recorder)
-    callers = [Caller(scheduler, models, culprits, CALLERS * seed + number) for number in range(CALLERS)]
+    callers = [Caller(scheduler, models, faults, CALLERS * seed + number) for number in range(CALLERS)]
     together = threading.Barrier(CALLERS)
     with ThreadPoolExecutor(CALLERS) as pool:
         for started in [pool.submit(caller, together) for caller in callers]:

@@ -1,4 +1,4 @@
-"""ONNX Runtime as the engine sees it."""
+"""Sessions: outputs, threads and execution providers."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def graph(artifacts: Path) -> Path:
     return artifacts / SELF / "1" / "model.weights.onnx"
 
 
-def test_outputs_come_by_name(graph: Path) -> None:
+def test_outputs_are_returned_by_name(graph: Path) -> None:
     session = Session(graph, Device(threads=1))
     outputs = session.run(
         {"attention_mask": np.ones((2, 1, 3, 3), np.bool_), "query": np.ones((2, 3, 4), np.float32)}
@@ -37,7 +37,7 @@ def test_outputs_come_by_name(graph: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2], ids=["of the runtime", "one", "two"])
-def test_any_number_of_threads_gives_the_golden_answers(artifacts: Path, threads: int) -> None:
+def test_the_golden_vectors_hold_for_any_number_of_threads(artifacts: Path, threads: int) -> None:
     folder = artifacts / SELF / "1"
     session = Session(folder / "model.onnx", Device(threads=threads))
     assert session.provider == "CPUExecutionProvider"
@@ -51,13 +51,13 @@ def test_any_number_of_threads_gives_the_golden_answers(artifacts: Path, threads
 
 
 @WITHOUT_CUDA
-def test_a_provider_that_the_runtime_lacks_is_an_error_and_not_a_silent_cpu(graph: Path) -> None:
+def test_an_unavailable_provider_is_an_error_rather_than_a_silent_cpu(graph: Path) -> None:
     with pytest.raises(ProviderError, match="CUDAExecutionProvider is not available"):
         Session(graph, Device(Provider.CUDA))
 
 
 @WITHOUT_CUDA
-def test_a_model_without_its_provider_failed_and_says_so(artifacts: Path) -> None:
+def test_a_model_whose_provider_is_unavailable_fails_to_load(artifacts: Path) -> None:
     models = list(load_repository(artifacts, Device(Provider.CUDA)))
     assert len(models) == 3
     for model in models:

@@ -1,4 +1,4 @@
-"""Text to ids with the artifact's tokenizer."""
+"""Text to token ids with the tokenizer of the artifact."""
 
 from pathlib import Path
 
@@ -25,14 +25,14 @@ def encoder(text_model: LoadedModel) -> TextEncoder:
 
 
 @given(texts=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), min_size=1, max_size=5))
-def test_each_word_becomes_its_place_in_the_vocabulary(encoder: TextEncoder, texts: list[list[str]]) -> None:
+def test_each_word_becomes_its_index_in_the_vocabulary(encoder: TextEncoder, texts: list[list[str]]) -> None:
     ragged = encoder.encode(tuple(" ".join(words) for words in texts))
     assert list(ragged.lengths) == [len(words) for words in texts]
     assert ragged.rows.tolist() == [VOCABULARY.index(word) for words in texts for word in words]
     assert ragged.rows.dtype == np.int64
 
 
-def test_commas_and_spaces_make_no_words(encoder: TextEncoder) -> None:
+def test_commas_and_spaces_are_not_words(encoder: TextEncoder) -> None:
     assert encoder.encode(("  Life,  is\tshort,",)).rows.tolist() == [0, 4, 5]
 
 
@@ -46,7 +46,7 @@ def test_commas_and_spaces_make_no_words(encoder: TextEncoder) -> None:
     ],
     ids=["each once and in order", "case counts", "empty", "only commas"],
 )
-def test_a_refusal_says_which_words_or_which_text(
+def test_a_refusal_names_the_words_or_the_text(
     encoder: TextEncoder, texts: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -55,7 +55,7 @@ def test_a_refusal_says_which_words_or_which_text(
     assert caught.value.message == message
 
 
-def test_a_tokenizer_with_an_unknown_token_refuses_no_word(tmp_path: Path) -> None:
+def test_a_tokenizer_with_an_unknown_token_accepts_every_word(tmp_path: Path) -> None:
     tokenizer = Tokenizer(WordLevel({"?": 0, "a": 1}, unk_token="?"))  # noqa: S106 - not a password
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(tmp_path / "tokenizer.json"))

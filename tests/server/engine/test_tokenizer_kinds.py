@@ -1,4 +1,4 @@
-"""Tokenizers of every model: text that one of them would lose is refused, by name."""
+"""Every kind of tokenizer: text that it would silently drop is refused, by word."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -105,7 +105,9 @@ REFUSED: dict[str, tuple[Build, str, str]] = {
 
 
 @pytest.mark.parametrize(("build", "text", "unknown"), REFUSED.values(), ids=REFUSED)
-def test_what_would_be_lost_is_refused_by_name(build: Build, text: str, unknown: str, tmp_path: Path) -> None:
+def test_words_that_would_be_dropped_are_refused(
+    build: Build, text: str, unknown: str, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidRequestError) as refusal:
         encoder(build(), tmp_path).encode(("low", text))
     assert refusal.value.field == "text"
@@ -117,7 +119,7 @@ def test_what_would_be_lost_is_refused_by_name(build: Build, text: str, unknown:
     [(bpe_of_accents, "éx"), (bpe_of_marked_words, "xy")],
     ids=["beside a known character of two bytes", "beside a mark of three bytes"],
 )
-def test_what_would_be_lost_beside_long_characters_is_refused(
+def test_words_that_would_be_dropped_beside_multibyte_characters_are_refused(
     build: Build, text: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequestError, match="unknown words"):
@@ -155,7 +157,7 @@ ACCEPTED: dict[str, tuple[Build, str, list[str]]] = {
 
 
 @pytest.mark.parametrize(("build", "text", "tokens"), ACCEPTED.values(), ids=ACCEPTED)
-def test_text_becomes_the_tokens_of_its_tokenizer(
+def test_text_becomes_the_token_ids_of_its_tokenizer(
     build: Build, text: str, tokens: list[str], tmp_path: Path
 ) -> None:
     tokenizer = build()
@@ -175,7 +177,7 @@ def test_text_becomes_the_tokens_of_its_tokenizer(
     ],
     ids=["ascii", "latin", "japanese", "four bytes and combining", "control characters"],
 )
-def test_bytes_stand_for_any_text(text: str, tmp_path: Path) -> None:
+def test_byte_level_encodes_every_text(text: str, tmp_path: Path) -> None:
     tokenizer = byte_level()
     ids = encoder(tokenizer, tmp_path).encode((text,)).rows.tolist()
     assert len(ids) == len(text.encode())
@@ -184,7 +186,7 @@ def test_bytes_stand_for_any_text(text: str, tmp_path: Path) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(text=st.text(min_size=1))
-def test_bytes_stand_for_any_text_at_all(text: str, tmp_path: Path) -> None:
+def test_byte_fallback_encodes_every_text(text: str, tmp_path: Path) -> None:
     tokenizer = byte_level()
     ids = encoder(tokenizer, tmp_path).encode((text,)).rows.tolist()
     assert tokenizer.decode(ids) == text

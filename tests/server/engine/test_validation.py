@@ -1,4 +1,4 @@
-"""What validation refuses, and the words in which it does."""
+"""Invalid requests: the field and the message of each refusal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -197,7 +197,7 @@ MASKS = [
 
 
 @pytest.mark.parametrize("refusal", [*INPUTS, *SIZES, *MASKS], ids=lambda refusal: refusal.id)
-def test_a_refusal_names_the_field_what_it_found_and_what_it_expected(
+def test_a_refusal_names_the_field_what_was_found_and_what_was_expected(
     refusal: Refusal, models: dict[str, LoadedModel]
 ) -> None:
     model = models[refusal.model]
@@ -224,5 +224,5 @@ def test_a_refusal_of_text_names_the_text(limits: Limits, text_model: LoadedMode
     [Limits(max_sequence_length=4, max_sequences=2, max_result_bytes=128)],
     ids=["each limit reached"],
 )
-def test_what_reaches_a_limit_is_accepted(limits: Limits, cross_model: LoadedModel) -> None:
+def test_a_request_at_a_limit_is_accepted(limits: Limits, cross_model: LoadedModel) -> None:
     assert len(validate(weighted(cross_model), cross_model, limits).sequences) == len(LENGTHS)

@@ -1,4 +1,4 @@
-"""What validation makes of a good request."""
+"""Valid requests: their sequences, sizes, masks, graph and bytes."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_sequences_are_views_of_the_request_in_its_order(
 
 @given(lengths=lengths_of_requests)
 @settings(deadline=None)
-def test_sizes_carry_the_query_axis_first_and_the_key_axis_last(
+def test_sizes_name_the_query_axis_first_and_the_key_axis_last(
     models: dict[str, LoadedModel], lengths: list[tuple[int, int]]
 ) -> None:
     cross = validated_of(models[CROSS], lengths)
