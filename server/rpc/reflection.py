@@ -21,7 +21,7 @@ class ReflectionService:
     def info(
         self,
         request: reflection_pb2.ServerReflectionRequest,
-        call: Call,  # noqa: ARG002 - as of a handler
+        call: Call,  # noqa: ARG002 - the signature of a handler
     ) -> reflection_pb2.ServerReflectionResponse:
         """Replies to one request of a stream."""
         replies: Any = self._servicer.ServerReflectionInfo(iter((request,)), None)

@@ -1,4 +1,4 @@
-"""Generated code: fresh, and at home in one process with the client's copy."""
+"""The generated code is up to date, and can be imported with the client's copy."""
 
 import subprocess
 import sys
@@ -16,9 +16,7 @@ SERVER_COPY = "protos.attention.v1.attention_pb2"
 
 
 @pytest.mark.parametrize(("folder", "package", "sources"), TARGETS, ids=["server", "client"])
-def test_the_code_is_what_protoc_makes_of_the_protos(
-    folder: Path, package: str, sources: tuple[str, ...]
-) -> None:
+def test_the_generated_code_is_up_to_date(folder: Path, package: str, sources: tuple[str, ...]) -> None:
     fresh = generated(package, sources)
     found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*_pb2*.py*")}
     assert {name: code for name, code in found.items() if "__pycache__" not in name} == fresh
@@ -29,7 +27,7 @@ def test_every_proto_file_is_generated() -> None:
     assert {str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto")} == set(sources)
 
 
-def test_the_client_has_its_own_copy_of_the_same_contract() -> None:
+def test_the_client_has_a_copy_of_the_same_contract() -> None:
     assert client_copy.__file__ != server_copy.__file__
     assert client_copy.DESCRIPTOR.name == ATTENTION
     assert client_copy.DESCRIPTOR.serialized_pb == server_copy.DESCRIPTOR.serialized_pb
@@ -50,7 +48,7 @@ def test_a_fresh_process_can_import_both(modules: tuple[str, str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_message_of_the_client_is_read_by_the_server() -> None:
+def test_the_server_parses_a_message_of_the_client() -> None:
     sent = client_copy.VectorSequences(
         data_type=client_copy.DATA_TYPE_FP32, width=2, lengths=[1, 2], data=bytes(24)
     )

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: names, numbers and types that clients in the field depend on."""
+"""The Open Inference Protocol: the names, numbers and types that existing clients depend on."""
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -115,7 +115,7 @@ def test_element_types_have_triton_s_numbers() -> None:
     assert [values[number].name for number in (0, 13, 14)] == ["TYPE_INVALID", "TYPE_STRING", "TYPE_BF16"]
 
 
-def test_the_table_above_knows_every_message() -> None:
+def test_every_message_is_listed_above() -> None:
     outer = DESCRIPTOR.message_types_by_name
     inner = {
         f"{name}.{nested.name}"
@@ -126,14 +126,14 @@ def test_the_table_above_knows_every_message() -> None:
     assert {*outer, *inner} == set(MESSAGES)
 
 
-def test_the_service_has_the_protocol_s_name_and_core_calls() -> None:
+def test_the_service_has_the_protocol_s_name_and_methods() -> None:
     service = DESCRIPTOR.services_by_name["GRPCInferenceService"]
     assert service.full_name == "inference.GRPCInferenceService"
     assert set(service.methods_by_name) >= METHODS
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_core_call_takes_one_request_and_gives_one_response_of_its_name(name: str) -> None:
+def test_a_method_has_a_request_and_a_response_of_its_name(name: str) -> None:
     method = DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name]
     assert method.input_type.full_name == f"inference.{name}Request"
     assert method.output_type.full_name == f"inference.{name}Response"

@@ -163,7 +163,7 @@ def outcome(request: ValidatedRequest) -> Result:
 
 
 class Calls:
-    """An observer of calls that keeps how each ended."""
+    """An observer of calls that keeps the status of each."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -176,14 +176,14 @@ class Calls:
             self._changed.notify_all()
 
     def ended(self, count: int) -> Counter[tuple[str, str]]:
-        """How often a method ended with a code, once that many calls ended."""
+        """Waits until that many calls have ended; returns the number of calls by method and code."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._ended) >= count, PATIENCE_SECONDS), self._ended
             return Counter(self._ended)
 
 
 class WatchedEngine(Engine):
-    """An engine that counts what was queued. One thread of its own does all runs, which can be held."""
+    """An engine that counts submissions. One thread of the engine does all runs, so that they can be held."""
 
     def __init__(self, models: list[LoadedModel], limits: Limits) -> None:
         self.recorder = Recorder()
@@ -196,7 +196,7 @@ class WatchedEngine(Engine):
         return future
 
     def has_queued(self, count: int) -> bool:
-        """Whether that many more requests are queued, sooner or later."""
+        """Waits for that many more submissions; returns whether they came in time."""
         return all(self._queued.acquire(timeout=PATIENCE_SECONDS) for _ in range(count))
 
     def has_queued_more(self) -> bool:
@@ -204,7 +204,7 @@ class WatchedEngine(Engine):
 
 
 class Served:
-    """A real server of some models. Leaving the block opens its gate and stops it."""
+    """A real server of some models, which opens its gate and stops at the end of the block."""
 
     # The fixture `transport` of tests/server/rpc runs a test on each of them.
     transport = TransportKind.COMPLETION_QUEUE
@@ -234,14 +234,14 @@ class Served:
 
     @classmethod
     def held(cls, model: LoadedModel, **options: Any) -> Self:
-        """Every run of it is held until its gate is opened."""
+        """A server whose runs wait until its gate is opened."""
         gate = Gate()
         served = cls(tapped(model, gate), **options)
         served.gate = gate
         return served
 
     def connect(self) -> grpc.Channel:
-        """A connection of its own, on which what is not read is not received."""
+        """A new connection. It does not buffer more messages than gRPC must."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
         return grpc.insecure_channel(self._target, options)
 

@@ -1,4 +1,4 @@
-"""Replies whose results are still being computed, and the one way to wait for them."""
+"""Replies that depend on results of the engine, and the one way to wait for them."""
 
 import math
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from server.rpc.transport.seam import Call, Callback
 
 
 class DeferredReply(NamedTuple):
-    """A reply that is sent once its result is there.
+    """A reply that is sent once its result is available.
 
     Attributes:
-        future: Resolves with the engine's result or an `EngineError`; cancelled if the call ends before.
+        future: Resolves with the engine's result or an `EngineError`; cancelled if the call ends first.
         encode: Makes the reply of the resolved future; raises what `Future.result` raises.
         deadline: When the caller stops waiting for this reply, on `time.monotonic`'s clock. The call's own
             deadline applies as well.
@@ -37,7 +37,7 @@ def wait(call: Call, reply: DeferredReply, then: Callable[[Future[Result]], None
     """Calls back on the transport's thread with the resolved future of a reply.
 
     The future fails with DeadlineExceededError at the reply's deadline. If the call ends first, the future
-    is cancelled, so that the engine computes nothing for nobody, and there is no callback.
+    is cancelled, so that the engine does not compute a result that cannot be sent, and there is no callback.
     """
     future = reply.future
     cancel_timer = None

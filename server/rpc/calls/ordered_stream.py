@@ -9,7 +9,7 @@ from server.rpc.transport.seam import Call
 class OrderedStream(ReplyQueue):
     """Receives requests while the replies to earlier ones are computed and sent.
 
-    A request counts for the window until its reply has been sent: from a caller that reads replies slowly,
+    A request counts toward the window until its reply has been sent. If the caller reads replies slowly, its
     requests are received slowly.
     """
 
@@ -37,7 +37,7 @@ class OrderedStream(ReplyQueue):
 
     def _received(self, message: bytes | None) -> None:
         self._receiving = False
-        if self._call.ended_with is not None:  # a reply would reach nobody
+        if self._call.ended_with is not None:  # a reply could not be sent
             return
         if message is None:
             self._half_closed = True

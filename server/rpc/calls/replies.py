@@ -13,7 +13,7 @@ from server.rpc.transport.seam import Call
 
 
 class ReplyQueue:
-    """Replies of one call. A deferred reply holds up those behind it until its result is there."""
+    """Replies of one call. A deferred reply delays those behind it until it is complete."""
 
     def __init__(self, call: Call, route: Route) -> None:
         self._call = call
@@ -22,7 +22,7 @@ class ReplyQueue:
         self._sending = self._closed = False
 
     def __len__(self) -> int:
-        """Replies that are not sent yet, the one that is being sent included."""
+        """Number of replies that have not been sent, including one that is being sent."""
         return len(self._replies) + self._sending
 
     def put(self, reply: Any) -> None:

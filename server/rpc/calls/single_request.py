@@ -26,7 +26,7 @@ class SingleRequestCall(ABC):
         call.receive(self._received)
 
     def _received(self, message: bytes | None) -> None:
-        if self._call.ended_with is not None:  # a reply would reach nobody
+        if self._call.ended_with is not None:  # a reply could not be sent
             return
         if message is None:
             self._call.finish(grpc.StatusCode.UNIMPLEMENTED, "the call ended without a request message")
@@ -42,7 +42,7 @@ class SingleRequestCall(ABC):
 
 
 class UnaryCall(SingleRequestCall):
-    """Replies at once, or when the result is there."""
+    """Replies at once, or once the result is available."""
 
     _encode: Callable[[Future[Result]], Message | bytes]
 

@@ -22,7 +22,7 @@ from server.rpc.transport.timers import Timers
 
 log = logging.getLogger(__name__)
 
-# Number of calls that the core may hand over before it is asked for more.
+# Number of calls that are requested from the core in advance.
 ACCEPT_AHEAD = 32
 # Number of events handled in a row before other work is done, even if more events are ready.
 EVENTS_PER_TURN = 128

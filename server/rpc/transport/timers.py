@@ -1,4 +1,4 @@
-"""Callbacks that are due at a moment, unless they are cancelled before."""
+"""Timers: callbacks that run at a given moment unless they are cancelled."""
 
 import heapq
 import itertools

@@ -1,14 +1,16 @@
-"""Messages of the Open Inference Protocol, as clients make them."""
+"""Messages as clients make them."""
 
 import struct
 from collections.abc import Sequence
 
 import numpy as np
 
+from protos.attention.v1 import attention_pb2 as attention_pb
 from protos.inference import open_inference_pb2 as pb
 from server.engine.model import LoadedModel
 from server.engine.types import Array
 from server.rpc.open_inference.tensors import BYTES, DATATYPES
+from tests.server.samples import SELF
 
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
 
@@ -16,7 +18,7 @@ Output = pb.ModelInferRequest.InferRequestedOutputTensor
 def raw_request(
     model: LoadedModel, tensors: dict[str, Array], outputs: Sequence[str] = ()
 ) -> pb.ModelInferRequest:
-    """Tensors travel raw, in the order given."""
+    """A request with raw contents, in the order given."""
     message = pb.ModelInferRequest(
         model_name=model.name, id="7", outputs=[Output(name=name) for name in outputs]
     )
@@ -27,20 +29,31 @@ def raw_request(
 
 
 def text_request(model: LoadedModel, texts: Sequence[bytes], **tensors: Array) -> pb.ModelInferRequest:
-    """Texts as one BYTES tensor, then others."""
+    """A request with other tensors, and texts as one BYTES tensor."""
     message = raw_request(model, tensors)
     message.inputs.add(name="text", datatype=BYTES, shape=[len(texts)])
     message.raw_input_contents.append(packed(texts))
     return message
 
 
+def attend_request(lengths: list[int], *, return_weights: bool = False) -> attention_pb.AttendRequest:
+    """A request to the self-attention model, with sequences of zeros."""
+    query = attention_pb.VectorSequences(
+        data_type=attention_pb.DATA_TYPE_FP32,
+        width=4,
+        lengths=lengths,
+        data=np.zeros((sum(lengths), 4), np.float32).tobytes(),
+    )
+    return attention_pb.AttendRequest(model_name=SELF, query=query, return_weights=return_weights)
+
+
 def packed(elements: Sequence[bytes]) -> bytes:
-    """Elements of a BYTES tensor on the wire."""
+    """The serialized elements of a BYTES tensor."""
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
 
 
 def answered(response: pb.ModelInferResponse) -> dict[str, Array]:
-    """The outputs of an answer as a stock client reads them: raw, by position."""
+    """The outputs of a response as other clients read them: raw, by position."""
     types = {"FP32": np.float32, "INT64": np.int64}
     return {
         output.name: np.frombuffer(raw, types[output.datatype]).reshape(output.shape)

@@ -1,4 +1,4 @@
-"""attention.v1 on the wire and in the engine."""
+"""The codec of attention.v1."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
 from server.engine.types import MaskKind, Result
 from server.rpc.attention.codec import DTYPES, MASK_KINDS, decode, encode, input_names
-from tests.server.rpc.test_server_limits import request
+from tests.server.rpc.messages import attend_request
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Served
 
@@ -26,7 +26,7 @@ lengths_of_sequences = st.lists(st.integers(0, 5), max_size=5)
 def sequences(
     lengths: Sequence[int] = (2, 1), width: int = 3, data_type: "pb.DataType.ValueType" = pb.DATA_TYPE_FP32
 ) -> pb.VectorSequences:
-    """Sequences of counted elements."""
+    """Sequences whose elements count from 0."""
     elements = np.arange(sum(lengths) * width).astype(DTYPES.get(data_type, np.dtype("f4")))
     return pb.VectorSequences(data_type=data_type, width=width, lengths=lengths, data=elements.tobytes())
 
@@ -62,7 +62,7 @@ def test_token_ids_become_rows(lengths: list[int]) -> None:
     assert found.rows.dtype == np.int64
 
 
-def test_what_is_no_tensor_is_carried_over() -> None:
+def test_texts_deadline_and_options_are_copied() -> None:
     message = pb.AttendRequest(text=pb.TextSequences(texts=["a b", "ä"]), return_weights=True)
     request = decode(message, 12.5)
     assert request.deadline == 12.5
@@ -87,7 +87,7 @@ def test_mask_bits_become_flags_lowest_first(
     assert mask.flags(len(flags)).dtype == np.bool_
 
 
-def test_every_kind_of_mask_can_be_asked_for() -> None:
+def test_every_kind_of_mask_has_a_message() -> None:
     assert set(MASK_KINDS.values()) == set(MaskKind)
 
 
@@ -148,7 +148,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("message", "field", "says"), REFUSALS.values(), ids=REFUSALS)
-def test_a_message_that_contradicts_itself_is_refused_by_field(
+def test_an_inconsistent_message_is_refused_and_names_the_field(
     message: pb.AttendRequest, field: str, says: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -160,7 +160,7 @@ pairs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, ma
 
 
 @given(lengths=pairs, weights=st.booleans())
-def test_a_result_is_written_without_padding(
+def test_a_result_is_serialized_without_padding(
     self_model: LoadedModel, lengths: list[tuple[int, int]], *, weights: bool
 ) -> None:
     rng = np.random.default_rng(0)
@@ -181,7 +181,7 @@ def test_a_result_is_written_without_padding(
 
 
 def with_output(model: LoadedModel, *axes: str | int) -> LoadedModel:
-    """The same model, whose first output is said to have other axes."""
+    """The same model, with other axes of its first output in the manifest."""
     graphs = {
         kind: graph.model_copy(
             update={"outputs": (graph.outputs[0].model_copy(update={"axes": axes}), *graph.outputs[1:])}
@@ -205,19 +205,21 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("axes", VECTORS.values(), ids=VECTORS)
-def test_a_model_of_vectors_can_be_asked(self_model: LoadedModel, axes: tuple[str | int, ...]) -> None:
+def test_a_model_that_returns_vectors_is_accepted(
+    self_model: LoadedModel, axes: tuple[str | int, ...]
+) -> None:
     assert input_names(with_output(self_model, *axes)) == {}
 
 
 @pytest.mark.parametrize("axes", OTHERS.values(), ids=OTHERS)
-def test_a_model_of_other_outputs_is_refused_before_it_runs(
+def test_a_model_that_returns_no_vectors_is_refused_before_it_runs(
     self_model: LoadedModel, axes: tuple[str | int, ...]
 ) -> None:
     with Served(with_output(self_model, *axes)) as served:
         stub = AttentionServiceStub(served.channel)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Attend(request([2]), timeout=PATIENCE_SECONDS)
-        streamed = pb.AttendStreamRequest(id="a", request=request([2]))
+            stub.Attend(attend_request([2]), timeout=PATIENCE_SECONDS)
+        streamed = pb.AttendStreamRequest(id="a", request=attend_request([2]))
         (answer,) = stub.AttendStream(iter([streamed]), timeout=PATIENCE_SECONDS)
         assert not served.engine.has_queued_more()
     expected = (
@@ -228,7 +230,7 @@ def test_a_model_of_other_outputs_is_refused_before_it_runs(
     assert (answer.error.message, answer.error.field) == (expected, "model_name")
 
 
-def test_one_row_for_each_sequence_is_written_as_sequences_of_one_row(self_model: LoadedModel) -> None:
+def test_one_row_per_sequence_is_serialized_as_sequences_of_one_row(self_model: LoadedModel) -> None:
     rows = [np.arange(4, dtype=np.float32), np.ones(4, np.float32)]
     data = encode(Result({"context_vectors": rows}), with_output(self_model, "batch", 4))
     context = pb.AttendResponse.FromString(data).context_vectors

@@ -1,4 +1,4 @@
-"""Requests of the Open Inference Protocol: rectangular on the wire, ragged in the engine."""
+"""The codec of the Open Inference Protocol: rectangular messages, ragged requests."""
 
 import math
 import time
@@ -22,7 +22,7 @@ rng = np.random.default_rng(0)
 
 
 def rectangles(model: LoadedModel, batch: int, query_length: int, key_length: int) -> dict[str, Array]:
-    """Every input of a model, (B, T, width)."""
+    """Random inputs of a model, (B, T, width)."""
     return {
         spec.name: rng.standard_normal(
             (batch, query_length if spec.name == "query" else key_length, WIDTHS[spec.name]), np.float32
@@ -35,7 +35,7 @@ LIMIT = 1 << 20
 
 
 def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array]:
-    """Decoded, run and encoded."""
+    """Decodes a request, computes it and encodes the result."""
     decoded = decode(message, model, math.inf)
     engine = Engine(Repository([model]))
     result = engine.submit(model, decoded.request).result()
@@ -55,7 +55,7 @@ def decoded_of(model: LoadedModel, **tensors: Array) -> Decoded:
     name=st.sampled_from([SELF, CROSS]),
 )
 @settings(deadline=None)
-def test_without_lengths_every_row_counts(
+def test_without_lengths_every_row_is_used(
     models: dict[str, LoadedModel], batch: int, lengths: tuple[int, int], name: str
 ) -> None:
     tensors = rectangles(models[name], batch, *lengths)
@@ -73,7 +73,7 @@ key_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 @given(lengths=key_lengths, kind=st.sampled_from([None, *MaskKind]), one_head=st.booleans())
 @settings(deadline=None, max_examples=40)
-def test_lengths_cut_keys_and_answers_are_padded_with_zeros(
+def test_key_lengths_remove_padding_and_outputs_are_padded_with_zeros(
     cross_model: LoadedModel, lengths: list[int], kind: MaskKind | None, *, one_head: bool
 ) -> None:
     batch, query_length, key_length = len(lengths), 3, 6
@@ -103,7 +103,9 @@ def test_lengths_cut_keys_and_answers_are_padded_with_zeros(
 
 @given(lengths=key_lengths)
 @settings(deadline=None, max_examples=20)
-def test_self_attention_lengths_cut_queries_too(self_model: LoadedModel, lengths: list[int]) -> None:
+def test_key_lengths_of_self_attention_also_shorten_the_query(
+    self_model: LoadedModel, lengths: list[int]
+) -> None:
     tensors = rectangles(self_model, len(lengths), 6, 6)
     tensors["query"][:, max(lengths) :] = np.nan
     mask = rng.random((len(lengths), 6, 6)) < 0.6
@@ -117,7 +119,7 @@ def test_self_attention_lengths_cut_queries_too(self_model: LoadedModel, lengths
         assert not context[index, length:].any()
 
 
-def test_texts_are_answered_with_their_lengths(text_model: LoadedModel) -> None:
+def test_outputs_of_texts_include_their_lengths(text_model: LoadedModel) -> None:
     outputs = answer(text_model, text_request(text_model, [b"Life is short", b"eat"]))
     assert list(outputs) == ["context_vectors", "lengths"]
     assert outputs["lengths"].tolist() == [3, 1]
@@ -142,7 +144,7 @@ def test_the_timeout_parameter_is_a_deadline(
     assert decode(message, self_model, before).request.deadline == before
 
 
-def test_weights_are_computed_only_where_they_are_asked_for(self_model: LoadedModel) -> None:
+def test_weights_are_computed_only_on_request(self_model: LoadedModel) -> None:
     tensors = rectangles(self_model, 1, 2, 2)
     plain = decode(raw_request(self_model, tensors), self_model, math.inf)
     weights = decode(raw_request(self_model, tensors, ["attention_weights"]), self_model, math.inf)

@@ -1,4 +1,4 @@
-"""What of the Open Inference Protocol is refused, by field."""
+"""Requests of the Open Inference Protocol that are refused."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ KEY, VALUE = np.zeros((2, 5, 6), np.float32), np.zeros((2, 5, 5), np.float32)
 
 
 def tensors(**changes: Array) -> Message:
-    """A good request to the model, changed."""
+    """A valid request to the model, with changes."""
 
     def build(model: LoadedModel) -> pb.ModelInferRequest:
         good = {"query": QUERY} if model.name == SELF else {"query": QUERY, "key": KEY, "value": VALUE}
@@ -131,7 +131,7 @@ REFUSALS: dict[str, tuple[str, Message, str, str]] = {
 
 
 @pytest.mark.parametrize(("name", "build", "field", "says"), REFUSALS.values(), ids=REFUSALS)
-def test_a_request_that_does_not_fit_is_refused_by_field(
+def test_a_request_that_does_not_fit_the_model_is_refused_and_names_the_field(
     models: dict[str, LoadedModel], name: str, build: Message, field: str, says: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:

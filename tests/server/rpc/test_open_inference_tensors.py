@@ -23,7 +23,7 @@ named_tensors = st.sampled_from(sorted(DTYPES)).flatmap(
 
 
 def raw(datatype: str, shape: list[int], data: bytes, **contents: Any) -> pb.ModelInferRequest:
-    """One input whose elements travel raw."""
+    """A request with one input in raw contents."""
     message = pb.ModelInferRequest(raw_input_contents=[data])
     message.inputs.add(name="query", datatype=datatype, shape=shape)
     if contents:
@@ -32,7 +32,7 @@ def raw(datatype: str, shape: list[int], data: bytes, **contents: Any) -> pb.Mod
 
 
 def typed(datatype: str, shape: list[int], **contents: Any) -> pb.ModelInferRequest:
-    """One input whose elements travel in typed fields."""
+    """A request with one input in typed fields."""
     message = pb.ModelInferRequest()
     message.inputs.add(
         name="query", datatype=datatype, shape=shape, contents=pb.InferTensorContents(**contents)
@@ -41,7 +41,7 @@ def typed(datatype: str, shape: list[int], **contents: Any) -> pb.ModelInferRequ
 
 
 def prepared(build: Callable[[pb.ModelInferRequest], object]) -> pb.ModelInferRequest:
-    """A good message of two inputs, changed."""
+    """A valid request with two inputs, with changes."""
     message = pb.ModelInferRequest(raw_input_contents=[bytes(4), bytes(8)])
     message.inputs.add(name="query", datatype="FP32", shape=[1])
     message.inputs.add(name="key", datatype="FP32", shape=[2])
@@ -50,7 +50,7 @@ def prepared(build: Callable[[pb.ModelInferRequest], object]) -> pb.ModelInferRe
 
 
 @given(tensors=st.lists(named_tensors, min_size=1, max_size=3))
-def test_raw_entries_belong_to_inputs_by_position_and_are_not_copied(
+def test_raw_entries_are_matched_by_position_and_not_copied(
     tensors: list[tuple[str, Array]],
 ) -> None:
     message = pb.ModelInferRequest()
@@ -76,7 +76,7 @@ def test_typed_elements_become_the_array(tensor: tuple[str, Array]) -> None:
 
 
 @given(elements=st.lists(st.binary(max_size=9), max_size=6), as_raw=st.booleans())
-def test_bytes_elements_come_back_as_they_were(elements: list[bytes], *, as_raw: bool) -> None:
+def test_elements_of_type_bytes_are_decoded(elements: list[bytes], *, as_raw: bool) -> None:
     shape = [len(elements), 1]
     message = raw(BYTES, shape, packed(elements)) if as_raw else typed(BYTES, shape, bytes_contents=elements)
     found = decode_tensors(message)["query"]
@@ -167,7 +167,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("message", "field", "says"), REFUSALS.values(), ids=REFUSALS)
-def test_a_message_that_contradicts_itself_is_refused_by_field(
+def test_an_inconsistent_message_is_refused_and_names_the_field(
     message: pb.ModelInferRequest, field: str, says: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -183,12 +183,12 @@ UNSHAPABLE = {
 
 
 @pytest.mark.parametrize("message", UNSHAPABLE.values(), ids=UNSHAPABLE)
-def test_a_shape_that_no_array_can_have_is_refused(message: pb.ModelInferRequest) -> None:
+def test_a_shape_that_numpy_does_not_support_is_refused(message: pb.ModelInferRequest) -> None:
     with pytest.raises(InvalidRequestError):
         decode_tensors(message)
 
 
-def test_texts_are_read_in_row_major_order() -> None:
+def test_texts_are_decoded_in_row_major_order() -> None:
     tensor = np.array([[b"Life", "ä".encode()], [b"", b"x"]], object)
     assert decode_texts("text", tensor) == ("Life", "ä", "", "x")
 
@@ -202,7 +202,7 @@ def test_texts_are_read_in_row_major_order() -> None:
     ],
     ids=["numbers", "none", "not utf-8"],
 )
-def test_what_is_no_text_is_refused(tensor: Array, says: str) -> None:
+def test_a_tensor_without_text_is_refused(tensor: Array, says: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         decode_texts("text", tensor)
     assert caught.value.field == "text"

@@ -1,4 +1,4 @@
-"""Fields cut out of messages and put behind them: the library reads and writes the same."""
+"""Fields that are cut out of messages or appended to them: the protobuf library agrees."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -32,7 +32,7 @@ def vectors(data: bytes) -> typed.VectorSequences:
 
 
 @given(message=infer_requests())
-def test_what_is_cut_out_is_what_the_library_reads(message: pb.ModelInferRequest) -> None:
+def test_fields_that_are_cut_out_equal_those_that_the_library_parses(message: pb.ModelInferRequest) -> None:
     rest, blobs = cut(message.SerializeToString(), {CONTENTS: True})
     assert [bytes(blob) for _, blob in blobs] == list(message.raw_input_contents)
     assert {path for path, _ in blobs} <= {(CONTENTS,)}
@@ -46,7 +46,7 @@ def test_fields_are_cut_out_of_submessages(query: bytes, key: bytes, text: str) 
     streamed = typed.AttendStreamRequest(id=text, request=request)
     tree: Tree = {typed.AttendStreamRequest.REQUEST_FIELD_NUMBER: attention_codec.TENSORS}
     rest, blobs = cut(streamed.SerializeToString(), tree)
-    # A field that is empty is not on the wire.
+    # An empty field is not serialized.
     assert [bytes(blob) for _, blob in blobs] == [data for data in (query, key) if data]
     for part in (streamed.request.query, streamed.request.key):
         part.ClearField("data")
@@ -54,7 +54,7 @@ def test_fields_are_cut_out_of_submessages(query: bytes, key: bytes, text: str) 
 
 
 @given(data=st.binary(max_size=400))
-def test_bytes_that_are_no_message_are_refused_or_left_as_they_were(data: bytes) -> None:
+def test_arbitrary_bytes_are_refused_or_kept(data: bytes) -> None:
     try:
         rest, blobs = cut(data, {CONTENTS: True})
     except DecodeError:
@@ -67,7 +67,7 @@ def test_bytes_that_are_no_message_are_refused_or_left_as_they_were(data: bytes)
     [b"\x3a", b"\x3a\x05ab", b"\x3b", b"\x0d\x00", b"\xff" * 11, b"\x3a" + b"\xff" * 9 + b"\x01"],
     ids=["no length", "short content", "group", "short number", "endless number", "huge length"],
 )
-def test_broken_messages_are_refused_as_the_library_refuses_them(data: bytes) -> None:
+def test_malformed_messages_are_refused_as_the_library_refuses_them(data: bytes) -> None:
     with pytest.raises(DecodeError):
         pb.ModelInferRequest.FromString(data)
     with pytest.raises(DecodeError):
@@ -75,7 +75,7 @@ def test_broken_messages_are_refused_as_the_library_refuses_them(data: bytes) ->
 
 
 @given(contents=st.lists(content, max_size=3))
-def test_a_field_put_behind_a_message_is_read_by_the_library(contents: list[bytes]) -> None:
+def test_a_field_that_is_appended_is_parsed_by_the_library(contents: list[bytes]) -> None:
     head = pb.ModelInferResponse(model_name="m", raw_output_contents=[b"first"])
     message = head.SerializeToString() + b"".join(field(open_inference_codec.RAW_OUTPUT_CONTENTS, contents))
     found = pb.ModelInferResponse.FromString(message)
@@ -83,7 +83,7 @@ def test_a_field_put_behind_a_message_is_read_by_the_library(contents: list[byte
 
 
 @given(data=content)
-def test_a_field_put_into_a_submessage_merges_with_it(data: bytes) -> None:
+def test_a_field_of_a_submessage_merges_with_it(data: bytes) -> None:
     head = typed.AttendStreamResponse(id="7", response=typed.AttendResponse(context_vectors=vectors(b"")))
     path = (*attention_codec.STREAMED, *attention_codec.CONTEXT_DATA)
     found = typed.AttendStreamResponse.FromString(head.SerializeToString() + b"".join(field(path, [data])))

@@ -1,4 +1,4 @@
-"""Requests to hurt a server: each is refused in words that reach its caller, and hurts no other."""
+"""Hostile and unlucky requests: each is refused with an error that reaches its caller."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from protos.attention.v1 import attention_pb2 as typed_pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
@@ -20,6 +21,8 @@ from server.engine.types import Ragged
 from server.errors import BindError
 from server.metrics import Metrics
 from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.transport import TransportKind
+from server.settings import Settings
 from tests.server.rpc.messages import answered, raw_request, text_request
 from tests.server.samples import SELF, TEXT
 
@@ -36,7 +39,7 @@ QUERY = np.ones((1, 2, 4), np.float32)
 
 
 class BrokenEncoder(TextEncoder):
-    """A tokenizer with an error of its own for one text."""
+    """A tokenizer that raises an unexpected error for one text."""
 
     def __init__(self, encoder: TextEncoder) -> None:
         self._sound = encoder
@@ -47,12 +50,14 @@ class BrokenEncoder(TextEncoder):
         return self._sound.encode(texts)
 
 
-@pytest.fixture(scope="module")
-def channel(self_model: LoadedModel, text_model: LoadedModel) -> Iterator[grpc.Channel]:
+@pytest.fixture(scope="module", params=TransportKind, ids=str)
+def channel(
+    self_model: LoadedModel, text_model: LoadedModel, request: pytest.FixtureRequest
+) -> Iterator[grpc.Channel]:
     assert text_model.text_encoder is not None
     broken = dataclasses.replace(text_model, text_encoder=BrokenEncoder(text_model.text_encoder))
     engine = Engine(Repository([self_model, broken]), Limits(max_result_bytes=MAX_RESULT_BYTES))
-    server = RpcServer(OPTIONS, Metrics())
+    server = RpcServer(dataclasses.replace(OPTIONS, transport=request.param), Metrics())
     port = server.bind()
     server.start(engine)
     with grpc.insecure_channel(f"{OPTIONS.host}:{port}") as channel:
@@ -81,14 +86,14 @@ def of_texts(*texts: str) -> typed_pb.AttendRequest:
     return typed_pb.AttendRequest(model_name=TEXT, text=typed_pb.TextSequences(texts=texts))
 
 
-def test_an_error_that_nobody_foresaw_is_internal_and_tells_no_detail(typed: AttentionServiceStub) -> None:
+def test_an_unexpected_error_is_internal_and_reveals_no_details(typed: AttentionServiceStub) -> None:
     error = refused(typed.Attend, of_texts("is"))
     assert error.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in str(error.details())
     assert len(typed.Attend(of_texts("Life"), timeout=30).context_vectors.lengths) == 1
 
 
-def test_an_error_that_nobody_foresaw_takes_its_place_in_a_stream(typed: AttentionServiceStub) -> None:
+def test_an_unexpected_error_takes_its_place_in_a_stream(typed: AttentionServiceStub) -> None:
     requests = [
         typed_pb.AttendStreamRequest(id=text, request=of_texts(text)) for text in ("Life", "is", "short")
     ]
@@ -107,18 +112,18 @@ def test_an_error_that_nobody_foresaw_takes_its_place_in_a_stream(typed: Attenti
     ],
     ids=["unknown words", "model name"],
 )
-def test_a_refusal_reaches_its_caller_however_long_the_request(
+def test_a_refusal_reaches_the_caller_even_if_the_request_is_very_long(
     typed: AttentionServiceStub, message: typed_pb.AttendRequest, code: grpc.StatusCode
 ) -> None:
     assert refused(typed.Attend, message).code() is code
 
 
-def test_the_longest_timeout_is_as_good_as_none(
+def test_the_longest_timeout_means_no_timeout(
     open_inference: GRPCInferenceServiceStub, self_model: LoadedModel
 ) -> None:
     message = raw_request(self_model, {"query": QUERY})
     message.parameters["timeout"].int64_param = 2**63 - 1
-    # Without a deadline of its own, so that the parameter's holds.
+    # The call has no deadline, so that the parameter's applies.
     assert answered(open_inference.ModelInfer(message))["context_vectors"].shape == QUERY.shape
 
 
@@ -134,7 +139,7 @@ def padded_keys(model: LoadedModel) -> pb.ModelInferRequest:
 @pytest.mark.parametrize(
     ("name", "build"), [(TEXT, padded_texts), (SELF, padded_keys)], ids=["texts", "key lengths"]
 )
-def test_an_answer_that_is_large_by_its_padding_is_refused(
+def test_a_response_that_padding_makes_too_large_is_refused(
     open_inference: GRPCInferenceServiceStub,
     models: dict[str, LoadedModel],
     name: str,
@@ -144,10 +149,11 @@ def test_an_answer_that_is_large_by_its_padding_is_refused(
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_port_in_use_is_refused() -> None:
-    first = RpcServer(OPTIONS, Metrics())
+def test_a_port_in_use_is_refused(transport: TransportKind) -> None:
+    options = dataclasses.replace(OPTIONS, transport=transport)
+    first = RpcServer(options, Metrics())
     port = first.bind()
-    second = RpcServer(dataclasses.replace(OPTIONS, port=port), Metrics())
+    second = RpcServer(dataclasses.replace(options, port=port), Metrics())
     with pytest.raises(BindError, match=f"cannot listen on 127.0.0.1:{port}"):
         second.bind()
     second.stop(0)
@@ -166,3 +172,14 @@ def test_a_configuration_names_the_tensors_of_a_model(
     assert (config.name, config.max_batch_size) == (name, 0)
     assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in config.input] == inputs
     assert config.output[0].name == "context_vectors"
+
+
+@pytest.mark.parametrize("kind", TransportKind)
+def test_every_transport_is_a_setting(kind: TransportKind) -> None:
+    settings = Settings.model_validate({"model_repository": "anywhere", "transport": kind.value})
+    assert settings.rpc.transport is kind
+
+
+def test_another_transport_is_refused_with_the_choices() -> None:
+    with pytest.raises(ValidationError, match="'completion-queue' or 'threaded'"):
+        Settings.model_validate({"model_repository": "anywhere", "transport": "other"})

@@ -1,15 +1,13 @@
-"""What a server still does when it holds as many calls, or answers as large, as it may."""
+"""The limits of a server: calls, sizes of results, addresses."""
 
 import dataclasses
 import socket
 from collections.abc import Iterator
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.attention.v1 import attention_pb2 as pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.engine.engine import Engine
 from server.engine.limits import Limits
@@ -17,8 +15,10 @@ from server.engine.model import LoadedModel
 from server.engine.repository import Repository
 from server.metrics import Metrics
 from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.transport import TransportKind
 from server.settings import HEADER_BYTES
-from tests.server.samples import HEADS, SELF
+from tests.server.rpc.messages import attend_request
+from tests.server.samples import HEADS
 from tests.server.seams import PATIENCE_SECONDS, Gate, tapped
 
 MAX_BYTES = 1 << 20
@@ -40,12 +40,12 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def channel(self_model: LoadedModel, gate: Gate) -> Iterator[grpc.Channel]:
-    """To a server that takes one call at a time and holds its run until the gate is opened."""
+def channel(self_model: LoadedModel, gate: Gate, transport: TransportKind) -> Iterator[grpc.Channel]:
+    """Connects to a server with a limit of one call, whose runs wait for the gate."""
     limits = Limits(max_result_bytes=RESULT_BYTES)
-    # Not on the thread that takes calls, or the gate would hold those too.
+    # Runs on the transport's thread would block all calls at the gate.
     engine = Engine(Repository([tapped(self_model, gate)]), limits, inline_seconds=0)
-    server = RpcServer(OPTIONS, Metrics())
+    server = RpcServer(dataclasses.replace(OPTIONS, transport=transport), Metrics())
     port = server.bind()
     server.start(engine)
     with grpc.insecure_channel(f"{OPTIONS.host}:{port}", ANY_SIZE) as channel:
@@ -55,30 +55,19 @@ def channel(self_model: LoadedModel, gate: Gate) -> Iterator[grpc.Channel]:
     engine.close()
 
 
-def request(lengths: list[int], *, return_weights: bool = False) -> pb.AttendRequest:
-    """Sequences of zeros."""
-    query = pb.VectorSequences(
-        data_type=pb.DATA_TYPE_FP32,
-        width=4,
-        lengths=lengths,
-        data=np.zeros((sum(lengths), 4), np.float32).tobytes(),
-    )
-    return pb.AttendRequest(model_name=SELF, query=query, return_weights=return_weights)
-
-
-def test_a_call_beyond_those_held_is_refused_at_once(channel: grpc.Channel, gate: Gate) -> None:
+def test_a_call_beyond_the_limit_is_refused_at_once(channel: grpc.Channel, gate: Gate) -> None:
     stub = AttentionServiceStub(channel)
-    held = stub.Attend.future(request([2]))
+    held = stub.Attend.future(attend_request([2]))
     assert gate.entered.wait(PATIENCE_SECONDS)
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Attend(request([2]), timeout=PATIENCE_SECONDS)
+        stub.Attend(attend_request([2]), timeout=PATIENCE_SECONDS)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     gate.open()
     assert list(held.result(PATIENCE_SECONDS).context_vectors.lengths) == [2]
 
 
-def test_a_server_that_is_busy_is_still_healthy(channel: grpc.Channel, gate: Gate) -> None:
-    held = AttentionServiceStub(channel).Attend.future(request([2]))
+def test_a_busy_server_is_healthy(channel: grpc.Channel, gate: Gate) -> None:
+    held = AttentionServiceStub(channel).Attend.future(attend_request([2]))
     assert gate.entered.wait(PATIENCE_SECONDS)
     try:
         health = health_pb2_grpc.HealthStub(channel)
@@ -89,12 +78,12 @@ def test_a_server_that_is_busy_is_still_healthy(channel: grpc.Channel, gate: Gat
         held.result(PATIENCE_SECONDS)
 
 
-def test_what_the_limit_of_results_allows_can_be_sent(channel: grpc.Channel, gate: Gate) -> None:
+def test_a_result_within_the_limit_can_be_sent(channel: grpc.Channel, gate: Gate) -> None:
     gate.open()
     long = 340  # with weights HEADS * long**2 floats and context vectors of 4
     left = RESULT_BYTES - 4 * (HEADS * long**2 + 4 * long)
     lengths = [long, *[1] * (left // (4 * (HEADS + 4)))]
-    message = request(lengths, return_weights=True)
+    message = attend_request(lengths, return_weights=True)
     answer = AttentionServiceStub(channel).Attend(message, timeout=PATIENCE_SECONDS)
     assert len(answer.attention_weights.data) + len(answer.context_vectors.data) <= RESULT_BYTES
 
@@ -116,12 +105,9 @@ def has_ipv6() -> bool:
         "[::1]",
     ],
 )
-def test_a_server_listens_on_ipv6(self_model: LoadedModel, host: str) -> None:
-    engine = Engine(Repository([self_model]))
-    server = RpcServer(dataclasses.replace(OPTIONS, host=host), Metrics())
+def test_a_server_listens_on_ipv6(transport: TransportKind, host: str) -> None:
+    server = RpcServer(dataclasses.replace(OPTIONS, host=host, transport=transport), Metrics())
     try:
         assert server.bind() > 0
-        server.start(engine)
     finally:
         server.stop(0)
-        engine.close()

@@ -1,4 +1,4 @@
-"""Every error of the engine has its status on the wire."""
+"""Every error of the engine has a gRPC status."""
 
 from collections.abc import Iterator
 
@@ -58,10 +58,10 @@ def test_an_error_becomes_a_status_with_its_reason_and_field(
         assert violations == [(error.field, error.message)]
 
 
-def test_no_error_of_the_engine_is_missing_above() -> None:
+def test_every_error_of_the_engine_is_listed_above() -> None:
     assert {type(row[0]) for row in EXPECTED} == {EngineError, *subclasses(EngineError)}
 
 
 @pytest.mark.parametrize("code", Code)
-def test_every_code_is_one_of_grpc(code: Code) -> None:
+def test_every_code_is_a_code_of_grpc(code: Code) -> None:
     assert grpc.StatusCode[code.name].name == code.value

@@ -1,4 +1,4 @@
-"""Streams: answers in order, a window on what is read ahead, and both ends of a stream."""
+"""Ordered streams: order, window, and end."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.engine.cost import RunCost
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from tests.server.rpc.test_server_limits import request
+from tests.server.rpc.messages import attend_request
 from tests.server.samples import SELF, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served, costing
 
@@ -20,18 +20,18 @@ pytestmark = pytest.mark.usefixtures("transport")
 
 STREAM = "/attention.v1.AttentionService/AttendStream"
 WINDOW = 3
-# Makes an answer of half a megabyte, some ten times what is received unread.
+# Makes a reply of half a megabyte, ten times what a connection buffers.
 LARGE = 256
 
 
 def of(name: str, lengths: list[int], *, model: str = SELF, large: bool = False) -> pb.AttendStreamRequest:
-    message = request(lengths, return_weights=large)
+    message = attend_request(lengths, return_weights=large)
     message.model_name = model
     return pb.AttendStreamRequest(id=name, request=message)
 
 
 class Sent:
-    """Requests that note when the last was taken to be sent; the stream stays open until it is ended."""
+    """Requests of a stream that stays open until `end` is set; `wait` returns once all were taken."""
 
     def __init__(self, requests: Iterable[pb.AttendStreamRequest]) -> None:
         self._requests = requests
@@ -47,8 +47,8 @@ class Sent:
         assert self._all.wait(PATIENCE_SECONDS)
 
 
-def go_round(served: Served) -> None:
-    """What the server was sent before, it has dealt with by then."""
+def make_round_trips(served: Served) -> None:
+    """Returns when the server has handled everything that was sent before."""
     with served.connect() as channel:
         for _ in range(5):
             AttentionServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=PATIENCE_SECONDS)
@@ -58,12 +58,12 @@ def ids(answers: Iterable[pb.AttendStreamResponse]) -> list[str]:
     return [answer.id for answer in answers]
 
 
-def test_answers_come_in_order_when_later_requests_finish_first(self_model: LoadedModel) -> None:
+def test_replies_keep_the_order_of_requests_that_finish_out_of_order(self_model: LoadedModel) -> None:
     operations, _ = self_model.operations(1, 99, 99)
     model = costing(self_model, RunCost(call=0.5, row=1 / operations, pair=0))
     with Served.held(model) as served:
         stub = AttentionServiceStub(served.channel)
-        first = stub.Attend.future(request([1]), timeout=PATIENCE_SECONDS)
+        first = stub.Attend.future(attend_request([1]), timeout=PATIENCE_SECONDS)
         assert served.gate.entered.wait(PATIENCE_SECONDS)
         requests = [of("slow", [1, 99]), of("quick", [1]), of("refused", [1], model="nobody")]
         answers = stub.AttendStream(iter(requests), timeout=PATIENCE_SECONDS)
@@ -78,7 +78,7 @@ def test_answers_come_in_order_when_later_requests_finish_first(self_model: Load
     assert [(run.sequences, run.tokens) for run in served.engine.recorder.runs] == [(1, 1), (2, 2), (1, 99)]
 
 
-def test_no_more_requests_are_read_than_the_window_while_answers_are_awaited(
+def test_the_window_limits_requests_that_are_being_computed(
     self_model: LoadedModel,
 ) -> None:
     with Served.held(self_model, stream_window=WINDOW) as served:
@@ -87,14 +87,14 @@ def test_no_more_requests_are_read_than_the_window_while_answers_are_awaited(
         answers = AttentionServiceStub(served.channel).AttendStream(iter(sent), timeout=PATIENCE_SECONDS)
         sent.wait()
         assert served.engine.has_queued(WINDOW)
-        go_round(served)
+        make_round_trips(served)
         assert not served.engine.has_queued_more()
         served.gate.open()
         sent.end.set()
         assert ids(answers) == names
 
 
-def test_no_more_requests_are_read_than_the_window_while_answers_are_not_read(
+def test_the_window_limits_requests_whose_replies_are_not_read(
     self_model: LoadedModel,
 ) -> None:
     with Served(self_model, stream_window=WINDOW) as served:
@@ -103,14 +103,14 @@ def test_no_more_requests_are_read_than_the_window_while_answers_are_not_read(
         answers = AttentionServiceStub(served.channel).AttendStream(iter(sent), timeout=PATIENCE_SECONDS)
         sent.wait()
         assert served.engine.has_queued(WINDOW)
-        go_round(served)
+        make_round_trips(served)
         assert not served.engine.has_queued_more()
         sent.end.set()
         assert ids(answers) == names
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_a_stream_ends_well_after_the_last_answer(self_model: LoadedModel, count: int) -> None:
+def test_a_stream_ends_with_ok_after_the_last_reply(self_model: LoadedModel, count: int) -> None:
     with Served(self_model) as served:
         names = [str(number) for number in range(count)]
         stub = AttentionServiceStub(served.channel)
@@ -120,7 +120,7 @@ def test_a_stream_ends_well_after_the_last_answer(self_model: LoadedModel, count
         assert served.calls.ended(1) == {("AttendStream", "OK"): 1}
 
 
-def test_a_request_is_answered_while_the_stream_stays_open(self_model: LoadedModel) -> None:
+def test_a_request_is_answered_while_the_stream_is_open(self_model: LoadedModel) -> None:
     with Served(self_model) as served:
         sent = Sent([of("a", [2])])
         answers = AttentionServiceStub(served.channel).AttendStream(iter(sent), timeout=PATIENCE_SECONDS)
@@ -130,19 +130,19 @@ def test_a_request_is_answered_while_the_stream_stays_open(self_model: LoadedMod
         assert list(answers) == []
 
 
-def test_a_stream_that_its_caller_leaves_gives_up_what_is_on_its_way(self_model: LoadedModel) -> None:
+def test_a_cancelled_stream_cancels_its_requests(self_model: LoadedModel) -> None:
     size = validated_of(self_model, [(2, 2)]).in_flight_bytes
     limits = Limits(max_in_flight_bytes=(1 + WINDOW) * size)
     with Served.held(self_model, limits=limits, stream_window=WINDOW) as served:
         stub = AttentionServiceStub(served.channel)
-        held = stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        held = stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         assert served.gate.entered.wait(PATIENCE_SECONDS)
         sent = Sent([of(str(number), [2]) for number in range(WINDOW)])
         answers = stub.AttendStream(iter(sent), timeout=PATIENCE_SECONDS)
         assert served.engine.has_queued(1 + WINDOW)
         answers.cancel()
         assert served.calls.ended(1) == {("AttendStream", "CANCELLED"): 1}
-        others = [stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS) for _ in range(WINDOW)]
+        others = [stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS) for _ in range(WINDOW)]
         assert served.engine.has_queued(WINDOW)
         served.gate.open()
         for call in [held, *others]:
@@ -151,7 +151,7 @@ def test_a_stream_that_its_caller_leaves_gives_up_what_is_on_its_way(self_model:
     assert sum(served.engine.recorder.sizes) == 1 + WINDOW
 
 
-def test_a_message_that_is_none_ends_its_stream_and_hurts_no_other(self_model: LoadedModel) -> None:
+def test_a_malformed_message_ends_its_stream_and_no_other(self_model: LoadedModel) -> None:
     with Served(self_model) as served:
         sent = Sent([of("a", [2])])
         other = AttentionServiceStub(served.channel).AttendStream(iter(sent), timeout=PATIENCE_SECONDS)
@@ -166,7 +166,7 @@ def test_a_message_that_is_none_ends_its_stream_and_hurts_no_other(self_model: L
         assert other.code() is grpc.StatusCode.OK
 
 
-def test_a_stream_beyond_those_open_is_refused_and_takes_no_place(self_model: LoadedModel) -> None:
+def test_a_stream_beyond_the_limit_is_refused_and_does_not_count(self_model: LoadedModel) -> None:
     with Served(self_model, max_streams=1, max_concurrent_calls=2) as served:
         stub = AttentionServiceStub(served.channel)
         sent = Sent([of("a", [2])])
@@ -176,7 +176,7 @@ def test_a_stream_beyond_those_open_is_refused_and_takes_no_place(self_model: Lo
             with pytest.raises(grpc.RpcError) as caught:
                 list(stub.AttendStream(iter([of("b", [2])]), timeout=PATIENCE_SECONDS))
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert stub.Attend(request([2]), timeout=PATIENCE_SECONDS).context_vectors.lengths == [2]
+        assert stub.Attend(attend_request([2]), timeout=PATIENCE_SECONDS).context_vectors.lengths == [2]
         sent.end.set()
         assert list(first) == []
         assert ids(stub.AttendStream(iter([of("c", [2])]), timeout=PATIENCE_SECONDS)) == ["c"]

@@ -1,4 +1,4 @@
-"""Bytes to arrays without a copy, and back."""
+"""Conversion between bytes and arrays, without copies."""
 
 import math
 
@@ -21,7 +21,7 @@ tensors = st.sampled_from(DTYPES).flatmap(
 
 
 @given(array=tensors)
-def test_bytes_become_the_array_that_they_came_from(array: Array) -> None:
+def test_bytes_of_an_array_become_that_array(array: Array) -> None:
     data = array.tobytes()
     found = from_bytes("query", data, array.dtype, array.shape)
     np.testing.assert_array_equal(found, array)
@@ -31,7 +31,7 @@ def test_bytes_become_the_array_that_they_came_from(array: Array) -> None:
 
 
 @given(array=tensors, wrong=st.integers(-3, 3).filter(bool))
-def test_another_number_of_bytes_than_the_shape_needs_is_refused(array: Array, wrong: int) -> None:
+def test_bytes_that_do_not_fit_the_shape_are_refused(array: Array, wrong: int) -> None:
     count = max(0, array.nbytes + wrong)
     if count == array.nbytes:
         count += 1
@@ -42,19 +42,19 @@ def test_another_number_of_bytes_than_the_shape_needs_is_refused(array: Array, w
     assert caught.value.field == "query"
 
 
-def test_a_shape_too_large_for_any_memory_is_refused_by_its_size() -> None:
+def test_a_shape_that_exceeds_any_memory_is_refused() -> None:
     shape = (2**62, 2**62)
     with pytest.raises(InvalidRequestError, match=f"need {4 * math.prod(shape)} bytes"):
         from_bytes("query", b"", np.dtype("f4"), shape)
 
 
 @given(parts=st.lists(arrays(np.float32, array_shapes(max_dims=2, max_side=4)), min_size=1, max_size=4))
-def test_arrays_are_written_one_after_the_other(parts: list[Array]) -> None:
+def test_arrays_are_concatenated(parts: list[Array]) -> None:
     expected = np.concatenate([part.ravel() for part in parts])
     np.testing.assert_array_equal(np.frombuffer(b"".join(buffers(parts)), np.float32), expected)
 
 
-def test_views_are_written_row_major() -> None:
+def test_views_are_written_in_row_major_order() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert b"".join(buffers([array.T])) == np.array([0, 3, 1, 4, 2, 5], np.float32).tobytes()
     assert buffers(iter([])) == []

@@ -29,7 +29,7 @@ class Handler:
         self.requests: list[bytes] = []
         self.futures: list[Future[Result]] = []
 
-    def defer(self, request: bytes, call: Call) -> DeferredReply:  # noqa: ARG002 - as of a handler
+    def defer(self, request: bytes, call: Call) -> DeferredReply:  # noqa: ARG002 - the signature of a handler
         future: Future[Result] = Future()
         self.requests.append(request)
         self.futures.append(future)

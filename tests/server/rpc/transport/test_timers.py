@@ -1,4 +1,4 @@
-"""Callbacks at their moments: in order, once, and not after they were cancelled."""
+"""Timers: callbacks run in order, once, and not after they were cancelled."""
 
 import math
 import weakref
@@ -12,7 +12,7 @@ from server.rpc.transport.timers import SPARE, Timers
 
 
 class TimersMachine(RuleBasedStateMachine):
-    """Timers beside a plain dictionary of what is due when."""
+    """Compares the timers with a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class TimersMachine(RuleBasedStateMachine):
         assert self.timers.next_due > self.now
 
     @invariant()
-    def calls_what_is_due_in_order_and_once(self) -> None:
+    def callbacks_that_are_due_ran_in_order_and_once(self) -> None:
         assert self.called == self.expected
 
     @invariant()
-    def wakes_in_time(self) -> None:
+    def the_next_moment_is_not_late(self) -> None:
         assert self.timers.next_due <= min(self.due.values(), default=math.inf)
 
 
@@ -67,7 +67,7 @@ def timers() -> Timers:
     return Timers()
 
 
-def test_numbers_tell_callbacks_apart(timers: Timers) -> None:
+def test_numbers_of_callbacks_are_unique(timers: Timers) -> None:
     assert len({timers.add(1, list) for _ in range(9)}) == 9
 
 
@@ -76,7 +76,7 @@ def test_without_callbacks_nothing_is_due(timers: Timers) -> None:
     assert timers.next_due == math.inf
 
 
-def test_a_callback_may_add_another_which_waits_for_the_next_time(timers: Timers) -> None:
+def test_a_callback_that_is_added_by_another_runs_the_next_time(timers: Timers) -> None:
     called: list[str] = []
 
     def first() -> None:
@@ -91,7 +91,7 @@ def test_a_callback_may_add_another_which_waits_for_the_next_time(timers: Timers
 
 
 @pytest.mark.parametrize("ending", ["called", "cancelled"])
-def test_a_callback_that_is_done_with_is_forgotten(timers: Timers, ending: str) -> None:
+def test_a_callback_that_ran_or_was_cancelled_is_released(timers: Timers, ending: str) -> None:
     def callback() -> None:
         pass
 

@@ -1,4 +1,4 @@
-"""What an answered request held is freed at once, not when the collector comes by."""
+"""An answered request is freed at once, without the garbage collector."""
 
 import gc
 import weakref
@@ -11,7 +11,7 @@ from protos.attention.v1 import attention_pb2 as pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.engine.model import LoadedModel
 from server.engine.types import Array
-from tests.server.rpc.test_server_limits import request
+from tests.server.rpc.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Served, tapped
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -26,7 +26,7 @@ def no_collector() -> Iterator[None]:
 
 
 class Inputs:
-    """A tap that remembers the inputs of every run without keeping them."""
+    """A tap that keeps weak references to the inputs of every run."""
 
     def __init__(self) -> None:
         self.seen: list[weakref.ref[Any]] = []
@@ -40,19 +40,19 @@ class Inputs:
 
 
 def ask(stub: AttentionServiceStub, streamed: int) -> None:
-    """One unary call, and a stream."""
-    stub.Attend(request([2]), timeout=PATIENCE_SECONDS)
-    requests = [pb.AttendStreamRequest(request=request([3])) for _ in range(streamed)]
+    """Makes one unary call and one stream."""
+    stub.Attend(attend_request([2]), timeout=PATIENCE_SECONDS)
+    requests = [pb.AttendStreamRequest(request=attend_request([3])) for _ in range(streamed)]
     assert len(list(stub.AttendStream(iter(requests), timeout=PATIENCE_SECONDS))) == streamed
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_answered_requests_leave_nothing_to_the_collector(self_model: LoadedModel) -> None:
+def test_answered_requests_are_freed_without_the_garbage_collector(self_model: LoadedModel) -> None:
     inputs = Inputs()
     with Served(tapped(self_model, inputs)) as served:
         stub = AttentionServiceStub(served.channel)
         for _ in range(20):
             ask(stub, streamed=3)
-        # The last run's inputs may still be on the way out of the thread that ran them.
+        # The thread of the last run may not have released its inputs yet.
         assert len(inputs.seen) >= 40
         assert inputs.alive <= 1

@@ -1,5 +1,6 @@
-"""A server's life: it starts, says how it is, drains and stops; and it is not alone in its process."""
+"""The life of a server: bind, start, health, drain, stop."""
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -7,16 +8,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
-from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from protos.attention.v1 import attention_pb2 as pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository
+from server.rpc import reflection
 from server.rpc.routes import SERVICES
 from server.rpc.server import RpcServer
-from tests.server.rpc.test_server_limits import OPTIONS, request
+from server.rpc.transport import TransportKind
+from tests.server.rpc.messages import attend_request
+from tests.server.rpc.test_server_limits import OPTIONS
 from tests.server.samples import CROSS, SELF
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
@@ -29,7 +32,7 @@ SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Stopping:
-    """Stops a server on a thread of its own, as a signal's handler would."""
+    """Stops a server on another thread."""
 
     def __init__(self, served: Served, grace: float) -> None:
         self.seconds: list[float] = []
@@ -46,27 +49,27 @@ class Stopping:
 
 
 def watch(served: Served, service: str) -> Any:
-    """News of a service's health; untyped as its generated code."""
+    """Watches the health of a service."""
     message = health_pb2.HealthCheckRequest(service=service)
     return health_pb2_grpc.HealthStub(served.channel).Watch(message, timeout=PATIENCE_SECONDS)
 
 
 def wait_until_refused(served: Served) -> None:
-    """Until several calls in a row, each on a connection of its own, found nobody who listens."""
+    """Waits until several calls in a row, each on a connection of its own, fail."""
     refused = 0
     while refused < 5:
         with served.connect() as channel:
             stub = AttentionServiceStub(channel)
             call = stub.ListModels.future(pb.ListModelsRequest(), timeout=PATIENCE_SECONDS)
-            # CANCELLED is what gRPC's core says of a call that comes in the very moment.
+            # gRPC's core reports CANCELLED for a call that arrives at this moment.
             assert call.code() in {grpc.StatusCode.OK, *GIVEN_UP}
             refused += call.code() is not grpc.StatusCode.OK
 
 
-def test_calls_before_the_start_wait_for_it(self_model: LoadedModel) -> None:
-    server = RpcServer(OPTIONS, Calls())
+def test_calls_before_the_start_wait_for_it(self_model: LoadedModel, transport: TransportKind) -> None:
+    server = RpcServer(dataclasses.replace(OPTIONS, transport=transport), Calls())
     with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
-        waiting = AttentionServiceStub(channel).Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        waiting = AttentionServiceStub(channel).Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         engine = Engine(Repository([self_model]))
         server.start(engine)
         assert list(waiting.result(PATIENCE_SECONDS).context_vectors.lengths) == [2]
@@ -74,29 +77,29 @@ def test_calls_before_the_start_wait_for_it(self_model: LoadedModel) -> None:
     engine.close()
 
 
-def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait() -> None:
-    server = RpcServer(OPTIONS, Calls())
+def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait(transport: TransportKind) -> None:
+    server = RpcServer(dataclasses.replace(OPTIONS, transport=transport), Calls())
     with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
-        waiting = AttentionServiceStub(channel).Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        waiting = AttentionServiceStub(channel).Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         server.stop(PATIENCE_SECONDS)
         assert waiting.code() in GIVEN_UP
 
 
-def test_stopping_before_any_call_is_done_at_once(self_model: LoadedModel) -> None:
+def test_a_server_without_calls_stops_at_once(self_model: LoadedModel) -> None:
     with Served(self_model) as served:
         Stopping(served, PATIENCE_SECONDS).wait()
 
 
-def test_a_server_may_be_stopped_twice(self_model: LoadedModel) -> None:
+def test_a_server_can_be_stopped_twice(self_model: LoadedModel) -> None:
     with Served(self_model) as served:
         for _ in range(2):
             Stopping(served, PATIENCE_SECONDS).wait()
 
 
-def test_stopping_waits_for_the_calls_that_run_and_takes_no_others(self_model: LoadedModel) -> None:
+def test_stopping_waits_for_open_calls_and_accepts_no_others(self_model: LoadedModel) -> None:
     with Served.held(self_model) as served:
         stub = AttentionServiceStub(served.channel)
-        held = stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        held = stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         assert served.gate.entered.wait(PATIENCE_SECONDS)
         news = watch(served, "")
         assert next(news).status == SERVING
@@ -114,10 +117,10 @@ def test_stopping_waits_for_the_calls_that_run_and_takes_no_others(self_model: L
 def test_calls_that_outlast_the_grace_are_cancelled(self_model: LoadedModel) -> None:
     with Served.held(self_model) as served:
         stub = AttentionServiceStub(served.channel)
-        held = stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        held = stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         assert served.gate.entered.wait(PATIENCE_SECONDS)
-        waiting = stub.Attend.future(request([3]), timeout=PATIENCE_SECONDS)
-        opened = stub.AttendStream(iter([pb.AttendStreamRequest(request=request([2]))] * 2))
+        waiting = stub.Attend.future(attend_request([3]), timeout=PATIENCE_SECONDS)
+        opened = stub.AttendStream(iter([pb.AttendStreamRequest(request=attend_request([2]))] * 2))
         assert served.engine.has_queued(4)
         Stopping(served, 0).wait()
         for call in (held, waiting, opened):
@@ -128,7 +131,7 @@ def test_calls_that_outlast_the_grace_are_cancelled(self_model: LoadedModel) -> 
 
 
 @pytest.mark.parametrize("service", ["", *SERVICES])
-def test_who_watches_is_told_of_the_start_and_the_stop(self_model: LoadedModel, service: str) -> None:
+def test_watchers_receive_the_start_and_the_stop(self_model: LoadedModel, service: str) -> None:
     with Served(self_model) as served:
         news = watch(served, service)
         assert next(news).status == SERVING
@@ -138,16 +141,16 @@ def test_who_watches_is_told_of_the_start_and_the_stop(self_model: LoadedModel, 
         stopping.wait()
 
 
-def test_more_may_watch_than_calls_may_be_held(self_model: LoadedModel) -> None:
+def test_watchers_do_not_count_for_the_limit_of_calls(self_model: LoadedModel) -> None:
     with Served(self_model, max_concurrent_calls=1, max_streams=1) as served:
         watching = [watch(served, "") for _ in range(3)]
         assert [next(news).status for news in watching] == [SERVING] * 3
-        AttentionServiceStub(served.channel).Attend(request([2]), timeout=PATIENCE_SECONDS)
+        AttentionServiceStub(served.channel).Attend(attend_request([2]), timeout=PATIENCE_SECONDS)
         for news in watching:
             news.cancel()
 
 
-def test_the_health_of_a_service_that_is_not_there_is_unknown(self_model: LoadedModel) -> None:
+def test_the_health_of_an_unknown_service_is_unknown(self_model: LoadedModel) -> None:
     with Served(self_model) as served:
         stub = health_pb2_grpc.HealthStub(served.channel)
         with pytest.raises(grpc.RpcError) as caught:
@@ -158,24 +161,37 @@ def test_the_health_of_a_service_that_is_not_there_is_unknown(self_model: Loaded
         news.cancel()
 
 
-def test_reflection_lists_the_services_and_describes_their_files(self_model: LoadedModel) -> None:
+@pytest.mark.parametrize(
+    "service", [reflection.SERVICE_NAME, reflection.SERVICE_NAME_V1], ids=["v1alpha", "v1"]
+)
+def test_reflection_lists_the_services_and_describes_their_files(
+    self_model: LoadedModel, service: str
+) -> None:
     asked = [
         reflection_pb.ServerReflectionRequest(list_services=""),
         reflection_pb.ServerReflectionRequest(file_containing_symbol=SERVICES[0]),
         reflection_pb.ServerReflectionRequest(file_containing_symbol="nobody"),
     ]
     with Served(self_model) as served:
-        stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
-        listed, described, unknown = stub.ServerReflectionInfo(iter(asked), timeout=PATIENCE_SECONDS)
+        method: Any = served.channel.stream_stream(
+            f"/{service}/ServerReflectionInfo",
+            reflection_pb.ServerReflectionRequest.SerializeToString,
+            reflection_pb.ServerReflectionResponse.FromString,
+        )
+        listed, described, unknown = method(iter(asked), timeout=PATIENCE_SECONDS)
     names = {service.name for service in listed.list_services_response.service}
     assert names == {*SERVICES, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     assert pb.DESCRIPTOR.serialized_pb in described.file_descriptor_response.file_descriptor_proto
     assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
-def test_two_servers_of_one_process_do_not_mix(self_model: LoadedModel, cross_model: LoadedModel) -> None:
+def test_two_servers_in_one_process_are_independent(
+    self_model: LoadedModel, cross_model: LoadedModel
+) -> None:
     with Served.held(self_model) as first:
-        held = AttentionServiceStub(first.channel).Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        held = AttentionServiceStub(first.channel).Attend.future(
+            attend_request([2]), timeout=PATIENCE_SECONDS
+        )
         assert first.gate.entered.wait(PATIENCE_SECONDS)
         with Served(cross_model) as second:
             listed = [names(served) for served in (first, second)]

@@ -1,4 +1,4 @@
-"""Single calls: what is none is refused, a deadline is kept, each call is counted once and none is lost."""
+"""Unary calls: invalid calls are refused, deadlines are kept, and every call is counted once."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -14,8 +14,7 @@ from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.rpc.transport.completion_queue import ACCEPT_AHEAD
-from tests.server.rpc.messages import answered, raw_request
-from tests.server.rpc.test_server_limits import request
+from tests.server.rpc.messages import answered, attend_request, raw_request
 from tests.server.samples import validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("transport")
 ATTEND = "/attention.v1.AttentionService/Attend"
 PLACES, FLOOD = 8, 5 * ACCEPT_AHEAD
 BRIEF_SECONDS = 0.1
-GOOD = request([2]).SerializeToString()
+GOOD = attend_request([2]).SerializeToString()
 QUERY = np.ones((1, 2, 4), np.float32)
 
 
@@ -36,7 +35,7 @@ def refusal(call: Callable[[], object]) -> grpc.StatusCode:
 
 
 def assert_answers(channel: grpc.Channel) -> None:
-    answer = AttentionServiceStub(channel).Attend(request([2]), timeout=PATIENCE_SECONDS)
+    answer = AttentionServiceStub(channel).Attend(attend_request([2]), timeout=PATIENCE_SECONDS)
     assert answer.context_vectors.lengths == [2]
 
 
@@ -54,18 +53,20 @@ def assert_answers(channel: grpc.Channel) -> None:
     ids=[
         "unknown method",
         "unknown service",
-        "no message",
-        "no message, large",
+        "malformed",
+        "malformed, large",
         "cut off",
         "too large",
         "health",
     ],
 )
-def test_a_call_that_is_none_is_refused_and_hurts_no_other(
+def test_an_invalid_call_is_refused_and_does_not_affect_others(
     self_model: LoadedModel, method: str, message: bytes, code: grpc.StatusCode
 ) -> None:
     with Served.held(self_model) as served:
-        other = AttentionServiceStub(served.channel).Attend.future(request([3]), timeout=PATIENCE_SECONDS)
+        other = AttentionServiceStub(served.channel).Attend.future(
+            attend_request([3]), timeout=PATIENCE_SECONDS
+        )
         assert served.gate.entered.wait(PATIENCE_SECONDS)
         call: Any = served.channel.unary_unary(method)
         for _ in range(PLACES + 1):
@@ -75,9 +76,9 @@ def test_a_call_that_is_none_is_refused_and_hurts_no_other(
         assert_answers(served.channel)
 
 
-@pytest.mark.parametrize("method", [ATTEND, "/grpc.health.v1.Health/Watch"], ids=["unary", "news"])
-def test_a_call_that_ends_before_its_one_message_is_refused(self_model: LoadedModel, method: str) -> None:
-    """Its code is the one of gRPC's statuscodes.md for a violation of cardinality."""
+@pytest.mark.parametrize("method", [ATTEND, "/grpc.health.v1.Health/Watch"], ids=["unary", "server stream"])
+def test_a_call_that_ends_before_its_message_is_refused(self_model: LoadedModel, method: str) -> None:
+    """The code is that of gRPC's statuscodes.md for a violation of cardinality."""
     with Served(self_model) as served:
         call: Any = served.channel.stream_stream(method)
         code = refusal(lambda: list(call(iter(()), timeout=5)))
@@ -85,12 +86,12 @@ def test_a_call_that_ends_before_its_one_message_is_refused(self_model: LoadedMo
         assert_answers(served.channel)
 
 
-def test_a_call_whose_deadline_passes_is_told_so_and_not_run(self_model: LoadedModel) -> None:
+def test_a_call_whose_deadline_passes_in_the_queue_is_not_run(self_model: LoadedModel) -> None:
     with Served.held(self_model) as served:
         stub = AttentionServiceStub(served.channel)
-        held = stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        held = stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         assert served.gate.entered.wait(PATIENCE_SECONDS)
-        code = refusal(lambda: stub.Attend(request([3]), timeout=BRIEF_SECONDS))
+        code = refusal(lambda: stub.Attend(attend_request([3]), timeout=BRIEF_SECONDS))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         served.calls.ended(1)
         served.gate.open()
@@ -100,12 +101,14 @@ def test_a_call_whose_deadline_passes_is_told_so_and_not_run(self_model: LoadedM
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waiting", "running"])
-def test_the_timeout_of_a_request_is_kept_while_a_run_is_held(self_model: LoadedModel, waits: bool) -> None:
+def test_the_timeout_of_a_request_is_kept_during_a_run(self_model: LoadedModel, waits: bool) -> None:
     message = raw_request(self_model, {"query": QUERY})
     message.parameters["timeout"].int64_param = int(BRIEF_SECONDS * 1e6)
     with Served.held(self_model) as served:
         if waits:
-            held = AttentionServiceStub(served.channel).Attend.future(request([3]), timeout=PATIENCE_SECONDS)
+            held = AttentionServiceStub(served.channel).Attend.future(
+                attend_request([3]), timeout=PATIENCE_SECONDS
+            )
             assert served.gate.entered.wait(PATIENCE_SECONDS)
         stub = GRPCInferenceServiceStub(served.channel)
         assert refusal(lambda: stub.ModelInfer(message)) is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -118,14 +121,14 @@ def test_the_timeout_of_a_request_is_kept_while_a_run_is_held(self_model: Loaded
     assert [run.tokens for run in served.engine.recorder.runs] == ([3, 2] if waits else [2, 2])
 
 
-def test_a_call_that_its_caller_leaves_gives_its_room_and_place_back(self_model: LoadedModel) -> None:
+def test_a_cancelled_call_releases_its_memory_and_its_slot(self_model: LoadedModel) -> None:
     limits = Limits(max_in_flight_bytes=2 * validated_of(self_model, [(2, 2)]).in_flight_bytes)
     with Served.held(self_model, limits=limits, max_concurrent_calls=2) as served:
         stub = AttentionServiceStub(served.channel)
-        held = stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        held = stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         assert served.gate.entered.wait(PATIENCE_SECONDS)
         for count in range(1, 4):
-            left = stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+            left = stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
             assert served.engine.has_queued(1 + (count == 1))
             left.cancel()
             assert served.calls.ended(count) == {("Attend", "CANCELLED"): count}
@@ -137,7 +140,7 @@ def test_a_call_that_its_caller_leaves_gives_its_room_and_place_back(self_model:
 def test_every_call_of_a_flood_is_answered_or_refused_and_counted_once(self_model: LoadedModel) -> None:
     with Served.held(self_model, max_concurrent_calls=PLACES) as served:
         stub = AttentionServiceStub(served.channel)
-        calls = [stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS) for _ in range(FLOOD)]
+        calls = [stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS) for _ in range(FLOOD)]
         refused = ("Attend", "RESOURCE_EXHAUSTED")
         assert served.calls.ended(FLOOD - PLACES) == {refused: FLOOD - PLACES}
         served.gate.open()
@@ -167,7 +170,7 @@ def test_calls_are_counted_once_by_method_and_code(self_model: LoadedModel) -> N
 
 
 class Errors(logging.Handler):
-    """Keeps what is logged as an error."""
+    """Keeps the messages that are logged as errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -185,12 +188,12 @@ def errors() -> Iterator[Errors]:
     logging.getLogger("server").removeHandler(handler)
 
 
-def test_callers_that_leave_are_no_error_in_the_log(self_model: LoadedModel, errors: Errors) -> None:
+def test_cancelled_calls_are_not_logged_as_errors(self_model: LoadedModel, errors: Errors) -> None:
     with Served.held(self_model) as served:
         stub = AttentionServiceStub(served.channel)
-        call = stub.Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        call = stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         assert served.gate.entered.wait(PATIENCE_SECONDS)
-        requests = [pb.AttendStreamRequest(request=request([2])) for _ in range(2)]
+        requests = [pb.AttendStreamRequest(request=attend_request([2])) for _ in range(2)]
         answers = stub.AttendStream(iter(requests), timeout=PATIENCE_SECONDS)
         assert served.engine.has_queued(3)
         call.cancel()
@@ -200,13 +203,13 @@ def test_callers_that_leave_are_no_error_in_the_log(self_model: LoadedModel, err
 
 
 class FailingCalls:
-    """An observer that fails whenever it is told of a call."""
+    """An observer that fails at every call."""
 
     def called(self, method: str, code: str, seconds: float) -> None:
         raise RuntimeError(method, code, seconds)
 
 
-def test_an_observer_that_fails_changes_no_answer_and_keeps_no_place(self_model: LoadedModel) -> None:
+def test_an_observer_that_fails_affects_neither_replies_nor_limits(self_model: LoadedModel) -> None:
     with Served(self_model, observer=FailingCalls(), max_concurrent_calls=1) as served:
         for _ in range(2):
             assert_answers(served.channel)
