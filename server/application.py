@@ -90,7 +90,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
     accepted, and a load in progress cannot be interrupted.
 
     Raises:
-        LoadError: The repository has no model that can be served.
+        LoadError: The repository does not contain a model that can be served.
         BindError: An address cannot be listened on.
     """
     metrics = Metrics()

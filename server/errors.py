@@ -2,7 +2,7 @@
 
 ServerError
 ├── BindError      an address cannot be listened on
-├── LoadError      the repository has no model that can be served
+├── LoadError      the repository does not contain a model that can be served
 └── WorkerError    a worker process ended before all of them served
 """
 
@@ -16,7 +16,7 @@ class BindError(ServerError):
 
 
 class LoadError(ServerError):
-    """The repository has no model that can be served."""
+    """The repository does not contain a model that can be served."""
 
 
 class WorkerError(ServerError):

@@ -27,7 +27,7 @@ class Assignment:
 class State(Enum):
     """State of a worker. A message that carries a state announces it, or orders the worker into it."""
 
-    STOPPED = auto()  # there is no process; never sent
+    STOPPED = auto()  # no process is running; never sent
     LOADING = auto()  # the process loads its models; never sent
     READY = auto()  # worker to supervisor: every model has been loaded and tested
     LISTENING = auto()  # supervisor to worker: start to listen

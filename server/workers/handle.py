@@ -21,7 +21,7 @@ class WorkerHandle:
     Attributes:
         number: Number of the worker, from 0.
         state: State of its process.
-        connection: The supervisor's end of the pipe; None while there is no process.
+        connection: The supervisor's end of the pipe; None while no process is running.
         restart_at: When the next process is to start, on the clock `time.monotonic`; None unless one is due.
     """
 

@@ -28,14 +28,20 @@ class Watched:
                 return found
         raise AssertionError(f"{pattern!r} is not in the log:\n{''.join(self.seen)}")
 
+    def matches(self, pattern: str, count: int) -> list[re.Match[str]]:
+        """Reads until that many lines of the whole log match; returns the matches."""
+        while len(found := [match for line in self.seen if (match := re.search(pattern, line))]) < count:
+            self.until(pattern)
+        return found
+
     def rest(self) -> str:
         """The whole log, once every process that could write to it has ended."""
         self.seen += self._log
         return "".join(self.seen)
 
     def pids(self, workers: int) -> list[int]:
-        """Reads until that many workers have been started."""
-        return [int(self.until(r" worker started .*\bpid=(\d+)")[1]) for _ in range(workers)]
+        """Reads until that many worker processes have been started; returns their ids."""
+        return [int(found[1]) for found in self.matches(r" worker started .*\bpid=(\d+)", workers)]
 
     def ports(self, event: str = "serving") -> tuple[int, int]:
         """Reads up to an event that names the ports; returns those for gRPC and for metrics."""

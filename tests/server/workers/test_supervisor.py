@@ -42,7 +42,7 @@ def temporary_folder(folder: Path) -> Path:
 
 @pytest.fixture
 def service(artifacts: Path, tmp_path: Path) -> Iterator[Watched]:
-    with two_workers(artifacts, tmp_path) as service:
+    with two_workers(artifacts, tmp_path, "--log-level=DEBUG") as service:
         yield service
 
 
@@ -51,11 +51,13 @@ def connection(port: int) -> grpc.Channel:
     return grpc.insecure_channel(f"{HOST}:{port}", [("grpc.use_local_subchannel_pool", 1)])
 
 
-def call(port: int, times: int) -> None:
-    """Makes a call on each of that many connections; each must succeed."""
-    for _ in range(times):
+def call(service: Watched, port: int, *, total: int) -> None:
+    """Makes a call on each of several connections; returns when the service has counted `total` calls."""
+    for _ in range(CONNECTIONS):
         with connection(port) as channel:
             assert AttentionServiceStub(channel).Attend(REQUEST, timeout=30).context_vectors.lengths == [2]
+    # A call is counted after its reply has been sent, and logged after it has been counted.
+    service.matches(rf" DEBUG call ended method={ATTEND} code=OK ", total)
 
 
 def calls_by_worker(folder: Path) -> list[float]:
@@ -76,7 +78,7 @@ def test_calls_reach_every_worker_and_their_metrics_add_up(service: Watched, tmp
     before, _, _ = "".join(service.seen).partition(" listening ")
     for model in (SELF, CROSS, TEXT):  # no worker listens before all are ready
         assert before.count(f" model ready model={model} ") == 2
-    call(port, CONNECTIONS)
+    call(service, port, total=CONNECTIONS)
     samples = scrape(metrics_port)
     by_worker = calls_by_worker(tmp_path)
     with connection(port) as channel:
@@ -117,16 +119,15 @@ def test_every_worker_drains(service: Watched) -> None:
 def test_calls_succeed_while_a_worker_is_replaced(service: Watched, tmp_path: Path) -> None:
     first, second = service.pids(2)
     port, metrics_port = service.ports()
-    call(port, CONNECTIONS)
+    call(service, port, total=CONNECTIONS)
     os.kill(first, signal.SIGKILL)
     reason = "reason='worker 0 was killed by signal 9' restart_in_seconds=0.5"
     assert reason in service.until(" worker ended worker=0 .*").string
-    call(port, CONNECTIONS)
-    (third,) = service.pids(1)
-    assert third not in (first, second)
-    service.until(" listening .* worker=0")
+    call(service, port, total=2 * CONNECTIONS)
+    assert service.pids(3)[2] not in (first, second)
+    service.matches(" listening .* worker=0", 2)
     before = calls_by_worker(tmp_path)
-    call(port, CONNECTIONS)
+    call(service, port, total=3 * CONNECTIONS)
     after = calls_by_worker(tmp_path)
     assert all(new > old for new, old in zip(after, before, strict=True))
     samples = scrape(metrics_port)
