@@ -24,7 +24,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
 def vectors(width: int = 16, lengths: tuple[int, ...] = (3,), **fields: Any) -> pb.VectorSequences:
-    """Ones, well formed unless a field says otherwise."""
+    """Returns sequences of ones, well formed unless a field overrides that."""
     data = np.ones((sum(lengths), width), np.float32).tobytes()
     given: dict[str, Any] = {
         "data_type": pb.DATA_TYPE_FP32,
@@ -36,12 +36,12 @@ def vectors(width: int = 16, lengths: tuple[int, ...] = (3,), **fields: Any) -> 
 
 
 def ask(model: str = MODEL, **fields: Any) -> Callable[[], pb.AttendRequest]:
-    """A request, made when the test runs."""
+    """Returns a function that makes a request, so that it is made when its test runs."""
     return lambda: pb.AttendRequest(model_name=model, **fields)
 
 
 def cross(query: pb.VectorSequences | None, key: Any, value: Any) -> Callable[[], pb.AttendRequest]:
-    """A request to the model with three inputs."""
+    """Returns a function that makes a request to the model with three inputs."""
     return ask(CROSS, query=query, key=key, value=value)
 
 
@@ -124,7 +124,7 @@ REFUSALS = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a caller learns of a refused call."""
+    """The status of a refused call, with its details."""
 
     code: grpc.StatusCode
     message: str
@@ -133,7 +133,7 @@ class Refusal:
 
 
 def refusal(target: str, request: pb.AttendRequest) -> Refusal:
-    """Asks, and expects no for an answer."""
+    """Sends a request that must be refused, and returns the refusal."""
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(target, options) as channel:
         call = attention_pb2_grpc.AttentionServiceStub(channel).Attend.future(request, timeout=30)
@@ -174,7 +174,7 @@ def test_a_message_beyond_the_limit_is_refused_with_the_limit(server: ServerProc
     assert str(64 << 20) in found.message
 
 
-def test_bad_requests_disturb_no_neighbour(server: ServerProcess, client: AttentionClient) -> None:
+def test_bad_requests_do_not_affect_good_ones(server: ServerProcess, client: AttentionClient) -> None:
     query = np.random.default_rng(0).standard_normal((5, 16), dtype=np.float32)
     eager, _ = attend(build_preset(MODEL), query)
     bad = [make() for make, *_ in REFUSALS.values()]

@@ -1,4 +1,4 @@
-"""Nothing is reported to anybody."""
+"""ONNX Runtime writes no telemetry identifier."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from scripts.local_server import ROOT
 
 @pytest.mark.parametrize("module", ["server.engine.session", "export.parity"])
 def test_onnx_runtime_keeps_no_telemetry_identifier(tmp_path: Path, module: str) -> None:
-    # It writes one below the home folder when it is imported, unless telemetry is off, as CI has it.
+    # ONNX Runtime writes one below the home folder when it is imported. CI and the variable turn that off.
     environment = {
         key: value for key, value in os.environ.items() if key not in ("CI", "ORT_DISABLE_TELEMETRY")
     }

@@ -1,4 +1,4 @@
-"""What the README tells people to run, run."""
+"""Runs the commands and the Python blocks of README and the other pages."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ TABLE = "embeddings.parquet"
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """(document, text) of every fenced block of a language."""
+    """Returns (document, text) of every fenced block of a language."""
     found = []
     for document in DOCUMENTS:
         text = (ROOT / document).read_text()
@@ -28,7 +28,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[str]:
-    """Commands of the project's own environment, but those that other tests run."""
+    """Returns the commands of the project's environment, except those that other tests run."""
     lines = [line for _, block in blocks("sh") for line in block.splitlines()]
     elsewhere = (
         "-m server",
@@ -75,7 +75,9 @@ def test_command(server: ServerProcess, tmp_path: Path, command: str) -> None:
     assert result.stdout.strip()
 
 
-def test_the_table_that_is_made_is_enriched(server: ServerProcess, repository: Path, tmp_path: Path) -> None:
+def test_the_documented_enrichment_gives_equal_results_both_ways(
+    server: ServerProcess, repository: Path, tmp_path: Path
+) -> None:
     (code,) = [block for _, block in blocks("python") if TABLE in block]
     run(code.replace(TABLE, f"{tmp_path}/{TABLE}"))
     lines = [line for _, block in blocks("sh") for line in block.splitlines() if "-m clients.enrich" in line]

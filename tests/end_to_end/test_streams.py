@@ -33,7 +33,7 @@ def test_answers_come_in_the_order_of_the_requests(client: AttentionClient) -> N
     assert_parity([answer.context_vectors for answer in answers], eager)
 
 
-def test_a_refused_request_gets_its_error_in_its_place(client: AttentionClient) -> None:
+def test_the_error_of_a_refused_request_keeps_its_position(client: AttentionClient) -> None:
     asked = queries(30)
     asked[11] = np.ones((3, 5), np.float32)
     answers = list(client.attend_stream(MODEL, asked, return_exceptions=True))
@@ -42,7 +42,7 @@ def test_a_refused_request_gets_its_error_in_its_place(client: AttentionClient) 
     assert [index for index, answer in enumerate(answers) if isinstance(answer, Exception)] == [11]
 
 
-def test_an_endless_stream_can_be_left_and_the_server_goes_on(client: AttentionClient) -> None:
+def test_the_server_answers_after_a_client_leaves_an_endless_stream(client: AttentionClient) -> None:
     for _ in range(3):
         stream = client.attend_stream(MODEL, itertools.cycle(queries(5)))
         assert len(list(itertools.islice(stream, 40))) == 40
@@ -50,7 +50,7 @@ def test_an_endless_stream_can_be_left_and_the_server_goes_on(client: AttentionC
     assert client.attend(MODEL, queries(1)[0]).context_vectors.shape == (1, 28)
 
 
-def test_what_the_callers_iterable_raises_reaches_the_caller(client: AttentionClient) -> None:
+def test_an_error_of_the_callers_iterable_is_raised_to_the_caller(client: AttentionClient) -> None:
     def broken() -> Iterator[Array]:
         yield from queries(3)
         raise LookupError("the table ended")
@@ -86,7 +86,7 @@ async def test_asynchronous_client(server: ServerProcess) -> None:
     assert "cross-attention" in names
 
 
-async def test_a_deadline_that_cannot_be_kept(server: ServerProcess) -> None:
+async def test_a_missed_deadline_is_an_error(server: ServerProcess) -> None:
     long = np.ones((4000, 768), np.float32)
     async with AsyncAttentionClient(server.target) as client:
         with pytest.raises(DeadlineExceededError):

@@ -1,4 +1,4 @@
-"""An unmodified tritonclient gets the same answers as attention_client."""
+"""An unmodified tritonclient receives the same outputs as attention_client."""
 
 import numpy as np
 import pytest

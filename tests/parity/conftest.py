@@ -1,4 +1,4 @@
-"""The served paths, by name."""
+"""Fixture of the served paths by name."""
 
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.parity import paths
 
 @pytest.fixture
 def routes(repository: Path, server: ServerProcess, client: AttentionClient) -> paths.Routes:
-    """From a model's name and a case to its outputs, for each of paths.SERVED."""
+    """Returns a function for each of paths.SERVED: from the name of a model and a case to its outputs."""
     return {
         "exported": partial(paths.exported, repository),
         "attention.v1": partial(paths.typed, client),

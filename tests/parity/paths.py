@@ -36,7 +36,7 @@ def eager(module: Module, case: Case) -> Outputs:
 
 
 def exported(repository: Path, name: str, case: Case) -> Outputs:
-    """The ONNX files by themselves, in a bare session."""
+    """Returns the outputs of the ONNX files alone, in a bare session."""
     folder = repository / name / "1"
     graphs = Manifest.load(folder).graphs
     query = next(iter(case.values()))
@@ -57,7 +57,7 @@ def exported(repository: Path, name: str, case: Case) -> Outputs:
 
 
 def typed(client: AttentionClient, name: str, case: Case) -> Outputs:
-    """attention.v1, through its client."""
+    """Returns the outputs over attention.v1, through its client."""
     mask, positions = case.get("attention_mask"), case.get("positions")
 
     def ask(*, return_weights: bool) -> Outputs:
@@ -76,6 +76,6 @@ def typed(client: AttentionClient, name: str, case: Case) -> Outputs:
 
 
 def open_protocol(server: ServerProcess, name: str, case: Case) -> Outputs:
-    """The Open Inference Protocol."""
+    """Returns the outputs over the Open Inference Protocol."""
     with_weights = open_inference.infer(server.target, name, case, NAMES)
     return with_weights | open_inference.infer(server.target, name, case, NAMES[:1])

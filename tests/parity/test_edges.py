@@ -1,4 +1,4 @@
-"""Inputs at the edge, on every path: nothing to attend to, one token, NaN, huge and tiny numbers."""
+"""Edge cases on every path: no key to attend to, one token, NaN, infinity, huge and denormal numbers."""
 
 from functools import cache
 
@@ -51,8 +51,8 @@ def crossing(query_length: int, key_length: int) -> paths.Case:
 
 HUGE = 1e4
 EDGES: dict[str, tuple[str, paths.Case]] = {
-    "nothing to attend to": (SELF, masked({"query": normal(2, 5, 64)}, 4)),
-    "nothing to attend to, causal": (CAUSAL, masked({"query": normal(2, 5, 768)}, 12)),
+    "no key to attend to": (SELF, masked({"query": normal(2, 5, 64)}, 4)),
+    "no key to attend to, causal": (CAUSAL, masked({"query": normal(2, 5, 768)}, 12)),
     "one token": (SELF, {"query": normal(1, 1, 64)}),
     "one token, causal": (CAUSAL, {"query": normal(1, 1, 768)}),
     "one query, many keys": (
@@ -83,14 +83,14 @@ EDGES: dict[str, tuple[str, paths.Case]] = {
 @pytest.mark.parametrize(("name", "case"), EDGES.values(), ids=EDGES)
 def test_equals_eager(routes: paths.Routes, name: str, case: paths.Case, path: str) -> None:
     found, expected = routes[path](name, case), paths.eager(build(name), case)
-    # Rounding grows with the numbers that are summed, and so does what is tolerated of it.
+    # Rounding errors grow with the numbers that are summed, and the tolerance grows with them.
     finite = case["query"][np.isfinite(case["query"])]
     scale = max(1.0, float(finite.std()))
     assert_parity(found["context_vectors"], expected["context_vectors"], scale=scale)
     assert_parity(found["attention_weights"], expected["attention_weights"])
 
 
-def test_the_neighbours_of_a_nan_are_whole(client: AttentionClient) -> None:
+def test_a_nan_stays_in_its_own_sequence(client: AttentionClient) -> None:
     context = client.attend(SELF, with_nan(4, 7, 64)).context_vectors
     assert np.isnan(context[1]).all()
     assert np.isfinite(context[[0, 2, 3]]).all()

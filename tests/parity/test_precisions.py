@@ -1,4 +1,4 @@
-"""Lower precisions: real, within what their manifests state, and without effect on neighbours."""
+"""Models of lower precision: within their stated tolerance, and independent of the other sequences."""
 
 import inspect
 import json
@@ -38,7 +38,7 @@ BF16, HEALTHY = "tiny-bf16", "self-attention"
 
 @dataclass(frozen=True)
 class Lowered:
-    """A model, the preset it was made of, and what its arithmetic is done in."""
+    """A model, the preset that it was exported from, and its precision."""
 
     model: str
     preset: str
@@ -133,7 +133,7 @@ def test_fp32_is_the_default(
 @pytest.mark.parametrize(
     "function", [write_artifact, export_module, export_command], ids=["attention", "module", "command"]
 )
-def test_no_exporter_lowers_the_precision_unasked(function: Any) -> None:
+def test_every_exporter_defaults_to_fp32(function: Any) -> None:
     assert inspect.signature(function).parameters["precision"].default is Precision.FP32
 
 
@@ -142,7 +142,7 @@ def initializers(folder: Path, kind: GraphKind) -> list[TensorProto]:
 
 
 def matrices(folder: Path, kind: GraphKind) -> set[int]:
-    """Element types of a graph's matrices."""
+    """Returns the element types of a graph's matrices."""
     return {tensor.data_type for tensor in initializers(folder, kind) if len(tensor.dims) == 2}
 
 
@@ -164,7 +164,7 @@ def test_every_graph_holds_its_weights_in_the_lower_precision(
 
 @pytest.mark.parametrize("kind", GraphKind)
 def test_weights_of_int8_are_smaller_than_a_third_of_those_of_fp32(repository: Path, kind: GraphKind) -> None:
-    """The weights with their scales and zero points; the graph's own nodes stay as large as they are."""
+    """Counts the weights with their scales and zero points; the size of the nodes does not change."""
     small, large = (
         sum(len(tensor.raw_data) for tensor in initializers(repository / model / "1", kind))
         for model in (INT8, "multi-head-64x4")
@@ -193,7 +193,7 @@ def test_int8_sequences_of_a_request_equal_each_alone_bit_for_bit(
 
 @PROTOCOLS
 @NEIGHBOURS
-def test_a_neighbour_leaves_int8_results_as_they_are(
+def test_int8_results_do_not_depend_on_other_sequences(
     server: ServerProcess, client: AttentionClient, neighbour: float, protocol: str
 ) -> None:
     batch = normal(4, 7, 64)
@@ -207,8 +207,8 @@ def test_a_neighbour_leaves_int8_results_as_they_are(
     assert not np.array_equal(loud[1], quiet[1])
 
 
-def test_int8_sequences_in_one_run_would_change_each_other(repository: Path) -> None:
-    """What the two tests above guard against."""
+def test_int8_sequences_in_one_run_affect_each_other(repository: Path) -> None:
+    """Shows why the scheduler must run int8 sequences one by one, as the two tests above require."""
     folder, batch = repository / INT8 / "1", normal(2, 7, 64)
     batch[1] = 1e4
     path = str(folder / Manifest.load(folder).graphs[GraphKind.PLAIN].file)
@@ -232,7 +232,7 @@ def with_bf16(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def test_bf16_is_not_measured_where_there_are_no_kernels_for_it(with_bf16: Path) -> None:
+def test_bf16_is_not_measured_without_cpu_kernels(with_bf16: Path) -> None:
     manifest = Manifest.load(with_bf16 / BF16 / "1")
     assert (manifest.precision, manifest.tolerance) == ("bf16", TOLERANCES[Precision.BF16])
     report = json.loads((with_bf16 / BF16 / "1" / manifest.parity_report).read_text())
@@ -240,7 +240,7 @@ def test_bf16_is_not_measured_where_there_are_no_kernels_for_it(with_bf16: Path)
     assert matrices(with_bf16 / BF16 / "1", GraphKind.PLAIN) == {TensorProto.BFLOAT16}
 
 
-def test_bf16_is_refused_on_a_cpu_and_its_neighbour_serves(with_bf16: Path) -> None:
+def test_a_bf16_model_fails_to_load_on_a_cpu_and_the_other_model_is_served(with_bf16: Path) -> None:
     models = load_repository(with_bf16, Device(threads=1))
     failed = models.find(BF16)
     assert isinstance(failed, FailedModel)

@@ -16,7 +16,7 @@ build = cache(build_preset)
 
 
 def random_inputs(name: str, lengths: list[int], seed: int = 0) -> list[list[Array]]:
-    """For each input of a preset one sequence per length; keys have other lengths than queries."""
+    """Returns one sequence per length for each input of a preset; key lengths differ from query lengths."""
     config = build(name).config
     rng = np.random.default_rng(seed)
     key_lengths = [length % 511 + 3 for length in lengths]
@@ -48,7 +48,7 @@ def test_mixed_batch(client: AttentionClient, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VECTOR_PRESETS)
-def test_rectangular_batch_answers_in_kind(client: AttentionClient, name: str) -> None:
+def test_a_rectangular_batch_gives_rectangular_results(client: AttentionClient, name: str) -> None:
     inputs = [np.stack(sequences) for sequences in random_inputs(name, [7, 7, 7])]
     result = client.attend(name, *inputs, return_weights=True)
     pairs = [attend(build(name), *one) for one in zip(*inputs, strict=True)]
@@ -68,7 +68,7 @@ def test_masks_of_every_span(client: AttentionClient, name: str, span: str) -> N
         heads = build(name).config.num_heads
         full = {"keys": (), "pairs": (query_length,), "heads": (heads, query_length)}[span]
         masks.append(rng.random((*full, key_length)) < 0.6)
-    masks[0][...] = False  # rows with nothing to attend to
+    masks[0][...] = False  # rows that may attend to no key
     result = client.attend(name, *inputs, mask=masks, return_weights=True)
     without_weights = client.attend(name, *inputs, mask=masks)
     pairs = [
@@ -84,7 +84,7 @@ def test_masks_of_every_span(client: AttentionClient, name: str, span: str) -> N
     assert not result.attention_weights[0].any()
 
 
-def test_lengths_leave_padding_out(client: AttentionClient) -> None:
+def test_padding_beyond_the_lengths_is_ignored(client: AttentionClient) -> None:
     (sequences,) = random_inputs("multi-head-768x12", [9, 4, 1])
     padded = np.full((3, 9, 768), np.nan, np.float32)
     for row, sequence in zip(padded, sequences, strict=True):
@@ -104,12 +104,3 @@ def test_text_and_token_ids(client: AttentionClient) -> None:
     assert_parity(client.attend_text("sentence-self-attention", texts).context_vectors, eager)
     assert_parity(client.attend_tokens("sentence-self-attention", ids).context_vectors, eager)
     assert_parity(client.attend_text("sentence-self-attention", SENTENCE).context_vectors, eager[0])
-
-
-def test_nan_stays_in_its_own_sequence(client: AttentionClient) -> None:
-    (sequences,) = random_inputs("multi-head-768x12", [7, 7, 7, 7])
-    sequences[1][3, 5] = np.nan
-    result = client.attend("multi-head-768x12", sequences)
-    assert_parity(result.context_vectors, [attend(build("multi-head-768x12"), one)[0] for one in sequences])
-    assert np.isnan(result.context_vectors[1]).all()
-    assert not any(np.isnan(result.context_vectors[index]).any() for index in (0, 2, 3))

@@ -1,4 +1,4 @@
-"""The published worked examples, served: every printed decimal."""
+"""Served models reproduce every printed decimal of the published worked examples."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.support.tables import GOLDEN_TABLES, TEXT, GoldenTable
 
 
 def table_of(name: str, context: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The part of an answer that an example prints; weights are those of its only head."""
+    """Returns the part of the outputs that an example prints; its weights are those of its only head."""
     values = context if name.startswith("context_vectors") else weights[..., 0, :, :]
     return values[1] if name.endswith("_row_1") else values
 

@@ -10,8 +10,8 @@ from model.text import TextAttention
 from tests.parity import paths
 from tests.support.eager import assert_parity
 
-# The rows of the list of systems that this project serves. Rows 11, 12, 16 and 17 are properties that have
-# tests of their own as well: dropout, masks, intermediate results, cost figures.
+# The numbers are the rows of the list of systems. Other tests cover rows 11, 12, 16 and 17 as well: dropout,
+# masks, intermediate results and cost figures.
 SYSTEMS = {
     "1 text to vectors": "sentence-self-attention",
     "2 simple self-attention": "simple-self-attention",
@@ -39,7 +39,7 @@ build = cache(build_preset)
 
 
 def random_case(name: str, *, masked: bool) -> paths.Case:
-    """Named tensors for one preset; positions that do not count from 0 where it takes them."""
+    """Returns named tensors for one preset; if it takes positions, they do not count from 0."""
     rng = np.random.default_rng(11)
     module, config = build(name), build(name).config
     key_length = KEY_LENGTH if config.cross else QUERY_LENGTH

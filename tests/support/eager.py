@@ -1,4 +1,4 @@
-"""What eager PyTorch answers: the reference of every parity test."""
+"""Results of eager PyTorch: the reference of every parity test."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +17,12 @@ RTOL, ATOL = 1.3e-6, 1e-5
 def attend(
     module: MultiHeadAttention | TextAttention, *inputs: Array, mask: Array | None = None
 ) -> tuple[Array, Array]:
-    """Context vectors (Tq, d_out) and weights (H, Tq, Tk) of one sequence.
+    """Returns context vectors (Tq, d_out) and weights (H, Tq, Tk) of one sequence.
 
     Args:
         module: In evaluation mode.
-        inputs: Query or token ids, then key and value where the module takes them, each (T, ...).
-        mask: Broadcasts to (H, Tq, Tk), True = may attend.
+        inputs: Query or token ids, then key and value if the module takes them, each (T, ...).
+        mask: Broadcast to (H, Tq, Tk); True if the row may attend to the key.
     """
     batch = [torch.from_numpy(np.ascontiguousarray(array))[None] for array in inputs]
     options = {}
@@ -40,12 +40,12 @@ def attend(
 def assert_parity(
     served: Array | Sequence[Array], eager: Array | Sequence[Array], *, scale: float = 1.0
 ) -> None:
-    """Full tensors, within the tolerance of fp32.
+    """Compares full tensors within the tolerance of fp32.
 
     Args:
         served: One array, or one for each sequence.
         eager: The same.
-        scale: Standard deviation of the inputs, where it is not 1.
+        scale: Standard deviation of the inputs, at least 1.
     """
     pairs = [(served, eager)] if isinstance(eager, np.ndarray) else zip(served, eager, strict=True)
     for one, other in pairs:

@@ -1,4 +1,4 @@
-"""Asks over the Open Inference Protocol with its generated stubs."""
+"""Sends requests over the Open Inference Protocol with its generated stubs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ ANY_SIZE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 
 
 def infer(target: str, model: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-    """The outputs that are named."""
+    """Returns the named outputs of one request."""
     request = pb.ModelInferRequest(
         model_name=model,
         inputs=[

@@ -78,7 +78,9 @@ class CompletionQueueCall:
     def send(self, message: bytes, then: Callable[[bool], None], *, more: bool = False) -> None:
         """See `Call`."""
         if self.ended_with is None:
-            flags = cygrpc.WriteFlag.buffer_hint if more else NO_FLAGS
+            # The hint would keep back the initial metadata too. Its batch completes once it is written: the
+            # next message, which is sent upon that, would never follow.
+            flags = cygrpc.WriteFlag.buffer_hint if more and self._sent_initial_metadata else NO_FLAGS
             operations = (*self._initial_metadata(), cygrpc.SendMessageOperation(message, flags))
             self._call.start_server_batch(operations, lambda event: then(event.success))
 
