@@ -12,6 +12,7 @@ from protos.attention.v1 import attention_pb2 as typed_pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from protos.inference import open_inference_pb2 as pb
 from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from server.application import rpc_options
 from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
@@ -177,7 +178,7 @@ def test_a_configuration_names_the_tensors_of_a_model(
 @pytest.mark.parametrize("kind", TransportKind)
 def test_every_transport_is_a_setting(kind: TransportKind) -> None:
     settings = Settings.model_validate({"model_repository": "anywhere", "transport": kind.value})
-    assert settings.rpc.transport is kind
+    assert rpc_options(settings).transport is kind
 
 
 def test_another_transport_is_refused_with_the_choices() -> None:
