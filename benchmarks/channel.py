@@ -25,7 +25,7 @@ OPTIONS = (
     # Each measurement opens a connection of its own.
     ("grpc.use_local_subchannel_pool", 1),
 )
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 60.0
 NO_FLAGS = 0
 MESSAGE, STATUS = 4, 5  # positions in the operations of a unary call
 

@@ -19,6 +19,7 @@ from benchmarks.environment import Environment, Setup, open_environment
 from benchmarks.processes import library_versions, machine, now, processor_ticks, stolen_share
 from benchmarks.results import MEMORY_FILE, RESULTS_FILE, Conditions, Results, save
 from benchmarks.runner import Findings, measure_memory, run, steps
+from benchmarks.summary import spread
 from benchmarks.systems import MeasurementError
 from benchmarks.tables import number, with_range
 from benchmarks.workload import FULL, QUICK
@@ -103,20 +104,27 @@ def compare(
 ) -> None:
     """Compare the rates of this checkout's server with those of another checkout, such as a git worktree.
 
-    Both servers run at the same time and receive short windows of load in turn. A ratio above 1 means that
-    this checkout is faster.
+    Both servers run at the same time and receive load in turn. A ratio above 1 means that this checkout is
+    faster. A round fails if a server refuses requests or does not answer within 60 seconds.
     """
     base = comparison.QUICK if quick else comparison.FULL
     plan = comparison.ComparisonPlan(rounds or base.rounds, seconds or base.seconds)
     table = Table("sequences per second, medians", title=f"{plan.rounds} rounds of {plan.seconds:g} s")
-    for column in ("this checkout", "other checkout", "ratio (range)"):
+    for column in ("this checkout", "other checkout", "ratio (range)", "failed rounds"):
         table.add_column(column, justify="right")
     with _failures_reported(), comparison.open_pair(other, cache, tuple(server_option or ())) as servers:
         for cell in comparison.CELLS:
+            console.print(f"measuring {cell.name}")
             found = comparison.compare_cell(cell, plan, *servers)
-            this_rate, other_rate = found.medians
-            table.add_row(cell.name, number(this_rate), number(other_rate), with_range(found.ratio))
+            rates = [_median(rates) for rates in (found.this, found.other)]
+            failed = " / ".join(map(str, found.failures))
+            table.add_row(cell.name, *rates, with_range(found.ratio), failed)
     console.print(table)
+
+
+def _median(rates: tuple[float | None, ...]) -> str:
+    found = spread(rates)
+    return number(found.median if found else None)
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """Compares the service of two checkouts under alternating load, to show whether a change made it slower."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import load
+from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
 from benchmarks.environment import export_models
 from benchmarks.load import Endpoint, MeasurementWindow
@@ -48,28 +49,27 @@ CELLS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rates of both checkouts in one cell, in sequences per second, one value for each round."""
+    """The rates of both checkouts in one cell, in sequences per second.
+
+    Attributes:
+        this: One rate for each round; None if the server did not answer in time.
+        other: The same for the other checkout.
+    """
 
     cell: str
-    this: tuple[float, ...]
-    other: tuple[float, ...]
+    this: tuple[float | None, ...]
+    other: tuple[float | None, ...]
 
     @property
-    def medians(self) -> tuple[float, float]:
-        """The median rate of this checkout, and that of the other one."""
-        return _summary(self.this).median, _summary(self.other).median
+    def failures(self) -> tuple[int, int]:
+        """The number of failed rounds of this checkout, and of the other one."""
+        return self.this.count(None), self.other.count(None)
 
     @property
-    def ratio(self) -> Spread:
-        """The rate of this checkout divided by that of the other one, round by round."""
-        return _summary([one / other for one, other in zip(self.this, self.other, strict=True)])
-
-
-def _summary(values: Sequence[float]) -> Spread:
-    found = spread(values)
-    if found is None:
-        raise ValueError("there are no rounds to summarise; at least one is needed")
-    return found
+    def ratio(self) -> Spread | None:
+        """The rate of this checkout divided by that of the other one, over the rounds that have both."""
+        pairs = zip(self.this, self.other, strict=True)
+        return spread(one / other for one, other in pairs if one is not None and other is not None)
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def compare_cell(
     """Measures both servers in a cell.
 
     Raises:
-        CallFailedError: A server did not answer.
-        MeasurementError: The servers return different values, or requests failed.
+        CallFailedError: A server did not answer the first request.
+        MeasurementError: The servers return different context vectors.
     """
     responses = [
         generator.submit(load.first_response, cell.endpoint(server)).result() for server in (this, other)
@@ -126,19 +126,23 @@ def compare_cell(
         raise MeasurementError(f"{cell.name}: the two servers return different context vectors")
     window = MeasurementWindow(plan.seconds, WARM_SECONDS)
 
-    def rate(server: ServerAddress) -> float:
-        result = generator.submit(load.closed_loop, cell.endpoint(server), cell.in_flight, window).result()
-        if result.failures:
-            raise MeasurementError(f"{cell.name}: {result.failures} requests failed")
-        return result.sequences / result.seconds
+    def rate(server: ServerAddress) -> float | None:
+        job = generator.submit(load.closed_loop, cell.endpoint(server), cell.in_flight, window)
+        try:
+            result = job.result()
+        except CallFailedError:
+            return None
+        return None if result.failures else result.sequences / result.seconds
 
     return interleave(cell.name, plan.rounds, lambda: rate(this), lambda: rate(other))
 
 
-def interleave(name: str, rounds: int, this: Callable[[], float], other: Callable[[], float]) -> Comparison:
+def interleave(
+    name: str, rounds: int, this: Callable[[], float | None], other: Callable[[], float | None]
+) -> Comparison:
     """Measures two rates alternately. Each round reverses the order, so that a drift affects both alike."""
-    ours: list[float] = []
-    theirs: list[float] = []
+    ours: list[float | None] = []
+    theirs: list[float | None] = []
     for at in range(rounds):
         pair = [(ours, this), (theirs, other)]
         for rates, measure in pair if at % 2 == 0 else reversed(pair):
