@@ -7,7 +7,8 @@ import torch
 from artifact.manifest import is_whole
 from benchmarks.repository import VERSION, artifact
 from benchmarks.workload import Kind, Model
-from export.artifact import Naming, write_artifact
+from export.artifact import write_artifact
+from export.model_id import ModelId
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
 
@@ -30,5 +31,6 @@ def export(model: Model, repository: Path) -> Path:
     folder = artifact(repository, model)
     if not is_whole(folder):
         description = f"{model.kind} attention, {model.heads} heads over width {model.width}"
-        write_artifact(build(model), Naming(model.name, VERSION, description), repository, replace=True)
+        model_id = ModelId(model.name, VERSION)
+        write_artifact(build(model), model_id, repository, description=description, replace=True)
     return folder

@@ -11,7 +11,8 @@ from attention_client import AttentionClient
 
 from artifact.tolerance import Tolerance
 from export import export_module
-from export.artifact import Naming, write_artifact
+from export.artifact import write_artifact
+from export.model_id import ModelId
 from model.presets import PRESETS, build_preset
 from scripts.local_server import ServerProcess, serving
 from tests.server.samples import export_samples
@@ -46,19 +47,19 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export_preset(name: str, folder: Path) -> None:
-    write_artifact(build_preset(name), Naming(name, 1, PRESETS[name].description), folder)
+    write_artifact(build_preset(name), ModelId(name), folder, description=PRESETS[name].description)
 
 
 def export_table(index: int, folder: Path) -> None:
     table = GOLDEN_TABLES[index]
-    naming = Naming(table.model, 1, str(table.case["what"]))
-    write_artifact(table.module(), naming, folder, tolerance=TABLE_TOLERANCE)
+    what = str(table.case["what"])
+    write_artifact(table.module(), ModelId(table.model), folder, description=what, tolerance=TABLE_TOLERANCE)
 
 
 def export_others(folder: Path) -> None:
-    write_artifact(modules.causal_cross(), Naming(modules.CAUSAL_CROSS, 1, ""), folder)
+    write_artifact(modules.causal_cross(), ModelId(modules.CAUSAL_CROSS), folder)
     for name, preset, precision in modules.LOWERED:
-        write_artifact(build_preset(preset), Naming(name, 1, ""), folder, precision=precision)
+        write_artifact(build_preset(preset), ModelId(name), folder, precision=precision)
     example = (torch.zeros(2, 3, 32),)
     axes = {"src": {0: "batch", 1: "sequence"}}
     export_module(modules.encoder(), example, axes, out=folder, name=modules.ENCODER)

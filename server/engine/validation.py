@@ -39,7 +39,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> Work:
     dimensions = _known_dimensions if len(lengths[0]) <= FEW_SEQUENCES else _dimensions
     sizes, result_bytes = dimensions(model, lengths, request.return_weights)
     for spec, own in zip(model.inputs, ragged, strict=True):
-        _check_lengths(TEXT if request.texts else spec.name, own.lengths, limits)
+        own_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
+        _check_lengths(TEXT if request.texts else spec.name, own.lengths, limits, own_limit)
     if result_bytes > limits.max_result_bytes:
         query = TEXT if request.texts else model.inputs[0].name
         field = "return_weights" if request.return_weights else query
@@ -118,7 +119,7 @@ def _check_rows(spec: TensorSpec, rows: Array, expected: int) -> None:
         raise InvalidRequestError(
             spec.name, f"rows are {_shape(width)} wide; the model takes {_shape(wanted)}"
         )
-    limit = spec.limit
+    limit = spec.exclusive_upper_bound
     if limit is not None and rows.size:
         least, most = rows.min(), rows.max()
         if least < 0 or most >= limit:
@@ -138,12 +139,18 @@ def _shape(shape: Sequence[object]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _check_lengths(field: str, lengths: tuple[int, ...], limits: Limits) -> None:
+def _check_lengths(
+    field: str, lengths: tuple[int, ...], limits: Limits, model_limit: int | None = None
+) -> None:
     if len(lengths) > limits.max_sequences:
         raise _too_many_sequences(field, len(lengths), limits)
     if (longest := max(lengths)) > limits.max_sequence_length:
         raise LimitExceededError(
             field, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
+        )
+    if model_limit is not None and longest > model_limit:
+        raise LimitExceededError(
+            field, f"a sequence has {longest} rows; this model takes at most {model_limit}"
         )
 
 

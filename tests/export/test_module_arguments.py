@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from export import export_module
-from export.graph import ExportError
+from export.errors import ExportError
 
 
 class Adding(nn.Module):
@@ -45,7 +45,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "axis 1 named batch": (axes(rows={0: "batch", 1: "batch"}), r"dynamic_axes\['rows'\]"),
     "axis 2 named": (axes(rows={0: "batch", 1: "length", 2: "width"}), r"dynamic_axes\['rows'\]"),
     "input without axes": ({"dynamic_axes": {"rows": AXES["rows"]}}, r"dynamic_axes\['ids'\]=\{\}"),
-    "axes of no input": (axes(other={0: "batch", 1: "length"}), "dynamic_axes names no input: other"),
+    "axes of no input": (
+        axes(other={0: "batch", 1: "length"}),
+        r"dynamic_axes\['other'\]: not an input; the inputs are rows, ids",
+    ),
     "float64": (
         {"example_inputs": EXAMPLES | {"rows": torch.zeros(2, 3, 4, dtype=torch.float64)}},
         r"example_inputs\['rows'\] is torch.float64; an input is one of float32, int64, bool",
@@ -56,15 +59,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too many output names": (
         {"output_names": ["context_vectors", "other"]},
-        r"output_names=\['context_vectors', 'other'\]: the module gives 1 outputs",
+        r"output_names=\['context_vectors', 'other'\]: the module returns 1 outputs",
     ),
     "too few output names": (
         changing(lambda rows: (rows, rows)),
-        r"output_names=\['context_vectors'\]: the module gives 2 outputs",
+        r"output_names=\['context_vectors'\]: the module returns 2 outputs",
     ),
     "axis of no input": (
         changing(lambda rows: torch.cat([rows, rows], dim=1)),
-        "output 'context_vectors': its axis of sizes .* is no axis of an input",
+        "output 'context_vectors': its axis of sizes .* is not an axis of an input",
     ),
     "output without batch": (changing(lambda rows: rows.mean(dim=0)), "must begin with the batch axis"),
     "output of float64": (changing(lambda rows: rows.double()), "is torch.float64"),
@@ -73,18 +76,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-class Masked(nn.Module):
-    """Takes an input of a name that the server has taken for its own."""
+class Positioned(nn.Module):
+    """Takes an input with a name that requests reserve."""
 
-    def forward(self, rows: Tensor, attention_mask: Tensor) -> Tensor:
-        return rows * attention_mask[..., None]
+    def forward(self, rows: Tensor, positions: Tensor) -> Tensor:
+        return rows + positions[..., None]
 
 
-def test_an_input_named_as_the_server_s_own_is_refused(tmp_path: Path) -> None:
-    examples = {"rows": EXAMPLES["rows"], "attention_mask": torch.ones(2, 3, dtype=torch.bool)}
-    dynamic_axes = {"rows": AXES["rows"], "attention_mask": AXES["rows"]}
-    with pytest.raises(ValueError, match="attention_mask"):
-        export_module(Masked(), examples, dynamic_axes, name="masked", out=tmp_path)
+def test_an_input_with_a_reserved_name_is_refused(tmp_path: Path) -> None:
+    examples = {"rows": EXAMPLES["rows"], "positions": torch.ones(2, 3)}
+    dynamic_axes = {"rows": AXES["rows"], "positions": AXES["rows"]}
+    with pytest.raises(ValueError, match="positions has a meaning of its own in requests"):
+        export_module(Positioned(), examples, dynamic_axes, name="positioned", out=tmp_path)
 
 
 def test_an_input_that_forward_has_not_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from export.artifact import Naming, write_artifact
+from export.artifact import write_artifact
+from export.model_id import ModelId
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
 from scripts.local_server import serving
@@ -38,7 +39,7 @@ class Inputs:
 def served(module: MultiHeadAttention) -> Iterator[AttentionClient]:
     """A server of one module."""
     with TemporaryDirectory() as folder:
-        write_artifact(module.eval(), Naming("random", 1, ""), Path(folder) / "models")
+        write_artifact(module.eval(), ModelId("random"), Path(folder) / "models")
         process = serving(Path(folder) / "models", Path(folder) / "log")
         with process as server, AttentionClient(server.target) as client:
             yield client
