@@ -175,6 +175,35 @@ def test_another_artifact_is_refused_unless_it_is_to_replace(small: Artifact, tm
     assert [path.name for path in folder.parent.iterdir()] == ["2"]
 
 
+def test_an_artifact_of_another_source_is_refused_before_the_export_begins(small: Artifact) -> None:
+    folder, steps = small[0], list[str]()
+    with pytest.raises(ArtifactExistsError, match=r"holds another artifact; .*: 3 is free"):
+        write_artifact(
+            attention(seed=1), MODEL, folder.parents[1], description=DESCRIPTION, progress=steps.append
+        )
+    assert steps == []
+
+
+def test_a_damaged_artifact_is_refused_before_the_export_begins(small: Artifact, tmp_path: Path) -> None:
+    folder, steps = shutil.copytree(small[0], tmp_path / "tiny" / "2"), list[str]()
+    (folder / "model.onnx").write_bytes(b"damaged")
+    with pytest.raises(ArtifactExistsError, match=r"holds a damaged artifact \(.*model.onnx"):
+        write_artifact(attention(), MODEL, tmp_path, description=DESCRIPTION, progress=steps.append)
+    assert steps == []
+
+
+def test_an_artifact_without_a_recorded_source_is_compared_after_the_export(
+    small: Artifact, tmp_path: Path
+) -> None:
+    """Earlier versions recorded none."""
+    folder, steps = shutil.copytree(small[0], tmp_path / "tiny" / "2"), list[str]()
+    earlier = small[1].model_copy(update={"source": ""})
+    (folder / "manifest.json").write_text(earlier.model_dump_json())
+    write_artifact(attention(), MODEL, tmp_path, description=DESCRIPTION, progress=steps.append)
+    assert "graph plain: export" in steps
+    assert Manifest.load(folder) == earlier
+
+
 @pytest.mark.parametrize(
     ("kind", "error"),
     [pytest.param(Disagreeing, ParityError, id="parity"), pytest.param(Foreign, ExportError, id="export")],

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from artifact.manifest import GraphKind
 from export import export_module
 from export.errors import ExportError
 
@@ -90,7 +91,7 @@ def test_an_input_with_a_reserved_name_is_refused(tmp_path: Path) -> None:
         export_module(Positioned(), examples, dynamic_axes, name="positioned", out=tmp_path)
 
 
-def test_an_input_that_forward_has_not_is_refused(tmp_path: Path) -> None:
+def test_an_input_that_forward_does_not_take_is_refused(tmp_path: Path) -> None:
     examples = EXAMPLES | {"other": torch.zeros(2, 3)}
     dynamic_axes = AXES | {"other": AXES["rows"]}
     with pytest.raises(ValueError, match="other"):
@@ -98,7 +99,7 @@ def test_an_input_that_forward_has_not_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changed", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_arguments_that_do_not_fit_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "module": Adding(),
         "example_inputs": EXAMPLES,
@@ -109,6 +110,49 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str, tmp
     with pytest.raises(ValueError, match=message):
         export_module(**(given | changed))
     assert not list(tmp_path.iterdir())
+
+
+class FiveSequences(nn.Module):
+    """Takes five sequences, each with a length of its own."""
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor) -> Tensor:
+        return a + sum(rows.mean(dim=1, keepdim=True) for rows in (b, c, d, e))
+
+
+class FourSequences(nn.Module):
+    """Takes four."""
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        return a + sum(rows.mean(dim=1, keepdim=True) for rows in (b, c, d))
+
+
+def sequences(names: str) -> dict[str, Any]:
+    dynamic_axes = {name: {0: "batch", 1: f"{name}_length"} for name in names}
+    return {"example_inputs": {name: torch.zeros(2, 3, 4) for name in names}, "dynamic_axes": dynamic_axes}
+
+
+def test_more_than_four_sequence_axes_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"5 sequence axes \(a_length, .*\); at most 4 are supported"):
+        export_module(FiveSequences(), **sequences("abcde"), out=tmp_path, name="five")
+    assert not list(tmp_path.iterdir())
+
+
+def test_four_sequence_axes_are_exported(tmp_path: Path) -> None:
+    _, manifest = export_module(FourSequences(), **sequences("abcd"), out=tmp_path, name="four")
+    assert len(manifest.graphs[GraphKind.PLAIN].inputs) == 4
+
+
+class Caching(nn.Module):
+    """Returns more than tensors, as models with a cache do."""
+
+    def forward(self, src: Tensor) -> dict[str, Any]:
+        return {"rows": src, "cache": [src]}
+
+
+def test_an_output_that_is_not_a_tensor_is_refused_by_type(tmp_path: Path) -> None:
+    axes = {"src": {0: "batch", 1: "sequence"}}
+    with pytest.raises(ValueError, match="the module returns list; outputs must be tensors"):
+        export_module(Caching(), (torch.zeros(2, 3, 4),), axes, out=tmp_path, name="caching")
 
 
 class MixesTheBatch(nn.Module):
@@ -132,14 +176,14 @@ class Noisy(nn.Module):
         return src + torch.rand_like(src) * 0
 
 
-def test_what_cannot_run_here_is_not_called_proven(tmp_path: Path) -> None:
+def test_a_graph_without_cpu_kernels_is_refused(tmp_path: Path) -> None:
     axes = {"src": {0: "batch", 1: "sequence"}}
     with pytest.raises(ExportError, match="no CPU kernels"):
         export_module(Noisy(), (torch.zeros(2, 3, 4),), axes, out=tmp_path, name="noisy")
     assert not list(tmp_path.iterdir())
 
 
-def test_one_tensor_is_no_set_of_inputs(tmp_path: Path) -> None:
+def test_a_single_tensor_is_refused(tmp_path: Path) -> None:
     axes = {"src": {0: "batch", 1: "sequence"}}
     with pytest.raises(ValueError, match="give tensors by name"):
         export_module(MixesTheBatch(), torch.zeros(2, 3, 4), axes, out=tmp_path, name="one")  # type: ignore[arg-type]
