@@ -1,4 +1,4 @@
-"""What lies on disk: manifest, golden vectors, tolerance.
+"""The files of an artifact: manifest, golden vectors, tolerance.
 
-Written by export/; read by export/, server/ and clients/enrich/. Imports neither PyTorch nor ONNX Runtime.
+export/ writes them; export/, server/ and clients/enrich/ read them. Imports neither PyTorch nor ONNX Runtime.
 """

@@ -1,4 +1,4 @@
-"""Golden vectors: inputs of each graph and the outputs of eager PyTorch, replayed by every server."""
+"""Golden vectors: inputs of each graph and the outputs of eager PyTorch, which every server replays."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """Inputs of one graph and what eager PyTorch answered."""
+    """Inputs of one graph and the outputs of eager PyTorch for them, by name."""
 
     graph: GraphKind
     inputs: Arrays
@@ -25,7 +25,7 @@ class GoldenCase:
 
 
 def load_golden(path: Path) -> list[GoldenCase]:
-    """Reads golden vectors, as `golden_tensors` names them, in the order of their names.
+    """Reads golden vectors from a file of tensors named as in `golden_tensors`, ordered by name.
 
     Raises:
         ArtifactError: The file is absent or damaged.
@@ -47,7 +47,7 @@ def _group_golden(tensors: Arrays) -> list[GoldenCase]:
 
 
 def golden_tensors(cases: list[GoldenCase]) -> Mapping[str, NDArray[Any]]:
-    """Golden cases as named tensors of one file: `<graph>/<index>/<inputs or outputs>/<name>`."""
+    """Names the tensors of golden cases: `<graph>/<index>/<inputs or outputs>/<name>`."""
     return {
         f"{case.graph}/{index}/{side}/{name}": np.ascontiguousarray(array)
         for index, case in enumerate(cases)

@@ -1,7 +1,7 @@
-"""The manifest of an artifact: what it holds, and the hashes of its files.
+"""The manifest of an artifact: its model, its graphs and the hashes of its files.
 
-An artifact is a folder `<repository>/<model name>/<version>/`. Its graphs compute the same
-function and differ in what they take and give, so that a request pays for nothing it does not ask.
+An artifact is a folder `<repository>/<model name>/<version>/`. Its graphs compute the same function and
+differ in their inputs and outputs, so that a request pays only for what it uses.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
 
 from artifact.record import Record
 from artifact.tolerance import Tolerance
@@ -25,30 +25,32 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
 class ArtifactError(Exception):
-    """An artifact is damaged or unreadable; the message names the file."""
+    """An artifact is damaged or cannot be read. The message names the file."""
 
 
 class GraphKind(StrEnum):
-    """What one graph of a model takes and gives beside the model's own inputs."""
+    """The inputs and outputs of a graph beside those of the model itself."""
 
     PLAIN = "plain"
-    """Nothing more: sequences of one batch have one length."""
+    """Nothing more. All sequences of a batch have the same length."""
     LENGTHS = "lengths"
     """Takes `key_lengths` int64 (B,)."""
     MASK = "mask"
     """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend."""
     WEIGHTS = "weights"
-    """Takes `attention_mask` and also gives `attention_weights` (B, H, Tq, Tk)."""
+    """Takes `attention_mask`, and also returns `attention_weights` (B, H, Tq, Tk)."""
 
 
 class TensorSpec(Record):
-    """A graph's input or output: its name, NumPy type name and axes, symbolic (str) or fixed (int)."""
+    """An input or output of a graph. An axis is symbolic (str) or fixed (int)."""
 
     name: str
     data_type: Literal["float32", "int64", "bool"]
     axes: tuple[str | PositiveInt, ...]
-    limit: PositiveInt | None = None
-    """For ids, which count from 0: the first that is too large."""
+    exclusive_upper_bound: PositiveInt | None = Field(
+        default=None, validation_alias=AliasChoices("exclusive_upper_bound", "limit")
+    )
+    """For ids, which count from 0: each is below this bound. Earlier manifests call it `limit`."""
 
 
 class Graph(Record):
@@ -60,7 +62,7 @@ class Graph(Record):
 
 
 class Cost(Record):
-    """Floating-point operations; a multiply-add is two."""
+    """Floating-point operations, all 0 if unknown. A multiply-add counts as two."""
 
     flops_per_query: NonNegativeInt
     flops_per_key: NonNegativeInt
@@ -68,16 +70,16 @@ class Cost(Record):
 
 
 class Manifest(Record):
-    """All that is known of an artifact."""
+    """The description of an artifact, and the hashes of its files."""
 
     format_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     version: PositiveInt
     description: str
     config: dict[str, Any]
-    """The attention configuration; empty for another module."""
+    """The attention configuration; empty for non-attention modules."""
     num_heads: NonNegativeInt
-    """0 for a module that is no attention."""
+    """0 if unknown, as for non-attention modules."""
     causal: bool
     opset: PositiveInt
     precision: Literal["fp32", "fp16", "bf16", "int8"]
@@ -85,23 +87,27 @@ class Manifest(Record):
     parameters: NonNegativeInt
     cost: Cost
     graphs: dict[GraphKind, Graph]
+    max_lengths: dict[str, PositiveInt] = Field(default_factory=dict)
+    """By symbolic axis, the largest number of rows that the model takes; axes without a limit are absent."""
     tokenizer: FileName | None = None
-    """For models that take text: the tokenizer, as the `tokenizers` library writes it."""
+    """For models that take text: the tokenizer, in the format of the `tokenizers` library."""
     weights: FileName | None = None
-    """For models with large weights: the file that all graphs refer to."""
+    """For models with large weights: the file that all graphs share."""
     golden: FileName
     parity_report: FileName
     files: dict[FileName, str]
-    """SHA-256 of every file of the artifact but the manifest itself."""
+    """SHA-256 of every file of the artifact except the manifest."""
     made_with: dict[str, str]
-    """Versions of the libraries that made the artifact."""
+    """Versions of the libraries that the artifact was made with."""
+    source: str = ""
+    """SHA-256 of the weights, configuration and options that were exported; empty in earlier manifests."""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Reads the manifest of an artifact.
 
         Raises:
-            ArtifactError: It is absent or does not parse.
+            ArtifactError: The manifest is absent or invalid.
         """
         path = folder / MANIFEST_FILE
         try:
@@ -112,10 +118,10 @@ class Manifest(Record):
             raise ArtifactError(f"{path}: {error}") from error
 
     def verify_files(self, folder: Path) -> None:
-        """Compares every file with its hash.
+        """Compares every file with its recorded hash.
 
         Raises:
-            ArtifactError: A file is missing, not listed or differs.
+            ArtifactError: A file is missing, is not listed or differs.
         """
         graphs = [graph.file for graph in self.graphs.values()]
         for name in (*graphs, self.weights, self.tokenizer, self.golden, self.parity_report):
@@ -141,7 +147,7 @@ def file_hash(path: Path) -> str:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether an artifact is there and each of its files is as it was written."""
+    """Whether the folder holds an artifact whose files all have their recorded hashes."""
     try:
         Manifest.load(folder).verify_files(folder)
     except ArtifactError:

@@ -1,4 +1,4 @@
-"""How far a served result may differ from eager PyTorch."""
+"""The largest accepted difference between a served result and eager PyTorch."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ class Tolerance(Record):
     atol: NonNegativeFloat
 
     def error(self, value: NDArray[Any], eager: NDArray[Any]) -> float:
-        """Largest |value - eager|, equal infinities and two NaNs counted as equal.
+        """Largest |value - eager|. Equal infinities count as equal, and so do two NaNs.
 
-        Infinite where the shapes differ or where only one side is NaN.
+        Booleans count as 0 and 1. The error is infinite if the shapes differ, or if only one side is NaN.
         """
         if value.shape != eager.shape:
             return float("inf")
@@ -26,11 +26,12 @@ class Tolerance(Record):
             return 0.0
         same = (value == eager) | (np.isnan(value) & np.isnan(eager))
         with np.errstate(invalid="ignore", over="ignore"):
-            difference = np.where(same, 0.0, np.abs(value - eager))
+            # In float64, where differences of booleans exist and those of integers do not overflow.
+            difference = np.where(same, 0.0, np.abs(np.subtract(value, eager, dtype=np.float64)))
         return float(np.max(np.nan_to_num(difference, nan=np.inf, posinf=np.inf)))
 
     def holds(self, value: NDArray[Any], eager: NDArray[Any]) -> bool:
-        """Whether every element passes; two NaNs do."""
+        """Whether every element passes. Two NaNs pass."""
         return value.shape == eager.shape and bool(
             np.allclose(value, eager, rtol=self.rtol, atol=self.atol, equal_nan=True)
         )

@@ -1,10 +1,18 @@
-"""From a PyTorch module to an artifact: ONNX graphs, manifest, golden vectors and parity report."""
+"""From a PyTorch module to an artifact: ONNX graphs, manifest, golden vectors and parity report.
+
+PyTorch takes seconds to import, and `python -m export --help` must not wait for it. Therefore this file and
+what it imports at import time (export.api, export.errors, export.model_id, export.precision) do not import
+PyTorch; `export_module` imports it when it is called.
+"""
 
 import os
 
-# ONNX Runtime must not report the models that pass through it to its vendor (as in server/__init__.py).
+# Without this, ONNX Runtime reports model names and hashes to its vendor (as in server/__init__.py).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from export.module import export_module
+from export.api import export_module
+from export.errors import ArtifactExistsError, ExportError, ParityError
 
-__all__ = ["export_module"]
+VERSION = "0.1.0"
+
+__all__ = ["VERSION", "ArtifactExistsError", "ExportError", "ParityError", "export_module"]

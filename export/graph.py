@@ -1,4 +1,4 @@
-"""One ONNX graph out of one module, with named symbolic axes and standard operators."""
+"""Exports a module as one ONNX graph with named symbolic axes and standard operators."""
 
 import gc
 import logging
@@ -12,24 +12,22 @@ import torch
 from torch import nn
 
 from artifact.manifest import BATCH_AXIS
+from export.errors import ExportError
 from export.rewrite import merge_heads
 from export.signature import MASK_HEADS_AXIS, Signature, SignedModule
 
 OPSET = 23
-# Sizes at export: of the batch, and of the sequence axes in their order. They differ from each other, so that
-# a confusion of two axes cannot go unnoticed, and from 1, which the tracer would take for a constant.
+# Sizes at export: of the batch, and of the sequence axes in their order. They differ from each other, so
+# that two confused axes are noticed, and from 1, which the tracer takes for a constant.
 EXAMPLE_BATCH, EXAMPLE_LENGTHS = 2, (3, 5, 11, 17)
-
-
-class ExportError(Exception):
-    """A module could not be exported as it has to be."""
 
 
 def export_graph(module: nn.Module, signature: Signature) -> onnx.ModelProto:
     """Exports the graph of one signature.
 
     Raises:
-        ExportError: The graph lost a symbolic axis or uses an operator outside the ONNX standard.
+        ExportError: The module cannot be traced, or its graph lost a symbolic axis or uses an operator
+            outside the ONNX standard.
     """
     try:
         program = _export(SignedModule(module, signature), signature)
@@ -37,8 +35,8 @@ def export_graph(module: nn.Module, signature: Signature) -> onnx.ModelProto:
         axes = ", ".join(f"{spec.name} {spec.axes}" for spec in signature.inputs)
         raise ExportError(f"graph {signature.kind} over {axes}: {error.__cause__ or error}") from error
     for value, spec in zip(program.model.graph.inputs, signature.inputs, strict=True):
-        # One head stands for all through the operators' own broadcasting, and so may H heads: the axis
-        # traced as 1 is left open. The parity report covers both.
+        # Operators broadcast a mask of one head, and take one of H heads as well: the axis traced as 1
+        # becomes symbolic. The parity report covers both sizes.
         if MASK_HEADS_AXIS in spec.axes:
             value.shape = onnx_ir.Shape(spec.axes)
     merge_heads(program.model)
@@ -51,12 +49,11 @@ def export_graph(module: nn.Module, signature: Signature) -> onnx.ModelProto:
 def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
     dtypes = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
     examples, dynamic = [], []
-    sizes = _example_sizes(signature)
+    sizes, dimensions = _example_sizes(signature), _dimensions(signature)
     for spec in signature.inputs:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
         examples.append(torch.zeros(shape, dtype=dtypes[spec.data_type]))
-        named = enumerate(spec.axes)
-        dynamic.append({i: a for i, a in named if isinstance(a, str) and a != MASK_HEADS_AXIS})
+        dynamic.append({i: dimensions[axis] for i, axis in enumerate(spec.axes) if axis in dimensions})
     with warnings.catch_warnings(), quiet("torch.onnx"), _no_collection(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -70,19 +67,26 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
             verbose=False,
         )
     if program is None:
-        raise ExportError("torch.onnx.export returned no program")
+        raise ExportError("torch.onnx.export returned no program; see its log")
     return program
 
 
 def _example_sizes(signature: Signature) -> dict[str, int]:
+    lengths = zip(signature.sequence_axes, EXAMPLE_LENGTHS, strict=False)
     # A mask is traced with one head for all.
     fixed = {BATCH_AXIS: EXAMPLE_BATCH, MASK_HEADS_AXIS: 1}
-    lengths = [axis for axis in signature.axes if axis not in fixed]
-    return fixed | dict(zip(lengths, EXAMPLE_LENGTHS, strict=False))
+    return fixed | {axis: signature.clip(axis, length) for axis, length in lengths}
 
 
-class quiet:  # noqa: N801 - reads as the verb it is
-    """Holds back a logger's messages below errors while the block runs."""
+def _dimensions(signature: Signature) -> dict[str | int, str | torch.export.Dim]:
+    """How the tracer is told of each symbolic axis: by its name, and by its largest size if it has one."""
+    axes = [axis for axis in signature.axes if axis != MASK_HEADS_AXIS]
+    largest = signature.max_lengths
+    return {axis: torch.export.Dim(axis, max=largest[axis]) if axis in largest else axis for axis in axes}
+
+
+class quiet:  # noqa: N801 - a context manager, named like a function
+    """Suppresses a logger's messages below the level ERROR while the block runs."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -97,11 +101,11 @@ class quiet:  # noqa: N801 - reads as the verb it is
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Holds Python's garbage collector while the block runs.
+    """Disables Python's garbage collector while the block runs.
 
-    The exporter parses its operators' sources. Before 3.11.8 and 3.12.2 Python fails there with a SystemError
-    where the collector comes in between and another thread parses meanwhile, as every printed traceback does
-    (github.com/python/cpython/issues/106905). It is also an eighth of the time: what a tracer makes stays.
+    The exporter parses the sources of its operators. Before 3.11.8 and 3.12.2, Python raises a SystemError
+    there if the collector runs while another thread parses too, as it does to print a traceback
+    (github.com/python/cpython/issues/106905). The export also takes an eighth less time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -113,7 +117,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _strip(proto: onnx.ModelProto) -> None:
-    """Removes what the tracer notes for debugging: stack traces with paths, and intermediate shapes."""
+    """Removes the tracer's debugging data: stack traces with paths, and intermediate shapes."""
     del proto.graph.value_info[:]
     del proto.graph.metadata_props[:]
     del proto.metadata_props[:]

@@ -1,11 +1,10 @@
-"""Exports any module with (batch, sequence, ...) inputs, such as a whole transformer encoder."""
+"""The signatures of any module with (batch, sequence, ...) inputs, from examples and names of axes."""
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace as replace_fields
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,82 +14,109 @@ from artifact.manifest import (
     KEY_LENGTHS,
     POSITIONS,
     GraphKind,
-    Manifest,
     TensorSpec,
 )
 from artifact.tolerance import Tolerance
-from export.artifact import Naming, publish
-from export.precision import FP32_TOLERANCE, Precision
-from export.signature import Signature, call_eager, random_inputs, run_eager, tensor
-from export.subject import Subject
+from export.key_mask import MASK_DIMENSIONS, KeyLengthsToMask
+from export.max_length import MaxLength, find_max_lengths
+from export.probe import DATA_TYPES, check_independence, check_lengths, check_padding, find_outputs
+from export.signature import MAX_SEQUENCE_AXES, Signature, tensor
+from export.spec import ExportSpec
 
-DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 DynamicAxes = Mapping[str, Mapping[int, str]]
-# What requests call by these names is no input of a module.
+# Requests give these names a meaning of their own.
 RESERVED = frozenset({ATTENTION_MASK, KEY_LENGTHS, POSITIONS, "text", "lengths"})
-# Two sets of sizes that share none: an axis of an output is fixed where it keeps its size.
-FIRST_SIZES, SECOND_SIZES = (2, 3, 5, 7, 11), (13, 17, 19, 23, 29)
 
 
-def export_module(
-    module: nn.Module,
-    example_inputs: Mapping[str, Tensor] | Sequence[Tensor],
-    dynamic_axes: DynamicAxes,
-    *,
-    out: Path | str,
-    name: str,
-    version: int = 1,
-    description: str = "",
-    output_names: Sequence[str] = ("context_vectors",),
-    precision: Precision = Precision.FP32,
-    tolerance: Tolerance | None = None,
-    replace: bool = False,
-) -> tuple[Path, Manifest]:
-    """Exports a module into an artifact that the server serves over both protocols.
+@dataclass(frozen=True, kw_only=True)
+class ModuleInputs:
+    """The inputs of a module.
 
-    Sequences of different lengths never run together, for the module takes no lengths. The typed API
-    carries the first input as the query and the first output as the context vectors; the Open Inference
-    Protocol carries all by name.
+    Attributes:
+        tensors: Without the attention mask.
+        mask_type: Element type of the attention mask that the module takes; None if it takes none.
+        max_lengths: By sequence axis, the largest number of rows.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    mask_type: torch.dtype | None
+    max_lengths: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        example_inputs: Mapping[str, Tensor] | Sequence[Tensor],
+        dynamic_axes: DynamicAxes,
+        max_length: MaxLength,
+    ) -> Self:
+        """Reads the arguments of `export_module`.
+
+        Raises:
+            ValueError: They do not fit each other or the module.
+        """
+        examples = _by_name(module, example_inputs)
+        if unknown := sorted(set(dynamic_axes) - set(examples)):
+            known = ", ".join(examples)
+            raise ValueError(f"dynamic_axes[{unknown[0]!r}]: not an input; the inputs are {known}")
+        specs = [_input(name, example, dynamic_axes) for name, example in examples.items()]
+        mask = next((spec for spec in specs if spec.name == ATTENTION_MASK), None)
+        tensors = tuple(spec for spec in specs if spec is not mask)
+        axes = list(dict.fromkeys(str(spec.axes[1]) for spec in specs))
+        if len(axes) > MAX_SEQUENCE_AXES:
+            raise ValueError(
+                f"dynamic_axes: {len(axes)} sequence axes ({', '.join(axes)}); at most {MAX_SEQUENCE_AXES} "
+                f"are supported: inputs of the same length can share the name of their axis"
+            )
+        if mask is not None and (not tensors or len(axes) > 1):
+            raise ValueError(
+                f"{ATTENTION_MASK} (batch, {mask.axes[1]}): its module must have another input, and all "
+                f"inputs must share one sequence axis; found {', '.join(axes)}"
+            )
+        return cls(
+            tensors=tensors,
+            mask_type=None if mask is None else examples[ATTENTION_MASK].dtype,
+            max_lengths=find_max_lengths(module, axes, max_length),
+        )
+
+
+def module_spec(
+    module: nn.Module, inputs: ModuleInputs, output_names: Sequence[str], tolerance: Tolerance
+) -> ExportSpec:
+    """The export of a module: its signatures, checked by runs in eager PyTorch.
 
     Args:
-        module: Put into evaluation mode. Takes tensors, gives a tensor or a tuple of tensors. The sequences
-            of a batch must not depend on each other.
-        example_inputs: By the name of the parameter of `forward`, or in its order. float32, int64 or
-            bool; integer inputs are served and tested from 0 to the largest value of their example.
-        dynamic_axes: By input name, the symbolic name of each axis of free size; axis 0 is "batch", axis
-            1 the sequence, and all others are fixed.
-        out: Model repository.
-        name: Name of the model.
-        version: Version of the model.
-        description: One line.
-        output_names: Names of the outputs.
-        precision: What the arithmetic is done in.
-        tolerance: How far from eager PyTorch results may be; left out, that of the precision.
-        replace: Whether to replace a different artifact of the same name and version.
-
-    Returns:
-        The artifact's folder and its manifest.
+        module: Put into evaluation mode.
+        inputs: Its inputs.
+        output_names: The names of its outputs.
+        tolerance: Largest accepted difference between a sequence alone and in a batch.
 
     Raises:
-        ValueError: Inputs, axes or names do not fit each other.
-        ArtifactExistsError: A different artifact is there and `replace` is false.
-        ExportError: The graph could not be made.
-        ParityError: The graph differs from eager PyTorch by more than its tolerance.
+        ValueError: The module does not run on its inputs, its outputs are not as named, it mixes the
+            sequences of a batch, or its result depends on rows that `attention_mask` hides.
     """
-    examples = _by_name(module, example_inputs)
-    inputs = tuple(_input(name, example, dynamic_axes) for name, example in examples.items())
-    if strangers := sorted(set(dynamic_axes) - set(examples)):
-        raise ValueError(f"dynamic_axes names no input: {', '.join(strangers)}")
-    signature = Signature(kind=GraphKind.PLAIN, inputs=inputs, outputs=())
-    signature = replace_fields(signature, outputs=_outputs(module.eval(), signature, output_names))
-    _check_independence(module, signature, tolerance or FP32_TOLERANCE)
-    return publish(
-        Subject(module=module, signatures=(signature,)),
-        Naming(name, version, description or type(module).__name__),
-        Path(out),
-        precision=precision,
-        tolerance=tolerance,
-        replace=replace,
+    module.eval()
+    if inputs.mask_type is not None:
+        module = KeyLengthsToMask(module, rows=inputs.tensors[0].name, dtype=inputs.mask_type)
+    plain = Signature(kind=GraphKind.PLAIN, inputs=inputs.tensors, outputs=(), max_lengths=inputs.max_lengths)
+    plain = replace(plain, outputs=find_outputs(module, plain, output_names))
+    check_lengths(module, plain)
+    check_independence(module, plain, tolerance)
+    signatures = [plain]
+    if inputs.mask_type is not None:
+        lengths = _with_lengths(plain)
+        check_padding(module, lengths, tolerance)
+        signatures.append(lengths)
+    return ExportSpec(module=module, signatures=tuple(signatures), max_lengths=inputs.max_lengths)
+
+
+def _with_lengths(plain: Signature) -> Signature:
+    return replace(
+        plain,
+        kind=GraphKind.LENGTHS,
+        inputs=(*plain.inputs, tensor(KEY_LENGTHS, "int64", BATCH_AXIS)),
+        key_axis=plain.sequence_axes[0],
+        least_key_length=1,
     )
 
 
@@ -102,14 +128,25 @@ def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor
         if len(examples) > len(parameters):
             raise ValueError(f"{len(examples)} example_inputs; forward takes {', '.join(parameters)}")
         examples = dict(zip(parameters, examples, strict=False))
-    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
     if not examples or set(examples) - set(parameters) or set(required) - set(examples):
         raise ValueError(f"example_inputs={list(examples)}: forward takes {', '.join(parameters)}")
-    if taken := sorted(set(examples) & RESERVED):
+    reserved = sorted(name for name in set(examples) & RESERVED if not _is_key_mask(name, examples[name]))
+    if reserved:
         raise ValueError(
-            f"example_inputs: {', '.join(taken)} has a meaning of its own in requests; rename it"
+            f"example_inputs: {', '.join(reserved)} has a meaning of its own in requests; rename the "
+            f"parameter  (only {ATTENTION_MASK} of shape (batch, sequence) is taken as a mask of keys)"
         )
     return dict(examples)
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variadic
+
+
+def _is_key_mask(name: str, example: Tensor) -> bool:
+    return name == ATTENTION_MASK and example.ndim == MASK_DIMENSIONS
 
 
 def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes) -> TensorSpec:
@@ -127,49 +164,13 @@ def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes) -> TensorSpec:
             f"dynamic_axes[{name!r}]={dict(named)}: must name axis 0 {BATCH_AXIS!r} and axis 1 the sequence"
         )
     shape = (BATCH_AXIS, named[1], *example.shape[2:])
-    return tensor(name, DATA_TYPES[example.dtype], *shape, limit=_limit(name, example))
+    return tensor(name, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=_id_bound(name, example))
 
 
-def _limit(name: str, example: Tensor) -> int | None:
-    """The first id that is too large: one above the largest of the example."""
+def _id_bound(name: str, example: Tensor) -> int | None:
+    """For ids, one above the largest of the example."""
     if example.dtype != torch.int64:
         return None
     if example.numel() == 0 or example.min() < 0:
-        raise ValueError(f"example_inputs[{name!r}]: ids must be there, and count from 0")
+        raise ValueError(f"example_inputs[{name!r}]: give at least one id, and none below 0")
     return int(example.max()) + 1
-
-
-def _outputs(module: nn.Module, signature: Signature, names: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """Names, types and axes of the outputs, from two runs of different sizes."""
-    axes = signature.axes
-    sizes = [dict(zip(axes, primes, strict=False)) for primes in (FIRST_SIZES, SECOND_SIZES)]
-    first, second = (call_eager(module, signature, random_inputs(signature, size, _rng())) for size in sizes)
-    if len(first) != len(names):
-        raise ValueError(f"output_names={list(names)}: the module gives {len(first)} outputs")
-    by_sizes = {(sizes[0][axis], sizes[1][axis]): axis for axis in axes}
-    specs = []
-    for name, one, other in zip(names, first, second, strict=True):
-        pairs = list(zip(one.shape, other.shape, strict=True))
-        if unknown := [pair for pair in pairs if pair[0] != pair[1] and pair not in by_sizes]:
-            raise ValueError(f"output {name!r}: its axis of sizes {unknown[0]} is no axis of an input")
-        shape = [by_sizes.get(pair, pair[0]) for pair in pairs]
-        if one.dtype not in DATA_TYPES or shape[:1] != [BATCH_AXIS]:
-            raise ValueError(f"output {name!r} is {one.dtype} {shape}; it must begin with the batch axis")
-        specs.append(tensor(name, DATA_TYPES[one.dtype], *shape))
-    return tuple(specs)
-
-
-def _check_independence(module: nn.Module, signature: Signature, tolerance: Tolerance) -> None:
-    """Refuses modules that mix the sequences of a batch: those come from different callers."""
-    sizes = dict(zip(signature.axes, FIRST_SIZES, strict=False))
-    inputs = random_inputs(signature, sizes, _rng())
-    together = run_eager(module, signature, inputs)
-    for index in range(sizes[BATCH_AXIS]):
-        own = {name: array[index : index + 1] for name, array in inputs.items()}
-        for name, alone in run_eager(module, signature, own).items():
-            if not tolerance.holds(alone[0], together[name][index]):
-                raise ValueError(f"output {name!r}: a sequence has another result alone than in a batch")
-
-
-def _rng() -> np.random.Generator:
-    return np.random.default_rng(0)

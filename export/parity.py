@@ -1,4 +1,4 @@
-"""Holds exported graphs against eager PyTorch over a grid of shapes, and records golden vectors."""
+"""Compares exported graphs with eager PyTorch over a grid of shapes, and records golden vectors."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -10,8 +10,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from torch import nn
 
 from artifact.golden import Arrays, GoldenCase
-from artifact.manifest import BATCH_AXIS, GraphKind
+from artifact.manifest import GraphKind
 from artifact.tolerance import Tolerance
+from export.errors import ParityError
 from export.signature import MASK_HEADS_AXIS, Signature, random_inputs, run_eager
 
 SEED = 20_170_612
@@ -27,11 +28,8 @@ PARITY_GRID = (
     (3, 128, 1),
     (1, 513, 128),
 )
+LONGEST = max(max(point) for point in PARITY_GRID)
 GOLDEN_GRID = ((1, 1, 1), (2, 7, 12), (1, 65, 64))
-
-
-class ParityError(Exception):
-    """An exported graph differs from eager PyTorch by more than its tolerance."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,10 @@ class ParityCase:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """What was compared with what, and how close it was.
+    """The reference, the candidate, and their largest difference.
 
-    `max_abs_error` is None, and there are no cases, where this machine has no kernels for the graphs;
-    servers prove them by the golden vectors all the same.
+    `max_abs_error` is None and `cases` is empty if this machine lacks kernels for the graphs. Servers still
+    replay the golden vectors.
     """
 
     reference: str
@@ -66,7 +64,7 @@ def grid_cases(
     rng = np.random.default_rng(SEED)
     for index, point in enumerate(grid):
         sizes = _sizes(signature, point)
-        # Masks for all heads at once and masks for each head in turn.
+        # Masks for all heads and masks for each head take turns.
         if MASK_HEADS_AXIS in sizes:
             sizes[MASK_HEADS_AXIS] = signature.num_heads if index % 2 else 1
         inputs = random_inputs(signature, sizes, rng)
@@ -76,13 +74,15 @@ def grid_cases(
 def _sizes(signature: Signature, point: tuple[int, int, int]) -> dict[str, int]:
     """A size for each symbolic axis: the batch, then sequence axes in the order of the inputs."""
     batch, query_length, key_length = point
-    lengths = [axis for axis in signature.axes if axis not in (BATCH_AXIS, MASK_HEADS_AXIS)]
-    sizes = {axis: key_length if at else query_length for at, axis in enumerate(lengths)}
+    sizes = {
+        axis: signature.clip(axis, key_length if at else query_length)
+        for at, axis in enumerate(signature.sequence_axes)
+    }
     return {axis: sizes.get(axis, batch) for axis in signature.axes}
 
 
 def golden_cases(module: nn.Module, signature: Signature) -> list[GoldenCase]:
-    """The cases that travel in the artifact, for servers to replay."""
+    """The cases stored in the artifact for servers to replay."""
     return [case for _, case in grid_cases(module, signature, GOLDEN_GRID)]
 
 
@@ -93,10 +93,10 @@ def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tole
         module: The module that was exported.
         signature: The graph's inputs and outputs.
         model: Path of the ONNX file.
-        tolerance: What each case is held against.
+        tolerance: Largest accepted difference of each case.
 
     Returns:
-        The cases; none where ONNX Runtime has no CPU kernels for the graph.
+        The cases; none if ONNX Runtime has no CPU kernel for an operator of the graph.
     """
     try:
         session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -114,17 +114,17 @@ def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tole
 
 
 def report(cases: list[ParityCase], tolerance: Tolerance) -> ParityReport:
-    """Sums up the cases.
+    """Summarises the cases.
 
     Raises:
-        ParityError: A case missed the tolerance.
+        ParityError: A case exceeds the tolerance.
     """
     for case in cases:
         if not case.within_tolerance:
             raise ParityError(
                 f"graph {case.graph} at {dict(case.sizes)} differs from eager PyTorch by "
-                f"{case.max_abs_error:.3g}; tolerated are {tolerance}. Large scores amplify rounding: "
-                f"a module whose weights make them can state a wider tolerance"
+                f"{case.max_abs_error:.3g}; the tolerance is {tolerance}. Large scores amplify rounding: "
+                f"state a wider tolerance for a module whose weights produce them"
             )
     return ParityReport(
         reference=f"eager PyTorch {torch.__version__}, CPU, float32",

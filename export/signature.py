@@ -1,4 +1,4 @@
-"""What each graph of a module takes and gives, by name, type and axes; and eager PyTorch called by it."""
+"""The inputs and outputs of each graph by name, type and axes; and calls of eager PyTorch with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +16,10 @@ from model.text import TextAttention
 QUERY_AXIS = "query_length"
 KEY_AXIS = "key_length"
 MASK_HEADS_AXIS = "mask_heads"
-# Rotary angles are certified up to here; they are computed in float32, whose error grows with them.
+# Rotary positions are tested below this bound. Angles are float32, whose error grows with the position.
 MAX_POSITION = 4096
+# The sizes that modules are traced and probed with are distinct for the batch and up to four lengths.
+MAX_SEQUENCE_AXES = 4
 AttentionModule = MultiHeadAttention | TextAttention
 
 
@@ -26,9 +28,12 @@ class Signature:
     """Inputs and outputs of one graph.
 
     Attributes:
-        options: Keyword arguments that the module is called with beside its inputs.
-        key_axis: The axis that masks and lengths speak of.
-        num_heads: How many heads a mask may tell apart.
+        options: Keyword arguments of the module beside its inputs.
+        key_axis: The axis that masks and lengths refer to.
+        num_heads: The largest size of a mask's head axis.
+        least_key_length: The smallest key length to test with. Attention modules define the result of a
+            sequence without keys; other modules need not.
+        max_lengths: By symbolic axis, the largest size that the module takes.
     """
 
     kind: GraphKind
@@ -37,6 +42,8 @@ class Signature:
     options: Mapping[str, Any] = field(default_factory=dict)
     key_axis: str = QUERY_AXIS
     num_heads: int = 1
+    least_key_length: int = 0
+    max_lengths: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def axes(self) -> list[str]:
@@ -44,9 +51,18 @@ class Signature:
         named = (axis for spec in self.inputs for axis in spec.axes if isinstance(axis, str))
         return list(dict.fromkeys(named))
 
+    @property
+    def sequence_axes(self) -> list[str]:
+        """Symbolic axes of lengths, in the order of the inputs."""
+        return [axis for axis in self.axes if axis not in (BATCH_AXIS, MASK_HEADS_AXIS)]
+
+    def clip(self, axis: str, size: int) -> int:
+        """The size, or the largest size that the module takes on that axis."""
+        return min(size, self.max_lengths.get(axis, size))
+
 
 def signatures(module: AttentionModule) -> tuple[Signature, ...]:
-    """The graphs that an attention module is exported to."""
+    """The signatures of all graphs of an attention module."""
     return tuple(_signature(module, kind) for kind in GraphKind)
 
 
@@ -76,7 +92,7 @@ def _own_inputs(module: AttentionModule) -> list[TensorSpec]:
     config = module.config
     if isinstance(module, TextAttention):
         vocabulary = module.embedding.num_embeddings
-        inputs = [tensor("token_ids", "int64", BATCH_AXIS, QUERY_AXIS, limit=vocabulary)]
+        inputs = [tensor("token_ids", "int64", BATCH_AXIS, QUERY_AXIS, exclusive_upper_bound=vocabulary)]
     else:
         inputs = [tensor("query", "float32", BATCH_AXIS, QUERY_AXIS, config.d_query)]
     if config.cross:
@@ -88,13 +104,16 @@ def _own_inputs(module: AttentionModule) -> list[TensorSpec]:
     return inputs
 
 
-def tensor(name: str, data_type: str, *axes: str | int, limit: int | None = None) -> TensorSpec:
-    """A tensor by its name, NumPy type name and axes; ids also by the first that is too large."""
-    return TensorSpec.model_validate({"name": name, "data_type": data_type, "axes": axes, "limit": limit})
+def tensor(
+    name: str, data_type: str, *axes: str | int, exclusive_upper_bound: int | None = None
+) -> TensorSpec:
+    """A tensor by its name, NumPy type name and axes; ids also by their exclusive upper bound."""
+    values = {"name": name, "data_type": data_type, "axes": axes}
+    return TensorSpec.model_validate(values | {"exclusive_upper_bound": exclusive_upper_bound})
 
 
 class SignedModule(nn.Module):
-    """A module called with the tensors of one signature by position, giving its outputs as a tuple."""
+    """Calls a module with the tensors of one signature by position. Returns its outputs as a tuple."""
 
     def __init__(self, module: nn.Module, signature: Signature) -> None:
         super().__init__()
@@ -102,16 +121,29 @@ class SignedModule(nn.Module):
         self.names = [spec.name for spec in signature.inputs]
         self.options = dict(signature.options)
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Calls the module."""
-        outputs = self.module(**dict(zip(self.names, tensors, strict=True)), **self.options)
-        if isinstance(outputs, Tensor):
-            return (outputs,)
-        return tuple(output for output in outputs if output is not None)
+        outputs = self.module(**dict(zip(self.names, inputs, strict=True)), **self.options)
+        return output_tensors(outputs)
+
+
+def output_tensors(outputs: Any) -> tuple[Tensor, ...]:
+    """The outputs of a module as a tuple: of a tensor, a sequence or a mapping; None is skipped.
+
+    Raises:
+        TypeError: An output is not a tensor.
+    """
+    if isinstance(outputs, Tensor):
+        return (outputs,)
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    tensors = tuple(output for output in values if output is not None)
+    if kinds := [type(output).__name__ for output in tensors if not isinstance(output, Tensor)]:
+        raise TypeError(f"the module returns {', '.join(kinds)}; outputs must be tensors")
+    return tensors
 
 
 def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
-    """Calls the module in eager PyTorch: arrays by name in, tensors in the order of the outputs."""
+    """Calls the module in eager PyTorch with arrays by name. Returns tensors in the order of the outputs."""
     tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.inputs]
     with torch.inference_mode():
         outputs: tuple[Tensor, ...] = SignedModule(module, signature)(*tensors)
@@ -119,7 +151,7 @@ def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple
 
 
 def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
-    """Runs the module in eager PyTorch: arrays by name in, arrays by name out."""
+    """Runs the module in eager PyTorch: from arrays by name to arrays by name."""
     outputs = call_eager(module, signature, inputs)
     return {spec.name: output.numpy() for spec, output in zip(signature.outputs, outputs, strict=True)}
 
@@ -127,8 +159,9 @@ def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays
 def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random.Generator) -> Arrays:
     """Inputs of a graph for the given sizes of its symbolic axes.
 
-    Vectors are standard normal, masks and lengths random. In a batch the first sequence has no key at
-    all; a sequence that is alone may attend to nothing with its first row, where it has another.
+    Vectors are standard normal, masks and lengths random. In a batch of several sequences the first has the
+    smallest key length, or may attend to nothing. The first row of a single sequence of several rows may
+    attend to nothing.
     """
     arrays: Arrays = {}
     for spec in signature.inputs:
@@ -136,7 +169,7 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random
         if spec.name == KEY_LENGTHS:
             arrays[spec.name] = rng.integers(1, sizes[signature.key_axis], shape, endpoint=True)
             if sizes[BATCH_AXIS] > 1:
-                arrays[spec.name][0] = 0
+                arrays[spec.name][0] = signature.least_key_length
         elif spec.name == ATTENTION_MASK:
             arrays[spec.name] = rng.random(shape) < 0.7  # noqa: PLR2004 - most pairs may attend
             if sizes[BATCH_AXIS] > 1:
@@ -152,7 +185,7 @@ def _random_values(
     spec: TensorSpec, shape: list[int], rng: np.random.Generator
 ) -> np.ndarray[Any, np.dtype[Any]]:
     if spec.data_type == "int64":
-        return rng.integers(spec.limit or MAX_POSITION, size=shape)
+        return rng.integers(spec.exclusive_upper_bound or MAX_POSITION, size=shape)
     if spec.data_type == "bool":
         return rng.random(shape) < 0.5  # noqa: PLR2004 - either
     return rng.standard_normal(shape, dtype=np.float32)

@@ -1,20 +1,11 @@
-"""What attention is: eager PyTorch modules, their configuration and the named presets.
+"""Attention modules in eager PyTorch.
 
-Imports PyTorch only. The exporter turns these modules into artifacts and the tests hold every
-served result against them.
+config        sizes and rules, validated
+attention     MultiHeadAttention, one class for all variants; projections, rotary and score_bias are its parts
+text          a tokenizer and embeddings before attention
+presets       named modules
+checkpoints   readers of other projects' weights
+
+The exporter turns these modules into artifacts, and the tests compare every served result with them. This
+file imports nothing, so that configurations and presets can be read without PyTorch.
 """
-
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.presets import PRESETS, Preset, build_preset
-from model.text import TextAttention, sentence_tokenizer
-
-__all__ = [
-    "PRESETS",
-    "AttentionConfig",
-    "MultiHeadAttention",
-    "Preset",
-    "TextAttention",
-    "build_preset",
-    "sentence_tokenizer",
-]

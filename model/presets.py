@@ -1,34 +1,33 @@
-"""Named modules, ready to export."""
+"""Named modules, ready to export.
 
-from collections.abc import Callable
+Their names, descriptions and configurations are plain values. PyTorch takes seconds to import, so that only
+`build_preset` imports it, when it is called: a list of the presets must not wait for it.
+"""
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
-from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
-from model.text import TextAttention, sentence_tokenizer
+
+if TYPE_CHECKING:
+    from model.attention import MultiHeadAttention
+    from model.text import TextAttention
 
 SENTENCE = "Life is short, eat dessert first"
-Module = MultiHeadAttention | TextAttention
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A module by name. `build` makes it with fresh weights."""
+    """A module by name.
+
+    Attributes:
+        sentence: For modules that take text: its words are the vocabulary.
+    """
 
     name: str
     description: str
-    build: Callable[[], Module]
-
-
-def _attention(name: str, description: str, config: AttentionConfig) -> Preset:
-    return Preset(name, description, lambda: MultiHeadAttention(config))
-
-
-def _sentence() -> TextAttention:
-    config = AttentionConfig(d_query=16, num_heads=4)
-    return TextAttention(sentence_tokenizer(SENTENCE), config)
+    config: AttentionConfig
+    sentence: str = ""
 
 
 PRESETS = {
@@ -37,71 +36,72 @@ PRESETS = {
         Preset(
             "sentence-self-attention",
             f"text in: four heads over the words of {SENTENCE!r}, width 16",
-            _sentence,
+            AttentionConfig(d_query=16, num_heads=4),
+            sentence=SENTENCE,
         ),
-        _attention(
+        Preset(
             "simple-self-attention",
             "no trainable weights: softmax(x x^T) x, width 16",
             AttentionConfig(d_query=16, projections="none", scale=1.0, out_proj=False),
         ),
-        _attention(
+        Preset(
             "scaled-dot-product-attention",
             "no projections: queries and keys of width 16, values of width 24",
             AttentionConfig(
                 d_query=16, d_value=24, cross=True, separate_value=True, projections="none", out_proj=False
             ),
         ),
-        _attention(
+        Preset(
             "self-attention",
             "one head, d_k 24 and d_v 28 over width 16, no output projection",
             AttentionConfig(d_query=16, d_k=24, d_v=28, out_proj=False),
         ),
-        _attention(
+        Preset(
             "fused-self-attention",
             "one head over width 16, biased query, key and value from one fused projection",
             AttentionConfig(d_query=16, projections="fused", qkv_bias=True),
         ),
-        _attention(
+        Preset(
             "concatenated-multi-head",
             "four heads over width 16, concatenated, no output projection",
             AttentionConfig(d_query=16, num_heads=4, d_k=8, d_v=6, out_proj=False),
         ),
-        _attention(
+        Preset(
             "stacked-multi-head",
             "four heads over width 16, weights of all heads in one stack",
             AttentionConfig(d_query=16, num_heads=4, projections="stacked", out_proj=False),
         ),
-        _attention(
+        Preset(
             "multi-head-64x4",
             "self-attention, four heads over width 64",
             AttentionConfig(d_query=64, num_heads=4),
         ),
-        _attention(
+        Preset(
             "multi-head-768x12",
             "self-attention, twelve heads over width 768",
             AttentionConfig(d_query=768, num_heads=12),
         ),
-        _attention(
+        Preset(
             "causal-self-attention",
             "causal, one head over width 16, no output projection",
             AttentionConfig(d_query=16, causal=True, out_proj=False),
         ),
-        _attention(
+        Preset(
             "causal-768x12",
             "causal self-attention, twelve heads over width 768",
             AttentionConfig(d_query=768, num_heads=12, causal=True),
         ),
-        _attention(
+        Preset(
             "dropout-multi-head",
             "four heads over width 64, trained with dropout on the attention weights",
             AttentionConfig(d_query=64, num_heads=4, dropout=0.5),
         ),
-        _attention(
+        Preset(
             "rotary-768x12",
             "causal self-attention with rotary positions, twelve heads over width 768, no biases",
             AttentionConfig(d_query=768, num_heads=12, causal=True, rotary_theta=10_000.0, out_bias=False),
         ),
-        _attention(
+        Preset(
             "grouped-query-768x12x4",
             "as rotary-768x12, four key and value heads for twelve query heads",
             AttentionConfig(
@@ -113,32 +113,32 @@ PRESETS = {
                 out_bias=False,
             ),
         ),
-        _attention(
+        Preset(
             "alibi-768x12",
             "causal self-attention with linear biases (ALiBi), twelve heads over width 768",
             AttentionConfig(d_query=768, num_heads=12, causal=True, alibi=True),
         ),
-        _attention(
+        Preset(
             "alibi-bidirectional-64x4",
             "self-attention with symmetric linear biases (ALiBi), four heads over width 64",
             AttentionConfig(d_query=64, num_heads=4, alibi=True),
         ),
-        _attention(
+        Preset(
             "sliding-window-768x12",
             "causal self-attention to the last 128 rows, twelve heads over width 768",
             AttentionConfig(d_query=768, num_heads=12, causal=True, window=128),
         ),
-        _attention(
+        Preset(
             "sliding-window-bidirectional-64x4",
             "self-attention to rows fewer than 4 away on both sides, four heads over width 64",
             AttentionConfig(d_query=64, num_heads=4, window=4),
         ),
-        _attention(
+        Preset(
             "cross-attention",
             "one head, queries of width 16 over keys of width 24, no output projection",
             AttentionConfig(d_query=16, d_key=24, d_k=24, d_v=28, cross=True, out_proj=False),
         ),
-        _attention(
+        Preset(
             "cross-768x12",
             "cross-attention with a value input of its own, twelve heads over width 768",
             AttentionConfig(d_query=768, num_heads=12, cross=True, separate_value=True),
@@ -147,14 +147,22 @@ PRESETS = {
 }
 
 
-def build_preset(name: str, *, seed: int = 0) -> Module:
-    """Builds a preset in evaluation mode; one name and seed always give the same weights.
+def build_preset(name: str, *, seed: int = 0) -> "MultiHeadAttention | TextAttention":
+    """Builds a preset in evaluation mode. A name and a seed always give the same weights.
 
     Raises:
-        KeyError: There is no preset of that name; the message lists them.
+        KeyError: The preset does not exist. The message lists those that do.
     """
+    import torch  # noqa: PLC0415 - see the top of this file
+
+    from model.attention import MultiHeadAttention  # noqa: PLC0415
+    from model.text import TextAttention, sentence_tokenizer  # noqa: PLC0415
+
     if name not in PRESETS:
-        raise KeyError(f"preset {name!r} does not exist; there are: {', '.join(sorted(PRESETS))}")
+        raise KeyError(f"preset {name!r} does not exist; the presets are: {', '.join(sorted(PRESETS))}")
+    preset = PRESETS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return PRESETS[name].build().eval()
+        if preset.sentence:
+            return TextAttention(sentence_tokenizer(preset.sentence), preset.config).eval()
+        return MultiHeadAttention(preset.config).eval()

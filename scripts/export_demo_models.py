@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from artifact.manifest import is_whole
-from export.artifact import Naming, write_artifact
+from export.artifact import write_artifact
+from export.model_id import ModelId
 from model.presets import PRESETS, build_preset
 
 DEMO_MODELS = ("sentence-self-attention", "multi-head-768x12", "cross-attention")
@@ -15,8 +16,10 @@ def export_demo_models(repository: Path) -> None:
     for name in DEMO_MODELS:
         if is_whole(repository / name / "1"):
             continue
-        naming = Naming(name, 1, PRESETS[name].description)
-        folder, _ = write_artifact(build_preset(name), naming, repository, replace=True)
+        description = PRESETS[name].description
+        folder, _ = write_artifact(
+            build_preset(name), ModelId(name), repository, description=description, replace=True
+        )
         print(f"exported {folder}", flush=True)
 
 

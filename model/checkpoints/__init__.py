@@ -1,7 +1,7 @@
-"""Attention weights that people bring: readers of other projects' checkpoints."""
+"""Readers of attention weights in other projects' checkpoints.
 
-from model.checkpoints.errors import CheckpointError
-from model.checkpoints.layouts import LAYOUTS
-from model.checkpoints.loading import Checkpoint, load_checkpoint
-
-__all__ = ["LAYOUTS", "Checkpoint", "CheckpointError", "load_checkpoint"]
+loading   `load_checkpoint`, the only entry point
+layouts   `LAYOUTS`: the names that other projects give to the weights; does not import PyTorch
+files     files of named tensors
+sizes     from the shapes of weights to a configuration
+"""

@@ -1,4 +1,4 @@
-"""Why a checkpoint cannot be read."""
+"""The error of checkpoints, and lists in its messages."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ _SHOWN = 12
 
 
 class CheckpointError(ValueError):
-    """A file, or what it holds, is not the attention that was asked for; the message says what to change."""
+    """A checkpoint cannot be read or lacks the requested attention. The message says what to change."""
 
 
 def listed(items: Sequence[str], *, separator: str = ", ", shown: int = _SHOWN) -> str:
-    """The first few of `items` in one text, and how many more there are."""
+    """The first few items as text, and the number of the others."""
     more = [f"and {len(items) - shown} more"] if len(items) > shown else []
     return separator.join([*items[:shown], *more])

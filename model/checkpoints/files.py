@@ -1,7 +1,7 @@
-"""Files of named tensors: what they hold, and one tensor at a time.
+"""Files of named tensors: their names and shapes, and one tensor at a time.
 
-A safetensors file is opened lazily. A file of torch.save is mapped into memory where its format allows it,
-and read with `weights_only`: a pickle that asks for anything but tensors and plain containers is refused.
+A safetensors file is opened lazily. A file of torch.save is mapped into memory if its format allows it, and
+read with `weights_only`: a pickle with anything but tensors and plain containers is refused.
 """
 
 import pickle
@@ -37,10 +37,10 @@ class TensorFile(Protocol):
 
 @contextmanager
 def open_file(path: Path) -> Iterator[TensorFile]:
-    """Opens a .safetensors file, or a .pt, .pth or .bin file of torch.save.
+    """Opens a .safetensors file, or a .pt, .pth or .bin file written by torch.save.
 
     Raises:
-        CheckpointError: The file is of another kind, cannot be read, or holds more than tensors.
+        CheckpointError: The file has another suffix, cannot be read, or holds more than tensors.
     """
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f"the file's name must end in one of {', '.join(SUFFIXES)}")
@@ -56,7 +56,7 @@ def open_file(path: Path) -> Iterator[TensorFile]:
 
 
 class SafetensorsFile:
-    """A safetensors file, of which no more than what is asked for is read."""
+    """A safetensors file. Only the requested tensors are read."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -76,7 +76,7 @@ class SafetensorsFile:
 
 
 class _PickledFile:
-    """Tensors by name; those one level down, as in {"state_dict": {...}}, by the path to them."""
+    """Tensors by name; nested ones, as in {"state_dict": {...}}, by path: state_dict.NAME."""
 
     def __init__(self, contents: Mapping[Any, Any]) -> None:
         self._values: dict[str, Any] = {}
@@ -102,7 +102,7 @@ class _PickledFile:
 
 
 def _unpickle(path: Path) -> Mapping[Any, Any]:
-    """What torch.save wrote. The library raises errors of any kind on damaged files."""
+    """Reads a file written by torch.save. The library raises errors of many types for damaged files."""
     try:
         # Only the zip format, torch.save's default, can be mapped.
         contents = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -110,11 +110,11 @@ def _unpickle(path: Path) -> Mapping[Any, Any]:
         raise CheckpointError(f"cannot be read: {error}") from error
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            "is damaged, or holds objects beside tensors; such a file is refused, for loading it can run "
-            "code that it brings: save the state_dict() of the module instead of the module"
+            "is damaged, or holds objects other than tensors; such a file is refused because loading it can "
+            "run code in the file: save the state_dict() of the module instead of the module"
         ) from error
     except Exception as error:
-        raise CheckpointError(f"cannot be read as a file of torch.save: {error}") from error
+        raise CheckpointError(f"cannot be read as a file written by torch.save: {error}") from error
     if not isinstance(contents, Mapping):
         raise CheckpointError(f"holds {type(contents).__name__}, not a mapping of names to tensors")
     return contents

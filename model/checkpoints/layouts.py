@@ -1,18 +1,20 @@
-"""The layouts: under which names other projects keep the weights of attention.
+"""Layouts: the names that other projects give to the weights of attention.
 
-A layout maps the parameters of `MultiHeadAttention` to names in a file. Whatever else stands under the prefix
-is a known neighbour, which is left out and reported, or an error.
+A layout maps the parameters of `MultiHeadAttention` to names in a file. Other names under the prefix are
+either known neighbours, which are skipped and reported, or errors. To add a layout, write a `Layout` and
+list it in `LAYOUTS`.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from model.checkpoints.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 FUSED: Final = "projections.fused"
@@ -22,63 +24,63 @@ _QKV_BIASES: Final = "projections.*.bias"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where the file keeps one parameter."""
+class StoredTensor:
+    """How a file stores one parameter."""
 
     name: str
     transposed: bool = False
-    """The file keeps a matrix as (in, out), rather than nn.Linear's (out, in)."""
+    """The file stores a matrix as (in, out); nn.Linear stores (out, in)."""
     third: int | None = None
-    """Which of three equal parts along the first axis it is; all of the tensor where None."""
+    """Index of the part of a tensor that is three equal parts along the first axis; None for the whole."""
 
-    def cut(self, stored: Tensor) -> Tensor:
-        """The parameter, out of the tensor of the file."""
+    def cut(self, stored: "Tensor") -> "Tensor":
+        """The parameter, from the tensor of the file."""
         stored = stored.T if self.transposed and stored.ndim > 1 else stored
         return stored if self.third is None else stored.chunk(3)[self.third]
 
     def shape_here(self, stored: Shape) -> Shape:
-        """Shape of the parameter, by that of the tensor in the file."""
+        """Shape of the parameter, from the shape of the tensor in the file."""
         stored = stored[::-1] if self.transposed else stored
         return stored if self.third is None or not stored else (stored[0] // 3, *stored[1:])
 
     def shape_in_file(self, shape: Shape) -> Shape:
-        """Shape of the tensor in the file, by that of the parameter."""
+        """Shape of the tensor in the file, from the shape of the parameter."""
         shape = shape if self.third is None else (3 * shape[0], *shape[1:])
         return shape[::-1] if self.transposed else shape
 
 
-Sources = Mapping[str, Source]  # by the parameter's name
+StoredTensors = Mapping[str, StoredTensor]  # by the parameter's name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Names, and what they say about sizes and rules."""
+    """The names of one project, and what follows from them about sizes and rules."""
 
-    variants: tuple[Sources, ...]
-    """Alternatives; that of which the file holds most counts."""
+    variants: tuple[StoredTensors, ...]
+    """Alternatives. The one with the most names in the file is used."""
     optional: tuple[str, ...] = ()
-    """Patterns of parameters: those of one pattern are all there, or none is."""
+    """Patterns of parameters. The file holds all parameters of a pattern, or none."""
     neighbours: tuple[str, ...] = ()
-    """Patterns of names beside attention, which are left out."""
+    """Patterns of names that are not part of attention, which are skipped."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Patterns of names that change what attention computes, in ways not served here, and how."""
+    """Patterns of names that change attention in ways that are not supported, and how they change it."""
     square: bool = True
-    """Whether heads * d_k is the width of the query, and as many key and value heads as query heads."""
+    """Whether heads * d_k is the query's width, and all of query, key and value have the same heads."""
     own_widths: bool = False
-    """Whether key and value may be of other widths than the query, and so tell cross-attention."""
+    """Whether key and value may have other widths than the query, which then means cross-attention."""
     causal: bool = False
-    """Whether it is always causal, and self-attention."""
+    """Whether it is always causal self-attention."""
     rotary: bool = False
     """Whether rotary position embedding is applied, to pairs half a head apart."""
 
-    def choose(self, names: Collection[str], *, cross: bool) -> Sources:
-        """The variant that a file of these names holds, without the optional parameters it lacks."""
+    def choose(self, names: Collection[str], *, cross: bool) -> StoredTensors:
+        """The variant of a file with these names, without the optional parameters that it lacks."""
 
-        def rank(variant: Sources) -> tuple[int, bool]:
+        def rank(variant: StoredTensors) -> tuple[int, bool]:
             held = {source.name for source in variant.values()} & set(names)
             return len(held), not (cross and f"{FUSED}.weight" in variant)
 
-        best: Sources = max(self.variants, key=rank)  # of equals the first
+        best: StoredTensors = max(self.variants, key=rank)  # of equals the first
         chosen = dict(best)
         for pattern in self.optional:
             group = {
@@ -89,51 +91,51 @@ class Layout:
         return chosen
 
     def is_neighbour(self, name: str) -> bool:
-        """Whether a name stands beside attention."""
+        """Whether a name is known and not part of attention."""
         return any(fnmatchcase(name, pattern) for pattern in self.neighbours)
 
     def refusal(self, name: str) -> str:
-        """Why a name that is neither attention's nor a neighbour's is refused."""
+        """Why a name that is neither part of attention nor a neighbour is refused."""
         reasons = (why for pattern, why in self.refused.items() if fnmatchcase(name, pattern))
         return next((f"{why}, which is not supported" for why in reasons), "unexpected")
 
 
-def _linear(**layers: str) -> Sources:
-    """Layers of the file, each of a weight and a bias, for query, key, value or fused, and output."""
+def _linear(**layers: str) -> StoredTensors:
+    """Names of layers with weight and bias, by query, key, value or fused, and output."""
     parameters = {}
     for ours, theirs in layers.items():
         ours_here = OUTPUT if ours == "output" else f"projections.{ours}"
         for kind in ("weight", "bias"):
-            parameters[f"{ours_here}.{kind}"] = Source(name=f"{theirs}.{kind}")
+            parameters[f"{ours_here}.{kind}"] = StoredTensor(name=f"{theirs}.{kind}")
     return parameters
 
 
-def _conv1d(**layers: str) -> Sources:
-    """As `_linear`, of layers that keep their weight as (in, out)."""
+def _conv1d(**layers: str) -> StoredTensors:
+    """As `_linear`, for layers that store their weight as (in, out)."""
     return {
-        ours: Source(name=source.name, transposed=ours.endswith("weight"))
+        ours: StoredTensor(name=source.name, transposed=ours.endswith("weight"))
         for ours, source in _linear(**layers).items()
     }
 
 
-def _thirds(kind: str, name: str) -> Sources:
+def _thirds(kind: str, name: str) -> StoredTensors:
     """Query, key and value in one tensor."""
-    return {f"{ours}.{kind}": Source(name=name, third=i) for i, ours in enumerate((QUERY, KEY, VALUE))}
+    return {f"{ours}.{kind}": StoredTensor(name=name, third=i) for i, ours in enumerate((QUERY, KEY, VALUE))}
 
 
 _TORCH_OUTPUT = _linear(output="out_proj")
 _TORCH = Layout(
     variants=(
         {
-            f"{FUSED}.weight": Source(name="in_proj_weight"),
-            f"{FUSED}.bias": Source(name="in_proj_bias"),
+            f"{FUSED}.weight": StoredTensor(name="in_proj_weight"),
+            f"{FUSED}.bias": StoredTensor(name="in_proj_bias"),
             **_TORCH_OUTPUT,
         },
         {**_thirds("weight", "in_proj_weight"), **_thirds("bias", "in_proj_bias"), **_TORCH_OUTPUT},
         {
-            f"{QUERY}.weight": Source(name="q_proj_weight"),
-            f"{KEY}.weight": Source(name="k_proj_weight"),
-            f"{VALUE}.weight": Source(name="v_proj_weight"),
+            f"{QUERY}.weight": StoredTensor(name="q_proj_weight"),
+            f"{KEY}.weight": StoredTensor(name="k_proj_weight"),
+            f"{VALUE}.weight": StoredTensor(name="v_proj_weight"),
             **_thirds("bias", "in_proj_bias"),
             **_TORCH_OUTPUT,
         },
@@ -201,8 +203,9 @@ def find_layout(name: str) -> Layout:
     """A layout by name.
 
     Raises:
-        CheckpointError: There is none of that name; the message lists those there are.
+        CheckpointError: The layout does not exist. The message lists those that do.
     """
     if name not in LAYOUTS:
-        raise CheckpointError(f"layout {name!r} does not exist; there are: {', '.join(sorted(LAYOUTS))}")
+        known = ", ".join(sorted(LAYOUTS))
+        raise CheckpointError(f"layout {name!r} does not exist; the layouts are: {known}")
     return LAYOUTS[name]

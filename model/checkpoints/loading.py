@@ -1,4 +1,4 @@
-"""From a checkpoint that another project wrote to a module of this one."""
+"""Loads the attention module of another project's checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from model.attention import MultiHeadAttention
 from model.checkpoints.errors import CheckpointError, listed
 from model.checkpoints.files import TensorFile, open_file
 from model.checkpoints.layouts import Layout, Shape, find_layout
-from model.checkpoints.sizes import Told, derive_config, parameter_shapes
+from model.checkpoints.sizes import CheckpointHints, derive_config, parameter_shapes
 from model.config import AttentionConfig
 
 _OUT_AND_IN = 2  # the axes of a weight
@@ -23,8 +23,8 @@ class Checkpoint:
 
     module: MultiHeadAttention
     """In evaluation mode, weights in float32."""
-    left_out: tuple[str, ...]
-    """Names under the prefix that stand beside attention and are not part of the module."""
+    skipped: tuple[str, ...]
+    """Names under the prefix that are not part of attention."""
 
 
 def load_checkpoint(
@@ -37,43 +37,45 @@ def load_checkpoint(
     cross: bool = False,
     rotary_theta: float = 10_000.0,
 ) -> Checkpoint:
-    """Reads the attention module that stands under a prefix of a .safetensors, .pt, .pth or .bin file.
+    """Reads the attention module under a prefix of a .safetensors, .pt, .pth or .bin file.
 
-    Only the tensors of that module are read. Elements of float16 and bfloat16 are widened to float32, those
-    of float64 are rounded to it. Scores are scaled by 1 / sqrt(d_k).
+    Only the tensors of that module are read. Elements of float16, bfloat16 and float64 are converted to
+    float32. Scores are scaled by 1 / sqrt(d_k).
 
     Args:
-        path: The file. Where it nests a state_dict, as in {"state_dict": {...}}, names begin with that key.
+        path: The file. If it nests a state_dict, as in {"state_dict": {...}}, names begin with that key.
         layout: One of `LAYOUTS`.
-        prefix: What stands before the layout's own names, such as "encoder.layer.0.attention.".
-        heads: Number of query heads. Those of key and value follow from the shapes.
-        causal: Whether a row may attend to no later row; always so in gpt2 and llama.
-        cross: Whether keys come from a sequence of their own; follows in torch and generic where query, key
-            and value differ in width. Values are a third input where they differ from keys in width.
-        rotary_theta: Base frequency of the layout llama, 0 for none. Scaled frequencies are not supported.
+        prefix: The part of each name before the layout's own names, such as "encoder.layer.0.attention.".
+        heads: Number of query heads. The number of key and value heads follows from the shapes.
+        causal: Whether rows must not attend to later rows; gpt2 and llama are always causal.
+        cross: Whether keys come from a second sequence. In torch and generic this follows if query, key and
+            value differ in width. Values are a third input if their width differs from that of the keys.
+        rotary_theta: Base frequency of the layout llama; 0 for none. Scaled frequencies are not supported.
 
     Raises:
         CheckpointError: The file cannot be read, or does not hold the layout under the prefix: tensors are
-            missing, unexpected, of other shapes or not of floating point. The message lists them by name.
+            missing, unexpected, or of a wrong shape or type. The message lists them by name.
     """
     chosen = find_layout(layout)
     if cross and chosen.causal:
         raise CheckpointError(f"cross=True: layout {layout!r} is self-attention")
-    told = Told(heads=heads, causal=causal or chosen.causal, cross=cross, rotary_theta=rotary_theta)
+    hints = CheckpointHints(
+        heads=heads, causal=causal or chosen.causal, cross=cross, rotary_theta=rotary_theta
+    )
     try:
         with open_file(Path(path)) as file:
-            return _Reader(file, chosen, prefix, told).read()
+            return _Reader(file, chosen, prefix, hints).read()
     except CheckpointError as error:
         raise CheckpointError(f"{path}, layout {layout!r}, prefix {prefix!r}: {error}") from error
 
 
 class _Reader:
-    """The tensors under one prefix of a file, seen through a layout."""
+    """Reads the tensors under one prefix of a file by the names of a layout."""
 
-    def __init__(self, file: TensorFile, layout: Layout, prefix: str, told: Told) -> None:
-        self._file, self._layout, self._prefix, self._told = file, layout, prefix, told
+    def __init__(self, file: TensorFile, layout: Layout, prefix: str, hints: CheckpointHints) -> None:
+        self._file, self._layout, self._prefix, self._hints = file, layout, prefix, hints
         self._names = {name.removeprefix(prefix) for name in file.names if name.startswith(prefix)}
-        self._sources = layout.choose(self._names, cross=told.cross)
+        self._sources = layout.choose(self._names, cross=hints.cross)
         self._wanted = {source.name for source in self._sources.values()}
 
     def read(self) -> Checkpoint:
@@ -84,28 +86,28 @@ class _Reader:
             ours: source.cut(self._file.read(self._prefix + source.name))
             for ours, source in self._sources.items()
         }
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        with torch.random.fork_rng(devices=[]):  # keeps the caller's random numbers
             module = MultiHeadAttention(config)
         module.load_state_dict(weights)
-        left_out = tuple(self._prefix + name for name in sorted(self._names - self._wanted))
-        return Checkpoint(module=module.eval(), left_out=left_out)
+        skipped = tuple(self._prefix + name for name in sorted(self._names - self._wanted))
+        return Checkpoint(module=module.eval(), skipped=skipped)
 
     def _config(self) -> AttentionConfig:
-        """The configuration in which all that the file holds fits.
+        """The configuration that all tensors of the file fit.
 
         Raises:
-            CheckpointError: There is no such configuration; the message lists all that is wrong.
+            CheckpointError: No configuration fits. The message lists every problem.
         """
         problems = self._wrong_names()
         stored = {name: self._file.shape(self._prefix + name) for name in sorted(self._wanted & self._names)}
         weights = {source.name for ours, source in self._sources.items() if ours.endswith(".weight")}
         flat = [name for name in sorted(weights & stored.keys()) if not _is_matrix(stored[name])]
         problems += [f"{self._prefix}{name}: expected a matrix, found shape {stored[name]}" for name in flat]
-        if flat or not weights <= stored.keys():  # which leaves the sizes unknown
+        if flat or not weights <= stored.keys():  # the sizes stay unknown
             raise CheckpointError(_report(problems))
         shapes = {o: s.shape_here(stored[s.name]) for o, s in self._sources.items() if s.name in stored}
         try:
-            config = derive_config(self._layout, shapes, self._told)
+            config = derive_config(self._layout, shapes, self._hints)
         except CheckpointError as error:
             raise CheckpointError(_report([*problems, str(error)])) from error
         problems += self._wrong_shapes(config, stored)
@@ -144,10 +146,10 @@ def _is_matrix(shape: Shape) -> bool:
 
 
 def _wrong_prefix(layout: Layout, names: Sequence[str]) -> str:
-    """That nothing of the layout is under the prefix, and where there is some of it."""
+    """The error for a prefix without tensors of the layout, with the prefixes that have some."""
     anchors = {next(iter(variant.values())).name for variant in layout.variants}
     starts = {name.removesuffix(anchor) for name in names for anchor in anchors if name.endswith(anchor)}
     prefixes = [repr(start) for start in sorted(starts) if not start or start.endswith(".")]
     if prefixes:
-        return f"no tensor of the layout is under this prefix, but there are under {listed(prefixes)}"
-    return f"no tensor of the layout is in the file, which holds {listed(sorted(names)) or 'nothing'}"
+        return f"this prefix has no tensor of the layout; these prefixes have: {listed(prefixes)}"
+    return f"the file has no tensor of the layout; it holds {listed(sorted(names)) or 'nothing'}"

@@ -1,4 +1,4 @@
-"""From the shapes of weights to the configuration they were trained with.
+"""Derives the configuration of a module from the shapes of its weights.
 
 Shapes: those of nn.Linear, (out, in); a fused weight counts as three equal parts.
 """
@@ -14,37 +14,37 @@ from model.config import AttentionConfig, ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What no shape tells."""
+class CheckpointHints:
+    """What the shapes of weights do not determine."""
 
     heads: int
     """Number of query heads."""
     causal: bool
-    """Whether a row may attend to no later row."""
+    """Whether rows must not attend to later rows."""
     cross: bool
-    """Whether keys come from a sequence of their own, whatever their width."""
+    """Whether keys come from a second sequence, even if all widths are equal."""
     rotary_theta: float
-    """Base frequency, for layouts with rotary position embedding."""
+    """Base frequency, for layouts with rotary position embedding; 0 for none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.heads, bool) or not isinstance(self.heads, int) or self.heads <= 0:
             raise CheckpointError(f"heads={self.heads!r}: must be a positive integer")
 
 
-def derive_config(layout: Layout, shapes: Mapping[str, Shape], told: Told) -> AttentionConfig:
-    """The configuration in which the parameters fit, or most of them.
+def derive_config(layout: Layout, shapes: Mapping[str, Shape], hints: CheckpointHints) -> AttentionConfig:
+    """The configuration that the parameters fit, or that most of them fit.
 
     Args:
-        layout: What is known without looking at shapes.
-        shapes: By parameter, every weight a matrix.
-        told: What no shape tells.
+        layout: What is known without the shapes.
+        shapes: By parameter. Every weight is a matrix.
+        hints: What the shapes do not determine.
 
     Raises:
-        CheckpointError: No configuration has such sizes.
+        CheckpointError: No configuration has these sizes.
     """
     weights = _weights(shapes)
-    widths = _widths(layout, shapes, weights, cross=told.cross)
-    heads = _heads(layout, weights, told.heads, widths["d_query"])
+    widths = _widths(layout, shapes, weights, cross=hints.cross)
+    heads = _heads(layout, weights, hints.heads, widths["d_query"])
     try:
         return AttentionConfig(
             **widths,
@@ -53,17 +53,17 @@ def derive_config(layout: Layout, shapes: Mapping[str, Shape], told: Told) -> At
             qkv_bias=any(name.startswith("projections.") and name.endswith(".bias") for name in shapes),
             out_proj=OUTPUT in weights,
             out_bias=f"{OUTPUT}.bias" in shapes,
-            causal=told.causal,
-            rotary_theta=told.rotary_theta if layout.rotary else 0.0,
+            causal=hints.causal,
+            rotary_theta=hints.rotary_theta if layout.rotary else 0.0,
         )
     except ConfigError as error:
-        raise CheckpointError(f"the shapes make no attention: {error}") from error
+        raise CheckpointError(f"the shapes do not fit an attention module: {error}") from error
 
 
 def parameter_shapes(config: AttentionConfig) -> dict[str, Shape]:
     """Shapes of the parameters of a `MultiHeadAttention` with linear projections, without making one.
 
-    A small file may ask for more memory than there is, as long as its shapes are not known to fit.
+    A small file can claim shapes that exceed the memory; they are compared before a module is allocated.
     """
     q, k, v = (
         config.num_heads * config.d_k,
@@ -84,7 +84,7 @@ def parameter_shapes(config: AttentionConfig) -> dict[str, Shape]:
 
 
 def _weights(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """(out, in) of query, key and value, and of the output projection where there is one."""
+    """(out, in) of query, key and value, and of the output projection if it exists."""
     weights = {
         name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith(".weight")
     }
@@ -110,7 +110,7 @@ def _widths(
 
 
 def _query_width(layout: Layout, shapes: Mapping[str, Shape], weights: Mapping[str, Shape]) -> int:
-    """The width on which most shapes agree, so that of one misshapen tensor its own name is reported."""
+    """The width that most shapes agree on, so that an error names the one tensor that differs."""
     if layout.square:
         return mode(size for shape in shapes.values() for size in shape)
     if layout.own_widths:
@@ -121,11 +121,11 @@ def _query_width(layout: Layout, shapes: Mapping[str, Shape], weights: Mapping[s
 def _heads(layout: Layout, weights: Mapping[str, Shape], heads: int, d_query: int) -> dict[str, Any]:
     joined = d_query if layout.square else weights[QUERY][0]
     if not joined or joined % heads:
-        raise CheckpointError(f"heads={heads}: must divide {joined}, the width of all query heads together")
+        raise CheckpointError(f"heads={heads}: must divide {joined}, the total width of the query heads")
     d_k = joined // heads
     if layout.square:
         return {"num_heads": heads, "d_k": d_k}
-    # Where these do not divide, the shapes that follow from them are not those of the file.
+    # If these do not divide, the derived shapes differ from those of the file, and the caller reports that.
     kv_heads = max(1, weights[KEY][0] // d_k)
     d_v = max(1, weights[VALUE][0] // kv_heads) if layout.own_widths else d_k
     return {"num_heads": heads, "num_kv_heads": kv_heads, "d_k": d_k, "d_v": d_v}

@@ -1,6 +1,7 @@
 """Times a loaded model, so that the scheduler knows what runs cost on this machine."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -24,7 +25,11 @@ def _measure(model: LoadedModel, graph: GraphKind) -> RunCost:
         lengths = [length - (ragged and index == 0) for index in range(count)]
         run_batch(model, graph, [_random_sequence(model, graph, length) for length in lengths])
 
-    sizes = [(max(count, 2), length + 1) if ragged else (count, length) for count, length in TIMED_SIZES]
+    longest = min(model.manifest.max_lengths.values(), default=math.inf)
+    sizes = [
+        (max(count, 2) if ragged else count, int(min(length + ragged, longest)))
+        for count, length in TIMED_SIZES
+    ]
     seconds = time_runs(sizes, run)
     operations = [model.operations(count, length, length) for count, length in seconds]
     return fit(operations, list(seconds.values()))
@@ -36,9 +41,8 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
     inputs: dict[str, Array] = {}
     for spec in model.inputs:
         shape = [length, *(axis for axis in spec.axes[2:] if isinstance(axis, int))]
-        noise = (
-            rng.integers(spec.limit or length, size=shape) if spec.data_type == "int64" else rng.random(shape)
-        )
+        bound = spec.exclusive_upper_bound or length
+        noise = rng.integers(bound, size=shape) if spec.data_type == "int64" else rng.random(shape)
         inputs[spec.name] = noise.astype(spec.data_type)
     mask = np.ones((1, length, length), np.bool_) if graph is GraphKind.MASK else None
     sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}

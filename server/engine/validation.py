@@ -54,7 +54,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         _check_rows(spec, own.rows, sum(own.lengths))
     sizes, result_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
     for spec, own in zip(model.inputs, ragged, strict=True):
-        _check_lengths(TEXT if request.texts else spec.name, own.lengths, limits)
+        model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
+        _check_lengths(TEXT if request.texts else spec.name, own.lengths, limits, model_limit)
     _check_result_bytes(result_bytes, request, model, limits)
     names = [spec.name for spec in model.inputs]
     rows = [_split(own) for own in ragged]
@@ -134,12 +135,12 @@ def _check_rows(spec: TensorSpec, rows: Array, expected: int) -> None:
         raise InvalidRequestError(
             spec.name, f"rows are {_shape(width)} wide; the model takes {_shape(wanted)}"
         )
-    if spec.limit is not None and rows.size:
+    if (bound := spec.exclusive_upper_bound) is not None and rows.size:
         least, most = rows.min(), rows.max()
-        if least < 0 or most >= spec.limit:
+        if least < 0 or most >= bound:
             found = least if least < 0 else most
             raise InvalidRequestError(
-                spec.name, f"contains id {found}; ids must be between 0 and {spec.limit - 1}"
+                spec.name, f"contains id {found}; ids must be between 0 and {bound - 1}"
             )
 
 
@@ -155,12 +156,16 @@ def _shape(shape: Sequence[object]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _check_lengths(name: str, lengths: tuple[int, ...], limits: Limits) -> None:
+def _check_lengths(name: str, lengths: tuple[int, ...], limits: Limits, model_limit: int | None) -> None:
     if len(lengths) > limits.max_sequences:
         raise _too_many_sequences(name, len(lengths), limits)
     if (longest := max(lengths)) > limits.max_sequence_length:
         raise LimitExceededError(
             name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
+        )
+    if model_limit is not None and longest > model_limit:
+        raise LimitExceededError(
+            name, f"a sequence has {longest} rows; this model takes at most {model_limit}"
         )
 
 

@@ -71,6 +71,13 @@ def test_a_manifest_is_read_back_as_it_was_written(manifest: Manifest, tmp_path:
     found.verify_files(tmp_path)
 
 
+def test_an_id_bound_of_an_earlier_manifest_is_read(manifest: Manifest, tmp_path: Path) -> None:
+    edit(tmp_path, lambda values: values["graphs"]["plain"]["inputs"][0].update(limit=7))
+    edit(tmp_path, lambda values: values["graphs"]["plain"]["inputs"][0].pop("exclusive_upper_bound"))
+    assert Manifest.load(tmp_path).graphs[GraphKind.PLAIN].inputs[0].exclusive_upper_bound == 7
+    assert manifest.graphs[GraphKind.PLAIN].inputs[0].exclusive_upper_bound is None
+
+
 def test_a_missing_manifest_is_refused_by_path(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"manifest\.json: .*No such file"):
         Manifest.load(tmp_path)
@@ -103,6 +110,7 @@ CHANGES: dict[str, tuple[str, Edit]] = {
     "version-0": ("version", lambda m: m.update(version=0)),
     "name-with-a-slash": ("name", lambda m: m.update(name="../tiny")),
     "negative-tolerance": ("atol", lambda m: m["tolerance"].update(atol=-1)),
+    "max-length-0": ("max_lengths", lambda m: m.update(max_lengths={"query_length": 0})),
     "graph-outside": ("graphs.plain.file", lambda m: m["graphs"]["plain"].update(file="../model.onnx")),
     "golden-outside": ("golden", lambda m: m.update(golden="/golden.safetensors")),
     "tokenizer-outside": ("tokenizer", lambda m: m.update(tokenizer="..")),

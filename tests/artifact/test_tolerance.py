@@ -36,6 +36,14 @@ def test_the_error_is_the_largest_difference_of_any_element(pairs: list[tuple[fl
     assert FP32.error(value, eager) == max(abs(one - other) for one, other in pairs)
 
 
+@pytest.mark.parametrize(("value", "error"), [(True, 0.0), (False, 1.0)], ids=["equal", "different"])
+def test_booleans_count_as_0_and_1(value: bool, error: float) -> None:
+    """NumPy refuses to subtract booleans."""
+    found, eager = np.array([value, True]), np.array([True, True])
+    assert FP32.error(found, eager) == error
+    assert FP32.holds(found, eager) == (error == 0)
+
+
 @given(array=FLOATS, data=st.data())
 def test_a_nan_on_one_side_never_passes(array: Array, data: st.DataObject) -> None:
     place = np.unravel_index(data.draw(st.integers(0, array.size - 1)), array.shape)

@@ -13,9 +13,10 @@ import pytest
 from artifact.golden import Arrays, load_golden
 from artifact.manifest import GraphKind, Manifest
 from artifact.tolerance import Tolerance
-from export.artifact import ArtifactExistsError, Naming, write_artifact
-from export.graph import ExportError
-from export.parity import GOLDEN_GRID, PARITY_GRID, ParityError
+from export.artifact import write_artifact
+from export.errors import ArtifactExistsError, ExportError, ParityError
+from export.model_id import ModelId
+from export.parity import GOLDEN_GRID, PARITY_GRID
 from export.precision import FP32_TOLERANCE
 from export.signature import AttentionModule, random_inputs, run_eager
 from model.attention import MultiHeadAttention
@@ -23,7 +24,8 @@ from model.config import AttentionConfig
 from tests.export.modules import Disagreeing, Foreign, attention, signature
 from tests.support.eager import assert_parity
 
-NAMING = Naming("tiny", 2, "a module to export")
+MODEL = ModelId("tiny", 2)
+DESCRIPTION = "a module to export"
 GRAPHS = {
     GraphKind.PLAIN: "model.onnx",
     GraphKind.LENGTHS: "model.lengths.onnx",
@@ -41,7 +43,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """An artifact of a few hundred bytes of weights, made by a user who shares nothing by default."""
     mask = os.umask(0o077)
     try:
-        return write_artifact(attention(), NAMING, tmp_path_factory.mktemp("repository"))
+        return write_artifact(
+            attention(), MODEL, tmp_path_factory.mktemp("repository"), description=DESCRIPTION
+        )
     finally:
         os.umask(mask)
 
@@ -49,7 +53,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """An artifact whose weights are shared by its graphs."""
-    return write_artifact(attention(LARGE), NAMING, tmp_path_factory.mktemp("repository"))
+    return write_artifact(
+        attention(LARGE), MODEL, tmp_path_factory.mktemp("repository"), description=DESCRIPTION
+    )
 
 
 def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -148,7 +154,10 @@ def test_the_graphs_of_a_large_model_share_one_file_of_weights(large: Artifact) 
 def test_writing_the_same_artifact_again_changes_nothing(small: Artifact) -> None:
     folder, manifest = small
     before = state(folder)
-    assert write_artifact(attention(), NAMING, folder.parents[1]) == (folder, manifest)
+    assert write_artifact(attention(), MODEL, folder.parents[1], description=DESCRIPTION) == (
+        folder,
+        manifest,
+    )
     assert state(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == ["2"]
 
@@ -157,13 +166,42 @@ def test_another_artifact_is_refused_unless_it_is_to_replace(small: Artifact, tm
     folder = shutil.copytree(small[0], tmp_path / "tiny" / "2")
     before, other = state(folder.parent)["2/manifest.json"], attention(seed=1)
     with pytest.raises(ArtifactExistsError, match=str(folder)):
-        write_artifact(other, NAMING, tmp_path)
+        write_artifact(other, MODEL, tmp_path, description=DESCRIPTION)
     assert state(folder.parent)["2/manifest.json"] == before
-    found, manifest = write_artifact(other, NAMING, tmp_path, replace=True)
+    found, manifest = write_artifact(other, MODEL, tmp_path, replace=True, description=DESCRIPTION)
     assert (found, Manifest.load(folder)) == (folder, manifest)
     assert manifest.files["model.onnx"] != small[1].files["model.onnx"]
     manifest.verify_files(folder)
     assert [path.name for path in folder.parent.iterdir()] == ["2"]
+
+
+def test_an_artifact_of_another_source_is_refused_before_the_export_begins(small: Artifact) -> None:
+    folder, steps = small[0], list[str]()
+    with pytest.raises(ArtifactExistsError, match=r"holds another artifact; .*: 3 is free"):
+        write_artifact(
+            attention(seed=1), MODEL, folder.parents[1], description=DESCRIPTION, progress=steps.append
+        )
+    assert steps == []
+
+
+def test_a_damaged_artifact_is_refused_before_the_export_begins(small: Artifact, tmp_path: Path) -> None:
+    folder, steps = shutil.copytree(small[0], tmp_path / "tiny" / "2"), list[str]()
+    (folder / "model.onnx").write_bytes(b"damaged")
+    with pytest.raises(ArtifactExistsError, match=r"holds a damaged artifact \(.*model.onnx"):
+        write_artifact(attention(), MODEL, tmp_path, description=DESCRIPTION, progress=steps.append)
+    assert steps == []
+
+
+def test_an_artifact_without_a_recorded_source_is_compared_after_the_export(
+    small: Artifact, tmp_path: Path
+) -> None:
+    """Earlier versions recorded none."""
+    folder, steps = shutil.copytree(small[0], tmp_path / "tiny" / "2"), list[str]()
+    earlier = small[1].model_copy(update={"source": ""})
+    (folder / "manifest.json").write_text(earlier.model_dump_json())
+    write_artifact(attention(), MODEL, tmp_path, description=DESCRIPTION, progress=steps.append)
+    assert "graph plain: export" in steps
+    assert Manifest.load(folder) == earlier
 
 
 @pytest.mark.parametrize(
@@ -174,13 +212,15 @@ def test_a_failure_leaves_nothing_behind(
     kind: type[MultiHeadAttention], error: type[Exception], tmp_path: Path
 ) -> None:
     with pytest.raises(error):
-        write_artifact(attention(kind=kind), NAMING, tmp_path)
+        write_artifact(attention(kind=kind), MODEL, tmp_path, description=DESCRIPTION)
     assert not [path for path in tmp_path.rglob("*") if path != tmp_path / "tiny"]
 
 
 def test_a_wider_tolerance_is_kept_to_and_written_down(tmp_path: Path) -> None:
     wide = Tolerance(rtol=0, atol=0.1)
-    folder, manifest = write_artifact(attention(kind=Disagreeing), NAMING, tmp_path, tolerance=wide)
+    folder, manifest = write_artifact(
+        attention(kind=Disagreeing), MODEL, tmp_path, tolerance=wide, description=DESCRIPTION
+    )
     report: dict[str, Any] = json.loads((folder / manifest.parity_report).read_bytes())
     assert manifest.tolerance == wide
     assert report["tolerance"] == {"rtol": 0, "atol": 0.1}
@@ -189,22 +229,22 @@ def test_a_wider_tolerance_is_kept_to_and_written_down(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "0", "self-attention", "multi_head.768x12", "A" * 128])
 def test_a_name_is_letters_digits_and_a_few_signs(name: str) -> None:
-    assert Naming(name, 1, "").name == name
+    assert ModelId(name).name == name
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-a", "_a", "a/b", "../a", "a b", "é", "A" * 129])
 def test_any_other_name_is_refused_by_value_and_rule(name: str) -> None:
     with pytest.raises(ValueError, match="must match") as refusal:
-        Naming(name, 1, "")
+        ModelId(name)
     assert f"name={name!r}: " in str(refusal.value)
 
 
 def test_a_name_with_a_line_break_is_refused() -> None:
     with pytest.raises(ValueError, match="must match"):
-        Naming("tiny\n", 1, "")
+        ModelId("tiny\n")
 
 
 @pytest.mark.parametrize("version", [0, -1])
 def test_a_version_below_1_is_refused_by_value_and_rule(version: int) -> None:
     with pytest.raises(ValueError, match=f"version={version}: must be a positive integer"):
-        Naming("tiny", version, "")
+        ModelId("tiny", version)

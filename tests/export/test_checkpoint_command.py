@@ -67,9 +67,9 @@ def printed(weights: Path, repository: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_what_is_left_out_and_what_is_written_is_printed(printed: list[str], repository: Path) -> None:
-    left_out = [f"{PREFIX}output.LayerNorm.{kind}" for kind in ("bias", "weight")]
-    assert printed[:2] == [f"left out, for it is no part of attention: {name}" for name in left_out]
+def test_skipped_names_and_the_artifact_are_printed(printed: list[str], repository: Path) -> None:
+    skipped = [f"{PREFIX}output.LayerNorm.{kind}" for kind in ("bias", "weight")]
+    assert printed[:2] == [f"skipped (not part of attention): {name}" for name in skipped]
     assert printed[2] == str(repository / NAME / "1")
     assert f"{4 * (D * D + D)} parameters" in printed[3]
 
@@ -145,8 +145,8 @@ def invoke(weights: Path, repository: Path, **options: str) -> Result:
     return CliRunner().invoke(app, command)
 
 
-def assert_refused(done: Result, part: str, repository: Path) -> None:
-    assert (done.exit_code, done.stdout) == (1, "")
+def assert_refused(done: Result, part: str, repository: Path, status: int = 1) -> None:
+    assert (done.exit_code, done.stdout) == (status, "")
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert part in done.stderr
@@ -154,14 +154,12 @@ def assert_refused(done: Result, part: str, repository: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
-    "no layout": ({"layout": ""}, "--layout is missing: one of bert, clip, generic"),
-    "unknown layout": ({"layout": "t5"}, "layout 't5' does not exist; there are: bert, clip"),
     "another layout": ({"layout": "gpt2"}, "no tensor of the layout"),
     "wrong prefix": (
         {"prefix": "encoder.layer.1.attention."},
-        f"no tensor of the layout is under this prefix, but there are under '{PREFIX}'",
+        f"this prefix has no tensor of the layout; these prefixes have: '{PREFIX}'",
     ),
-    "no prefix": ({"prefix": ""}, f"but there are under '{PREFIX}'"),
+    "no prefix": ({"prefix": ""}, f"these prefixes have: '{PREFIX}'"),
     "heads that do not divide": ({"heads": "3"}, "heads=3: must divide 8"),
 }
 
@@ -229,19 +227,35 @@ def test_a_description_says_what_a_preset_costs() -> None:
     assert "2,360,064 parameters" in done.stdout
 
 
+PRESET, CHECKPOINT = ["multi-head-64x4", "--out", "models"], ["--weights", "a.safetensors", "--out", "models"]
+BERT = [*CHECKPOINT, "--layout", "bert", "--heads", "2"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["multi-head-64x4", "--causal", "--out", "models"], "--causal is for --weights"),
-        (["multi-head-64x4", "--heads", "8", "--out", "models"], "--heads is for --weights"),
-        (["multi-head-64x4", "--layout", "bert", "--describe"], "--layout is for --weights"),
-        (["multi-head-64x4", "--weights", "a", "--layout", "bert", "--heads", "2"], "give one of them"),
-        (["--weights", "a.safetensors", "--layout", "bert"], "--heads is missing"),
-        (["--weights", "a.safetensors", "--heads", "2"], "--layout is missing"),
+        ([*PRESET, "--causal"], "--causal needs --weights"),
+        ([*PRESET, "--heads", "8"], "--heads needs --weights"),
+        ([*PRESET, "--rotary-theta", "0"], "--rotary-theta needs --weights"),
+        (["multi-head-64x4", "--layout", "bert", "--describe"], "--layout needs --weights"),
+        ([*BERT, "multi-head-64x4"], "give one of them"),
+        ([*BERT, "--name", "a", "--seed", "0"], "--seed needs a preset"),
+        ([*BERT, "--name", "a", "--rotary-theta", "3"], "layout 'bert' has no rotary embedding"),
+        ([*CHECKPOINT, "--layout", "bert"], "--heads is missing"),
+        ([*CHECKPOINT, "--heads", "2"], "--layout is missing: give one of bert, clip, generic"),
+        (
+            [*CHECKPOINT, "--heads", "2", "--layout", "t5"],
+            "layout 't5' does not exist; the layouts are: bert",
+        ),
+        (BERT, "--name is missing"),
+        (["self-attention"], "--out is missing"),
+        ([], "name a preset (--list shows them), or give --weights"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_options_that_say_nothing_here_are_refused(arguments: list[str], part: str) -> None:
+def test_a_wrong_usage_ends_with_status_2_and_one_line(arguments: list[str], part: str) -> None:
     done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 1
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
     assert part in done.stderr

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,33 @@ def test_the_list_has_every_preset_at_the_start_of_a_line() -> None:
     assert first == {"preset", *PRESETS}
 
 
+def test_help_list_and_refusals_do_not_import_pytorch() -> None:
+    """PyTorch takes seconds to import."""
+    code = (
+        "import sys, export, export.__main__ as main\n"
+        "for arguments in (['--help'], ['--list'], ['-V'], ['self-attention'], ['x', '--out', 'y']):\n"
+        "    try: main.app(arguments)\n"
+        "    except SystemExit: pass\n"
+        "assert callable(export.export_module)\n"
+        "print(sorted({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_help_groups_the_options() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for group in ("What to export", "With --weights", "Where to", "Precision"):
+        assert group in done.stdout
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    done = run("--tool-version")
+    assert (done.returncode, done.stdout) == (0, project["version"] + "\n")
+
+
 def test_a_preset_is_exported_under_the_name_version_and_seed_that_are_given(repository: Path) -> None:
     folder = repository / "renamed" / "3"
     manifest = Manifest.load(folder)
@@ -64,9 +92,11 @@ def test_exporting_again_in_another_process_changes_nothing(repository: Path) ->
 
 def test_another_seed_under_the_same_name_is_refused(repository: Path) -> None:
     done = export(repository, seed=8)
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ")
-    assert "holds another artifact" in done.stderr
+    assert (
+        "holds another artifact; replace it (--replace), or choose another version: 4 is free" in done.stderr
+    )
     assert done.stderr.count("\n") == 1
 
 
@@ -80,11 +110,9 @@ def test_another_seed_under_the_same_name_is_refused(repository: Path) -> None:
         pytest.param(["self-attention", "--out", "REPOSITORY", "--name", "a/b"], "name='a/b'", id="name"),
     ],
 )
-def test_what_cannot_be_exported_is_refused_in_one_line(
-    arguments: list[str], part: str, tmp_path: Path
-) -> None:
+def test_a_wrong_usage_is_refused_in_one_line(arguments: list[str], part: str, tmp_path: Path) -> None:
     done = run(*(tmp_path if argument == "REPOSITORY" else argument for argument in arguments))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
     assert part in done.stderr
     assert done.stderr.count("\n") == 1

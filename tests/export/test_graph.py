@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 
 from artifact.manifest import GraphKind
-from export.graph import ExportError, export_graph
+from export.errors import ExportError
+from export.graph import export_graph
 from export.signature import random_inputs, run_eager
 from tests.export.modules import (
     Foreign,

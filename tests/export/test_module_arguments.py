@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from artifact.manifest import GraphKind
 from export import export_module
-from export.graph import ExportError
+from export.errors import ExportError
 
 
 class Adding(nn.Module):
@@ -45,7 +46,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "axis 1 named batch": (axes(rows={0: "batch", 1: "batch"}), r"dynamic_axes\['rows'\]"),
     "axis 2 named": (axes(rows={0: "batch", 1: "length", 2: "width"}), r"dynamic_axes\['rows'\]"),
     "input without axes": ({"dynamic_axes": {"rows": AXES["rows"]}}, r"dynamic_axes\['ids'\]=\{\}"),
-    "axes of no input": (axes(other={0: "batch", 1: "length"}), "dynamic_axes names no input: other"),
+    "axes of no input": (
+        axes(other={0: "batch", 1: "length"}),
+        r"dynamic_axes\['other'\]: not an input; the inputs are rows, ids",
+    ),
     "float64": (
         {"example_inputs": EXAMPLES | {"rows": torch.zeros(2, 3, 4, dtype=torch.float64)}},
         r"example_inputs\['rows'\] is torch.float64; an input is one of float32, int64, bool",
@@ -56,15 +60,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too many output names": (
         {"output_names": ["context_vectors", "other"]},
-        r"output_names=\['context_vectors', 'other'\]: the module gives 1 outputs",
+        r"output_names=\['context_vectors', 'other'\]: the module returns 1 outputs",
     ),
     "too few output names": (
         changing(lambda rows: (rows, rows)),
-        r"output_names=\['context_vectors'\]: the module gives 2 outputs",
+        r"output_names=\['context_vectors'\]: the module returns 2 outputs",
     ),
     "axis of no input": (
         changing(lambda rows: torch.cat([rows, rows], dim=1)),
-        "output 'context_vectors': its axis of sizes .* is no axis of an input",
+        "output 'context_vectors': its axis of sizes .* is not an axis of an input",
     ),
     "output without batch": (changing(lambda rows: rows.mean(dim=0)), "must begin with the batch axis"),
     "output of float64": (changing(lambda rows: rows.double()), "is torch.float64"),
@@ -73,21 +77,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-class Masked(nn.Module):
-    """Takes an input of a name that the server has taken for its own."""
+class Positioned(nn.Module):
+    """Takes an input with a name that requests reserve."""
 
-    def forward(self, rows: Tensor, attention_mask: Tensor) -> Tensor:
-        return rows * attention_mask[..., None]
-
-
-def test_an_input_named_as_the_server_s_own_is_refused(tmp_path: Path) -> None:
-    examples = {"rows": EXAMPLES["rows"], "attention_mask": torch.ones(2, 3, dtype=torch.bool)}
-    dynamic_axes = {"rows": AXES["rows"], "attention_mask": AXES["rows"]}
-    with pytest.raises(ValueError, match="attention_mask"):
-        export_module(Masked(), examples, dynamic_axes, name="masked", out=tmp_path)
+    def forward(self, rows: Tensor, positions: Tensor) -> Tensor:
+        return rows + positions[..., None]
 
 
-def test_an_input_that_forward_has_not_is_refused(tmp_path: Path) -> None:
+def test_an_input_with_a_reserved_name_is_refused(tmp_path: Path) -> None:
+    examples = {"rows": EXAMPLES["rows"], "positions": torch.ones(2, 3)}
+    dynamic_axes = {"rows": AXES["rows"], "positions": AXES["rows"]}
+    with pytest.raises(ValueError, match="positions has a meaning of its own in requests"):
+        export_module(Positioned(), examples, dynamic_axes, name="positioned", out=tmp_path)
+
+
+def test_an_input_that_forward_does_not_take_is_refused(tmp_path: Path) -> None:
     examples = EXAMPLES | {"other": torch.zeros(2, 3)}
     dynamic_axes = AXES | {"other": AXES["rows"]}
     with pytest.raises(ValueError, match="other"):
@@ -95,7 +99,7 @@ def test_an_input_that_forward_has_not_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changed", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_arguments_that_do_not_fit_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "module": Adding(),
         "example_inputs": EXAMPLES,
@@ -106,6 +110,49 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str, tmp
     with pytest.raises(ValueError, match=message):
         export_module(**(given | changed))
     assert not list(tmp_path.iterdir())
+
+
+class FiveSequences(nn.Module):
+    """Takes five sequences, each with a length of its own."""
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor) -> Tensor:
+        return a + sum(rows.mean(dim=1, keepdim=True) for rows in (b, c, d, e))
+
+
+class FourSequences(nn.Module):
+    """Takes four."""
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        return a + sum(rows.mean(dim=1, keepdim=True) for rows in (b, c, d))
+
+
+def sequences(names: str) -> dict[str, Any]:
+    dynamic_axes = {name: {0: "batch", 1: f"{name}_length"} for name in names}
+    return {"example_inputs": {name: torch.zeros(2, 3, 4) for name in names}, "dynamic_axes": dynamic_axes}
+
+
+def test_more_than_four_sequence_axes_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"5 sequence axes \(a_length, .*\); at most 4 are supported"):
+        export_module(FiveSequences(), **sequences("abcde"), out=tmp_path, name="five")
+    assert not list(tmp_path.iterdir())
+
+
+def test_four_sequence_axes_are_exported(tmp_path: Path) -> None:
+    _, manifest = export_module(FourSequences(), **sequences("abcd"), out=tmp_path, name="four")
+    assert len(manifest.graphs[GraphKind.PLAIN].inputs) == 4
+
+
+class Caching(nn.Module):
+    """Returns more than tensors, as models with a cache do."""
+
+    def forward(self, src: Tensor) -> dict[str, Any]:
+        return {"rows": src, "cache": [src]}
+
+
+def test_an_output_that_is_not_a_tensor_is_refused_by_type(tmp_path: Path) -> None:
+    axes = {"src": {0: "batch", 1: "sequence"}}
+    with pytest.raises(ValueError, match="the module returns list; outputs must be tensors"):
+        export_module(Caching(), (torch.zeros(2, 3, 4),), axes, out=tmp_path, name="caching")
 
 
 class MixesTheBatch(nn.Module):
@@ -129,14 +176,14 @@ class Noisy(nn.Module):
         return src + torch.rand_like(src) * 0
 
 
-def test_what_cannot_run_here_is_not_called_proven(tmp_path: Path) -> None:
+def test_a_graph_without_cpu_kernels_is_refused(tmp_path: Path) -> None:
     axes = {"src": {0: "batch", 1: "sequence"}}
     with pytest.raises(ExportError, match="no CPU kernels"):
         export_module(Noisy(), (torch.zeros(2, 3, 4),), axes, out=tmp_path, name="noisy")
     assert not list(tmp_path.iterdir())
 
 
-def test_one_tensor_is_no_set_of_inputs(tmp_path: Path) -> None:
+def test_a_single_tensor_is_refused(tmp_path: Path) -> None:
     axes = {"src": {0: "batch", 1: "sequence"}}
     with pytest.raises(ValueError, match="give tensors by name"):
         export_module(MixesTheBatch(), torch.zeros(2, 3, 4), axes, out=tmp_path, name="one")  # type: ignore[arg-type]

@@ -7,12 +7,12 @@ import pytest
 
 from artifact.manifest import GraphKind
 from artifact.tolerance import Tolerance
+from export.errors import ParityError
 from export.graph import EXAMPLE_LENGTHS
 from export.parity import (
     GOLDEN_GRID,
     PARITY_GRID,
     ParityCase,
-    ParityError,
     as_json,
     compare,
     golden_cases,

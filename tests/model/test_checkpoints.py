@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from model.attention import MultiHeadAttention
-from model.checkpoints import files, load_checkpoint
+from model.checkpoints import files
+from model.checkpoints.loading import load_checkpoint
 from model.config import DERIVED, AttentionConfig
 from tests.support.eager import ATOL, RTOL
 
@@ -60,7 +61,7 @@ def test_torch_self_attention(tmp_path: Path, suffix: str, *, bias: bool) -> Non
     checkpoint = load_checkpoint(path, layout="torch", heads=HEADS)
     rows = torch.randn(2, 5, D)
     assert_close(checkpoint.module(rows)[0], torch_module(rows, rows, rows)[0])
-    assert checkpoint.left_out == ()
+    assert checkpoint.skipped == ()
     assert not checkpoint.module.config.cross
 
 
@@ -224,7 +225,7 @@ def test_what_stands_beside_attention_is_left_out_and_said(tmp_path: Path, suffi
     tensors["h.0.ln_1.weight"] = torch.ones(D)
     path = write(tensors, tmp_path / f"w{suffix}")
     checkpoint = load_checkpoint(path, layout="gpt2", prefix="h.0.attn.", heads=HEADS)
-    assert checkpoint.left_out == ("h.0.attn.bias", "h.0.attn.masked_bias")
+    assert checkpoint.skipped == ("h.0.attn.bias", "h.0.attn.masked_bias")
     assert checkpoint.module.config == AttentionConfig(
         d_query=D, num_heads=HEADS, projections="fused", qkv_bias=True, causal=True
     )

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from model.checkpoints import Checkpoint, load_checkpoint
+from model.checkpoints.loading import Checkpoint, load_checkpoint
 from tests.support.eager import ATOL, RTOL
 
 D, HEADS, LENGTH = 16, 4, 7
@@ -81,7 +81,7 @@ def test_bert(tmp_path: Path, save: Save) -> None:
     with torch.inference_mode():
         expected = attention.output.dense(attention.self(inputs)[0])
     assert_context(checkpoint, inputs, expected)
-    assert checkpoint.left_out == (f"{prefix}output.LayerNorm.bias", f"{prefix}output.LayerNorm.weight")
+    assert checkpoint.skipped == (f"{prefix}output.LayerNorm.bias", f"{prefix}output.LayerNorm.weight")
 
 
 @pytest.mark.parametrize("save", SAVES)
@@ -94,7 +94,7 @@ def test_gpt2(tmp_path: Path, save: Save) -> None:
         expected = model.h[1].attn(inputs, attention_mask=causal_mask())[0]
     assert_context(checkpoint, inputs, expected)
     assert checkpoint.module.config.projections == "fused"
-    assert checkpoint.left_out == ()
+    assert checkpoint.skipped == ()
 
 
 def llama(kv_heads: int, **options: Any) -> Model:

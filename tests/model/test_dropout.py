@@ -14,7 +14,7 @@ from torch import Tensor
 from artifact.manifest import GraphKind
 from export.graph import export_graph
 from export.signature import random_inputs, run_eager
-from export.subject import attention_subject
+from export.spec import attention_spec
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig, ConfigError
 from tests.support.eager import assert_parity
@@ -116,8 +116,8 @@ KINDS = pytest.mark.parametrize("kind", [GraphKind.PLAIN, GraphKind.WEIGHTS])
 @cache
 def graph(dropout: float, kind: GraphKind) -> onnx.ModelProto:
     """The graph of a module that was in training."""
-    subject = attention_subject(attention(dropout).train())
-    return export_graph(subject.module, next(s for s in subject.signatures if s.kind is kind))
+    spec = attention_spec(attention(dropout).train())
+    return export_graph(spec.module, next(s for s in spec.signatures if s.kind is kind))
 
 
 @KINDS
@@ -127,7 +127,7 @@ def test_a_graph_has_no_dropout_and_equals_evaluation(kind: GraphKind) -> None:
     assert not [node.op_type for node in proto.graph.node if "Dropout" in node.op_type]
     assert not [node.op_type for node in proto.graph.node if "Random" in node.op_type]
     module = attention(0.0).eval()
-    signature = next(s for s in attention_subject(module).signatures if s.kind is kind)
+    signature = next(s for s in attention_spec(module).signatures if s.kind is kind)
     sizes = {"batch": 2, "query_length": 9, "mask_heads": 1}
     values = random_inputs(signature, sizes, np.random.default_rng(1))
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -17,7 +17,8 @@ from onnx import TensorProto
 from artifact.manifest import GraphKind, Manifest
 from export import export_module
 from export.__main__ import export as export_command
-from export.artifact import Naming, write_artifact
+from export.artifact import write_artifact
+from export.model_id import ModelId
 from export.precision import FP32_TOLERANCE, TOLERANCES, Precision
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
@@ -219,7 +220,7 @@ def test_int8_sequences_in_one_run_affect_each_other(repository: Path) -> None:
 
 def export_bf16(folder: Path) -> None:
     module = MultiHeadAttention(AttentionConfig(d_query=4, num_heads=2))
-    write_artifact(module, Naming(BF16, 1, ""), folder, precision=Precision.BF16)
+    write_artifact(module, ModelId(BF16), folder, precision=Precision.BF16)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from artifact.manifest import GraphKind
-from export.artifact import Naming, write_artifact
+from export.artifact import write_artifact
+from export.model_id import ModelId
 from export.signature import AttentionModule
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
@@ -46,7 +47,7 @@ def eager_module(name: str) -> AttentionModule:
 def export_samples(folder: Path) -> Path:
     """Writes the artifacts of a causal self-attention, a cross-attention and a text model."""
     for name in (SELF, CROSS, TEXT):
-        write_artifact(eager_module(name), Naming(name, 1, f"the tests' {name}"), folder)
+        write_artifact(eager_module(name), ModelId(name), folder, description=f"the tests' {name}")
     return folder
 
 

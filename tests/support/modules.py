@@ -27,3 +27,20 @@ def encoder() -> nn.TransformerEncoder:
     torch.manual_seed(4)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+def bert() -> nn.Module:
+    """A tiny BERT encoder of 64 positions over 50 ids, width 32, with random weights."""
+    from transformers import BertConfig, BertModel  # noqa: PLC0415 - slow to import
+
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(5)
+    module: nn.Module = BertModel(config)
+    return module.eval()

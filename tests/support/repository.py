@@ -7,7 +7,8 @@ import torch
 
 from artifact.tolerance import Tolerance
 from export import export_module
-from export.artifact import Naming, write_artifact
+from export.artifact import write_artifact
+from export.model_id import ModelId
 from model.presets import PRESETS, build_preset
 from tests.support import modules, references, tables
 from tests.support.artifacts import ModelSet
@@ -17,26 +18,28 @@ TABLE_TOLERANCE = Tolerance(rtol=1.3e-6, atol=5e-5)
 
 
 def export_preset(name: str, folder: Path) -> None:
-    write_artifact(build_preset(name), Naming(name, 1, PRESETS[name].description), folder)
+    write_artifact(build_preset(name), ModelId(name), folder, description=PRESETS[name].description)
 
 
 def export_lowered(index: int, folder: Path) -> None:
     name, preset, precision = modules.LOWERED[index]
-    write_artifact(build_preset(preset), Naming(name, 1, ""), folder, precision=precision)
+    write_artifact(build_preset(preset), ModelId(name), folder, precision=precision)
 
 
 def export_reference(name: str, folder: Path) -> None:
-    write_artifact(references.REFERENCES[name].module(), Naming(name, 1, ""), folder)
+    write_artifact(references.REFERENCES[name].module(), ModelId(name), folder)
 
 
 def export_table(index: int, folder: Path) -> None:
     table = tables.GOLDEN_TABLES[index]
-    naming = Naming(table.model, 1, str(table.case["what"]))
-    write_artifact(table.module(), naming, folder, tolerance=TABLE_TOLERANCE)
+    description = str(table.case["what"])
+    write_artifact(
+        table.module(), ModelId(table.model), folder, description=description, tolerance=TABLE_TOLERANCE
+    )
 
 
 def export_causal_cross(folder: Path) -> None:
-    write_artifact(modules.causal_cross(), Naming(modules.CAUSAL_CROSS, 1, ""), folder)
+    write_artifact(modules.causal_cross(), ModelId(modules.CAUSAL_CROSS), folder)
 
 
 def export_encoder(folder: Path) -> None:

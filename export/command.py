@@ -1,0 +1,150 @@
+"""The work of `python -m export`, once its options are checked. Imports PyTorch."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from artifact.manifest import Manifest
+from artifact.tolerance import Tolerance
+from export.artifact import Progress, silent, write_artifact
+from export.model_id import ModelId
+from export.precision import TOLERANCES, Precision
+from export.signature import AttentionModule
+from export.sources import PresetSource, Source
+from model.checkpoints.loading import load_checkpoint
+from model.presets import PRESETS, build_preset
+
+EXAMPLE_LENGTH = 128
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module to export.
+
+    Attributes:
+        skipped: Names in the checkpoint that are not part of attention.
+    """
+
+    module: AttentionModule
+    description: str
+    skipped: tuple[str, ...] = ()
+
+
+def load(source: Source) -> Loaded:
+    """Builds a preset, or reads a checkpoint.
+
+    Raises:
+        CheckpointError: The file cannot be read, or does not hold the layout under the prefix.
+    """
+    if isinstance(source, PresetSource):
+        return Loaded(build_preset(source.name, seed=source.seed), PRESETS[source.name].description)
+    checkpoint = load_checkpoint(
+        source.path,
+        layout=source.layout,
+        prefix=source.prefix,
+        heads=source.heads,
+        causal=source.causal,
+        cross=source.cross,
+        rotary_theta=source.rotary_theta,
+    )
+    description = f"{source.layout} checkpoint {source.name}, {source.prefix or 'no prefix'}"
+    return Loaded(checkpoint.module, description, checkpoint.skipped)
+
+
+def run(
+    source: Source,
+    model: ModelId,
+    out: Path,
+    precision: Precision,
+    *,
+    rtol: float | None,
+    atol: float | None,
+    replace: bool,
+    console: Console,
+) -> None:
+    """Exports a module and prints what was written.
+
+    Raises:
+        ArtifactExistsError: The repository holds another artifact of that name and version.
+        ExportError: The export failed.
+        ValueError: The checkpoint cannot be read.
+    """
+    with _progress() as progress:
+        progress("weights")
+        loaded = load(source)
+        folder, manifest = write_artifact(
+            loaded.module,
+            model,
+            out,
+            description=loaded.description,
+            precision=precision,
+            tolerance=_tolerance(precision, rtol, atol),
+            replace=replace,
+            progress=progress,
+        )
+    _print_skipped(loaded, console)
+    _print_artifact(folder, manifest, console)
+
+
+def describe(source: Source, console: Console) -> None:
+    """Prints the configuration of a module, its parameters and its floating-point operations.
+
+    Raises:
+        ValueError: The checkpoint cannot be read.
+    """
+    loaded = load(source)
+    _print_skipped(loaded, console)
+    config = loaded.module.config
+    length = EXAMPLE_LENGTH
+    linear = length * (config.flops_per_query + config.flops_per_key)
+    products = length * length * config.flops_per_pair
+    parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
+    for line in (
+        f"{source.name}: {loaded.description}",
+        f"  {config}",
+        f"  {parameters:,} parameters",
+        f"  floating-point operations: {config.flops_per_query:,} for each query row, "
+        f"{config.flops_per_key:,} for each key row, {config.flops_per_pair:,} for each pair of them",
+        f"  for {length} rows: {linear:,} in the linear layers, {products:,} in the attention products",
+    ):
+        console.print(line, markup=False)
+
+
+def _tolerance(precision: Precision, rtol: float | None, atol: float | None) -> Tolerance:
+    """The tolerance of a precision, with the values that are given."""
+    usual = TOLERANCES[precision]
+    return Tolerance(rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Shows the current step on standard error if it is a terminal, and nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield silent
+        return
+    with Console(stderr=True).status("") as status:
+        yield status.update
+
+
+def _print_skipped(loaded: Loaded, console: Console) -> None:
+    for name in loaded.skipped:
+        console.print(f"skipped (not part of attention): {name}", markup=False)
+
+
+def _print_artifact(folder: Path, manifest: Manifest, console: Console) -> None:
+    accepted = manifest.tolerance
+    report = json.loads((folder / manifest.parity_report).read_bytes())
+    cases = len(report["cases"])
+    found = f"{report['max_abs_error']:.2g} in {cases} cases" if cases else "not measured: no CPU kernels"
+    for line in (
+        str(folder),
+        f"  {manifest.parameters:,} parameters; opset {manifest.opset}; graphs {', '.join(manifest.graphs)}",
+        f"  largest difference from eager PyTorch {found}; "
+        f"tolerance {accepted.atol:g} + {accepted.rtol:g} x |value|",
+    ):
+        console.print(line, markup=False)

@@ -1,0 +1,57 @@
+"""Lowers a module, or the graph made from it, to a precision other than float32."""
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from torch import Tensor, nn
+
+from export.graph import quiet
+from export.precision import Precision
+from export.signature import output_tensors
+
+HALF_TYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+
+
+def lowered(module: nn.Module, precision: Precision) -> nn.Module:
+    """The module to export: the given one, or a copy of it that computes in half precision."""
+    dtype = HALF_TYPES.get(precision)
+    return module if dtype is None else _HalfPrecision(module, dtype)
+
+
+class _HalfPrecision(nn.Module):
+    """Casts float32 inputs to half precision, and outputs back to float32."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(module).to(dtype)
+        self.dtype = dtype
+
+    def forward(self, **options: Any) -> tuple[Tensor, ...]:
+        """Calls the module."""
+        outputs = self.module(**{name: self._cast(value) for name, value in options.items()})
+        return tuple(output.float() for output in output_tensors(outputs))
+
+    def _cast(self, value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self.dtype) if is_float else value
+
+
+def quantised(graph: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph with 8-bit linear layers (ONNX Runtime's dynamic quantisation, standard operators)."""
+    # The quantiser warns that its own shape inference should run first; the exporter has already inferred
+    # shapes.
+    with tempfile.TemporaryDirectory() as folder, quiet(""):
+        path = Path(folder) / "graph.onnx"
+        quantize_dynamic(
+            graph,
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+        )
+        return onnx.load(path)

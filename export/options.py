@@ -1,0 +1,125 @@
+"""The options of `python -m export`, by group. Does not import PyTorch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from export.precision import TOLERANCES, Precision
+from model.checkpoints.layouts import LAYOUTS
+
+SOURCE, CHECKPOINT, RESULT, TOLERANCE = "What to export", "With --weights", "Where to", "Precision"
+PRESET_SEED = 0
+ROTARY_THETA = 10_000.0
+_FP32 = TOLERANCES[Precision.FP32]
+_ROTARY = ", ".join(sorted(name for name, layout in LAYOUTS.items() if layout.rotary))
+
+Preset = Annotated[
+    str, typer.Argument(help="Name of the preset to export. --list shows all.", show_default=False)
+]
+ListPresets = Annotated[bool, typer.Option("--list", help="List the presets and exit.")]
+Describe = Annotated[
+    bool, typer.Option("--describe", help="Describe the module and exit. Nothing is written.")
+]
+ToolVersion = Annotated[
+    bool,
+    typer.Option(
+        "--tool-version", "-V", help="Show the version of this program and exit. --version is the model's."
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        help="Checkpoint (.safetensors, .pt, .pth or .bin) to export instead of a preset.",
+        rich_help_panel=SOURCE,
+        show_default=False,
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help=f"Seed of a preset's random weights. Default: {PRESET_SEED}.",
+        rich_help_panel=SOURCE,
+        show_default=False,
+    ),
+]
+Layout = Annotated[
+    str,
+    typer.Option(
+        help=f"Names in the checkpoint: {', '.join(sorted(LAYOUTS))}.",
+        rich_help_panel=CHECKPOINT,
+        show_default=False,
+    ),
+]
+Prefix = Annotated[
+    str,
+    typer.Option(
+        help="The part of each name before the layout's own names, such as encoder.layer.0.attention.",
+        rich_help_panel=CHECKPOINT,
+        show_default=False,
+    ),
+]
+Heads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of query heads.", rich_help_panel=CHECKPOINT, show_default=False),
+]
+Causal = Annotated[
+    bool, typer.Option("--causal", help="Rows do not attend to later rows.", rich_help_panel=CHECKPOINT)
+]
+Cross = Annotated[
+    bool, typer.Option("--cross", help="Keys come from a second sequence.", rich_help_panel=CHECKPOINT)
+]
+RotaryTheta = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help=f"Base frequency of the rotary embedding, for layout {_ROTARY}; 0 for none. "
+        f"Default: {ROTARY_THETA:g}.",
+        rich_help_panel=CHECKPOINT,
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Model repository; made if it does not exist.", rich_help_panel=RESULT, show_default=False
+    ),
+]
+Name = Annotated[
+    str,
+    typer.Option(
+        help="Name of the model. Default: the name of the preset.", rich_help_panel=RESULT, show_default=False
+    ),
+]
+Version = Annotated[int, typer.Option(min=1, help="Version of the model.", rich_help_panel=RESULT)]
+Replace = Annotated[
+    bool,
+    typer.Option(
+        "--replace",
+        help="Replace a different artifact of this name and version. Without it, such an export is refused; "
+        "an identical one succeeds and changes nothing.",
+        rich_help_panel=RESULT,
+    ),
+]
+ElementType = Annotated[
+    Precision, typer.Option(help="Element type of the arithmetic.", rich_help_panel=TOLERANCE)
+]
+RelativeTolerance = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help=f"Largest accepted relative difference from eager PyTorch. Default for fp32: {_FP32.rtol:g}.",
+        rich_help_panel=TOLERANCE,
+        show_default=False,
+    ),
+]
+AbsoluteTolerance = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help=f"Largest accepted absolute difference, added to the relative one. "
+        f"Default for fp32: {_FP32.atol:g}.",
+        rich_help_panel=TOLERANCE,
+        show_default=False,
+    ),
+]

@@ -1,0 +1,113 @@
+"""Where an artifact is written: checked before the export begins, replaced whole once it ends."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from artifact.manifest import ArtifactError, Manifest
+from export.errors import ArtifactExistsError
+from export.model_id import ModelId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A version of a model in a repository.
+
+    Attributes:
+        replace: Whether to replace a different artifact of this name and version.
+    """
+
+    repository: Path
+    model: ModelId
+    replace: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the artifact."""
+        return self.model.folder(self.repository)
+
+    def check(self, source: str) -> None:
+        """Refuses an export that cannot end well, before it begins.
+
+        An artifact that records the same source passes: the export may turn out to be identical, and then
+        succeeds without a change. So does one that records no source, as earlier versions wrote it.
+
+        Args:
+            source: The `source_digest` of what is to be exported.
+
+        Raises:
+            ArtifactExistsError: The folder holds an artifact of another source, or a damaged one.
+        """
+        if self.replace or not self.folder.exists():
+            return
+        try:
+            found = Manifest.load(self.folder)
+            found.verify_files(self.folder)
+        except ArtifactError as error:
+            raise self._exists(f"a damaged artifact ({error})") from error
+        if found.source not in ("", source):
+            raise self._exists("another artifact")
+
+    @contextmanager
+    def temporary_folder(self) -> Iterator[Path]:
+        """A folder beside the target to write into. It is removed, unless `put` has moved it."""
+        parent = self.folder.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{self.model.version}.", dir=parent))
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):  # the folder holds this or other versions
+                parent.rmdir()
+
+    def put(self, temporary: Path, manifest: Manifest) -> None:
+        """Moves a written artifact into place, unless the target holds the same one.
+
+        Raises:
+            ArtifactExistsError: The target holds another artifact, and `replace` is false.
+        """
+        # Servers run as other users than exporters; temporary folders and some writers deny them access.
+        temporary.chmod(0o755)
+        for path in temporary.iterdir():
+            path.chmod(0o644)
+        if not self.folder.exists():
+            temporary.rename(self.folder)
+        elif not _is_same_model(self.folder, manifest):
+            if not self.replace:
+                raise self._exists("another artifact")
+            self._exchange(temporary)
+
+    def _exchange(self, temporary: Path) -> None:
+        retired = temporary.with_name(temporary.name + ".retired")
+        self.folder.rename(retired)
+        try:
+            temporary.rename(self.folder)
+        except OSError:
+            retired.rename(self.folder)
+            raise
+        shutil.rmtree(retired)
+
+    def _exists(self, what: str) -> ArtifactExistsError:
+        free = self.model.next_free_version(self.repository)
+        return ArtifactExistsError(
+            f"{self.folder} holds {what}; replace it (--replace), or choose another version: {free} is free"
+        )
+
+
+def _is_same_model(folder: Path, manifest: Manifest) -> bool:
+    """Whether the folder holds these graphs, golden vectors and metadata; measured errors may differ."""
+    try:
+        found = Manifest.load(folder)
+        found.verify_files(folder)
+    except ArtifactError:
+        return False
+    return _identity(found) == _identity(manifest)
+
+
+def _identity(manifest: Manifest) -> Manifest:
+    files = {name: digest for name, digest in manifest.files.items() if name != manifest.parity_report}
+    return manifest.model_copy(update={"files": files, "source": ""})
