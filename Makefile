@@ -39,7 +39,7 @@ env: .venv/.installed-$(RUNTIME)
 
 .venv/.installed-$(RUNTIME): pyproject.toml clients/python/pyproject.toml
 	$(PYTHON3) -m venv .venv
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e clients/python '.[$(RUNTIME),export,enrich,ray,dev]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e 'clients/python[cli]' '.[$(RUNTIME),export,enrich,ray,dev]'
 	touch $@
 
 clean: ## remove everything that is not in the repository

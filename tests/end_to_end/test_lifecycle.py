@@ -105,7 +105,7 @@ def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -
             assert server.stop() == 0
             answers = [one.exception() or one.result() for one in asked]
         with pytest.raises(UnavailableError):
-            client.attend("multi-head-768x12", LONG[:1])
+            client.attend("multi-head-768x12", LONG[:1], timeout=1)
     assert len(answers) == 4
     for answer in answers:
         assert not isinstance(answer, BaseException), answer

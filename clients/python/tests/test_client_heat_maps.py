@@ -1,4 +1,4 @@
-"""What a picture of attention weights holds; changes with how it looks."""
+"""Heat maps of attention weights."""
 
 import subprocess
 import sys
@@ -48,17 +48,17 @@ def test_the_lowest_heat_map_of_every_column_shows_the_words_of_its_keys(heads: 
 
 
 @pytest.mark.parametrize(("words", "shown"), [(3, True), (30, False)], ids=["few", "many"])
-def test_numbers_stand_in_cells_that_can_hold_them(words: int, shown: bool):
+def test_numbers_are_written_into_cells_that_are_large_enough(words: int, shown: bool):
     drawn, weights = figure(1, ["w"] * words)
     texts = [text.get_text() for text in drawn.axes[0].texts]
     assert texts == ([f"{weight:.2f}" for weight in weights.ravel().astype(np.float32)] if shown else [])
 
 
-def test_a_word_with_dollar_signs_is_no_formula():
+def test_a_word_with_dollar_signs_is_not_a_formula():
     drawn, _ = figure(1, ["$\\nonesuch$", "$", "b"])
     drawn.draw_without_rendering()
 
 
-def test_no_global_state_of_pyplot_is_touched():
+def test_pyplot_is_not_imported():
     code = "import sys, attention_client._heat_maps; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

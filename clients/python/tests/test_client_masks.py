@@ -1,4 +1,4 @@
-"""Masks to bits; changes with how the wire carries masks."""
+"""Encoding of masks as bits."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def mask_shape(rank: int, queries: int, keys: int):
 
 
 def unpacked(mask: pb.AttentionMask, pieces: list[Any]):
-    """The bits of a message, cut into the shapes of the pieces; the spare ones must be fewer than 8."""
+    """The bits of a message, cut into the shapes of the pieces; fewer than 8 are spare."""
     bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little").astype(bool)
     total = sum(piece.size for piece in pieces)
     assert 0 <= len(bits) - total < 8
@@ -94,7 +94,7 @@ def test_a_mask_for_text_has_any_size():
     assert (mask.kind, mask.bits) == (KINDS[0], bytes([0b011]))
 
 
-def test_no_mask_is_absent():
+def test_without_a_mask_the_field_is_absent():
     assert not encode_vectors(OPTIONS, AttendInputs(np.ones((2, 1)))).request.HasField("mask")
 
 
@@ -124,7 +124,7 @@ TRUE = np.ones
         pytest.param(list(BATCH), [TRUE((1, 3, 3), bool), TRUE((2, 3, 3), bool)], id="two-head-counts"),
     ],
 )
-def test_a_mask_that_does_not_fit_is_refused(query: Any, mask: Any):
+def test_a_mask_of_another_shape_is_refused(query: Any, mask: Any):
     with pytest.raises(ValueError, match=r"^mask.*expected .*; found ") as caught:
         encode_vectors(OPTIONS, AttendInputs(query, mask=mask))
     assert caught.value.field.startswith("mask")

@@ -1,4 +1,4 @@
-"""Model descriptions to values; changes with the Model message."""
+"""Descriptions of models."""
 
 import dataclasses
 
@@ -48,13 +48,18 @@ def test_every_field_is_read():
     }
 
 
-def test_a_model_that_failed_states_no_measurement():
+def test_what_a_failed_model_does_not_state_is_none():
     model = ModelInfo.from_proto(
         pb.Model(name="m", state=pb.Model.STATE_FAILED, state_reason="missed tolerance")
     )
     assert (model.state, model.state_reason) == ("failed", "missed tolerance")
     assert model.parity is None
     assert model.cost is None
+    assert model.num_heads is None
+
+
+def test_a_cost_of_zero_operations_is_unknown():
+    assert ModelInfo.from_proto(pb.Model(name="m", cost=pb.Cost())).cost is None
 
 
 @pytest.mark.parametrize(

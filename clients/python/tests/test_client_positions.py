@@ -1,4 +1,4 @@
-"""Positions to integers; changes with what a call of a rotary model accepts."""
+"""Encoding of positions."""
 
 import numpy as np
 import pytest
@@ -46,5 +46,5 @@ OPTIONS = RequestOptions(model="m")
         pytest.param(AttendInputs(np.ones((3, 1))), [], id="none"),
     ],
 )
-def test_positions_travel_concatenated(inputs: AttendInputs, sent: list[int]):
+def test_positions_are_sent_concatenated(inputs: AttendInputs, sent: list[int]):
     assert list(encode_vectors(OPTIONS, inputs).request.positions) == sent

@@ -1,4 +1,4 @@
-"""Arrays to bytes and back in kind; changes with what a call accepts and answers."""
+"""Encoding of arrays and decoding of results in the form of the query."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ def matrices(width: int):
 
 
 def echo(call: EncodedCall) -> pb.AttendResponse:
-    """The answer whose context vectors are the query, and whose weights count up from 1."""
+    """A response whose context vectors are the query and whose weights count up from 1."""
     query = call.request.query
     keys = call.request.key if call.request.HasField("key") else query
     sizes = [2 * tq * tk for tq, tk in zip(query.lengths, keys.lengths, strict=True)]
@@ -43,7 +43,7 @@ def echo(call: EncodedCall) -> pb.AttendResponse:
 
 
 def parts(sizes: list[tuple[int, ...]]):
-    """The numbers 1, 2, ... cut into shapes."""
+    """The numbers 1, 2, ... in arrays of these shapes."""
     counter = itertools.count(1)
     return [
         np.array([next(counter) for _ in range(math.prod(size))], np.float32).reshape(size) for size in sizes
@@ -51,7 +51,7 @@ def parts(sizes: list[tuple[int, ...]]):
 
 
 @given(SIZES.flatmap(matrices))
-def test_one_sequence_comes_back_as_one(query: FloatArray):
+def test_the_result_of_one_sequence_is_an_array(query: FloatArray):
     call = encode_vectors(OPTIONS, AttendInputs(query))
     result = decode_result(echo(call), call.response_shape)
     np.testing.assert_array_equal(result.context_vectors, query)
@@ -63,7 +63,7 @@ def test_one_sequence_comes_back_as_one(query: FloatArray):
     SIZES.flatmap(lambda width: st.lists(matrices(width), min_size=1, max_size=4)),
     st.sampled_from([list, tuple]),
 )
-def test_a_list_comes_back_as_a_list(queries: list[FloatArray], kind: type[Any]):
+def test_the_result_of_a_list_is_a_list(queries: list[FloatArray], kind: type[Any]):
     call = encode_vectors(OPTIONS, AttendInputs(kind(queries)))
     result = decode_result(echo(call), call.response_shape)
     assert isinstance(result.context_vectors, list)
@@ -75,7 +75,7 @@ def test_a_list_comes_back_as_a_list(queries: list[FloatArray], kind: type[Any])
 
 
 @given(st.data())
-def test_a_padded_batch_sends_valid_rows_only_and_answers_zeros_elsewhere(data: st.DataObject):
+def test_padding_is_not_sent_and_its_results_are_zeros(data: st.DataObject):
     count, rows, width = (data.draw(SIZES) for _ in range(3))
     query = data.draw(arrays(np.float32, (count, rows, width), elements=FLOATS))
     lengths = data.draw(st.lists(st.integers(1, rows), min_size=count, max_size=count))
@@ -91,7 +91,7 @@ def test_a_padded_batch_sends_valid_rows_only_and_answers_zeros_elsewhere(data: 
 
 
 @given(st.data())
-def test_lengths_cut_key_and_value_and_never_the_query_of_cross_attention(data: st.DataObject):
+def test_in_cross_attention_lengths_cut_key_and_value_only(data: st.DataObject):
     count, queries, keys = (data.draw(SIZES) for _ in range(3))
     lengths = data.draw(st.lists(st.integers(1, keys), min_size=count, max_size=count))
     query, key = np.ones((count, queries, 3)), np.arange(count * keys * 2.0).reshape(count, keys, 2)
@@ -109,7 +109,7 @@ def test_lengths_cut_key_and_value_and_never_the_query_of_cross_attention(data: 
 
 
 @given(st.data())
-def test_leading_axes_come_back_as_they_were(data: st.DataObject):
+def test_the_result_has_the_leading_axes_of_the_query(data: st.DataObject):
     leading = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple))
     rows, width = data.draw(SIZES), data.draw(SIZES)
     query = data.draw(arrays(np.float32, (*leading, rows, width), elements=FLOATS))
@@ -126,7 +126,7 @@ def test_leading_axes_come_back_as_they_were(data: st.DataObject):
     np.testing.assert_array_equal(result.attention_weights, expected)
 
 
-def test_key_and_value_travel_with_the_querys_leading_axes():
+def test_key_and_value_have_the_leading_axes_of_the_query():
     key = np.arange(2 * 3 * 4 * 2.0).reshape(2, 3, 4, 2)
     call = encode_vectors(OPTIONS, AttendInputs(np.ones((2, 3, 1, 5)), key, key[..., :1]))
     assert list(call.request.key.lengths) == list(call.request.value.lengths) == [4] * 6
@@ -148,19 +148,19 @@ def test_key_and_value_travel_with_the_querys_leading_axes():
     ],
 )
 @pytest.mark.parametrize("copies", [1, 2], ids=["alone", "in-a-list"])
-def test_any_layout_and_real_type_travels_as_row_major_float32(array: Array, copies: int):
+def test_any_layout_and_real_type_is_sent_as_row_major_float32(array: Array, copies: int):
     call = encode_vectors(OPTIONS, AttendInputs([array] * copies if copies > 1 else array))
     sent = np.frombuffer(call.request.query.data, "<f4").reshape(-1, array.shape[1])
     np.testing.assert_array_equal(sent, np.concatenate([array] * copies))
 
 
-def test_bfloat16_travels_as_float32():
+def test_bfloat16_is_sent_as_float32():
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     call = encode_vectors(OPTIONS, AttendInputs(np.array([[1.5, -2.0]], bfloat16)))
     assert np.frombuffer(call.request.query.data, "<f4").tolist() == [1.5, -2.0]
 
 
-def test_results_are_writable_and_their_own():
+def test_results_are_writable_copies():
     query = np.ones((2, 3), np.float32)
     call = encode_vectors(OPTIONS, AttendInputs(query))
     response = echo(call)
@@ -178,7 +178,7 @@ def test_results_are_writable_and_their_own():
         pytest.param([np.array([3]), [1, 2]], None, [3, 1, 2], [1, 2], id="list"),
     ],
 )
-def test_token_ids_travel_concatenated(
+def test_token_ids_are_sent_concatenated(
     ids: Any, lengths: list[int] | None, sent: list[int], sent_lengths: list[int]
 ):
     request = encode_tokens(OPTIONS, ids, lengths=lengths).request
@@ -187,7 +187,7 @@ def test_token_ids_travel_concatenated(
 
 
 @pytest.mark.parametrize("text", ["one text", ["one", "two words"]], ids=["one", "list"])
-def test_texts_travel_as_they_are(text: Any):
+def test_texts_are_sent_unchanged(text: Any):
     call = encode_texts(OPTIONS, text)
     assert list(call.request.text.texts) == ([text] if isinstance(text, str) else text)
     assert (call.request.model_name, call.request.model_version) == ("m", "7")
@@ -198,12 +198,12 @@ def test_texts_travel_as_they_are(text: Any):
     "damage",
     [
         pytest.param({"data": b"\0" * 4}, id="too-short"),
-        pytest.param({"data": b"\0" * 23}, id="no-whole-elements"),
-        pytest.param({"lengths": [1, 1]}, id="more-sequences-than-asked-for"),
+        pytest.param({"data": b"\0" * 23}, id="partial-element"),
+        pytest.param({"lengths": [1, 1]}, id="more-sequences-than-requested"),
         pytest.param({"data_type": pb.DATA_TYPE_FP16}, id="another-type"),
     ],
 )
-def test_an_answer_that_contradicts_itself_is_an_internal_error(damage: dict[str, Any]):
+def test_a_response_that_contradicts_itself_is_an_internal_error(damage: dict[str, Any]):
     call = encode_vectors(OPTIONS, AttendInputs(np.ones((2, 3))))
     fields = {"data_type": pb.DATA_TYPE_FP32, "width": 3, "lengths": [2], "data": b"\0" * 24}
     response = pb.AttendResponse(context_vectors=pb.VectorSequences(**{**fields, **damage}))
@@ -211,7 +211,7 @@ def test_an_answer_that_contradicts_itself_is_an_internal_error(damage: dict[str
         decode_result(response, call.response_shape)
 
 
-def test_an_answer_with_more_rows_than_the_batch_is_an_internal_error():
+def test_a_response_with_more_rows_than_the_batch_is_an_internal_error():
     call = encode_vectors(OPTIONS, AttendInputs(np.ones((2, 3, 1))))
     context = pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=1, lengths=[4, 2], data=b"\0" * 24)
     with pytest.raises(InternalError, match="larger"):

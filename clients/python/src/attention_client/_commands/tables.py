@@ -1,10 +1,16 @@
-"""What the commands print: changes with how models and results read on a terminal.
+"""Formats descriptions of models, vectors and weights for a terminal, and prints JSON.
 
 Notation: T rows of a sequence, Tq query rows, Tk key rows, d elements of a row.
 """
 
+import json
 from collections.abc import Sequence
 from typing import TypeAlias
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from attention_client._models import CostInfo, ModelInfo, ParityInfo, TensorInfo
 from attention_client._values import FloatArray
@@ -14,8 +20,29 @@ _SHOWN_ELEMENTS = 6
 _EXAMPLE_LENGTH = 128
 
 
+def print_json(value: object) -> None:
+    """Prints one JSON document."""
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def print_models(models: Sequence[ModelInfo]) -> None:
+    """Prints one row for each model, within the width of the terminal, and why models failed."""
+    listing = Table("MODEL", "VERSION", "STATE", "INPUTS", "MAX ERROR", box=None, pad_edge=False)
+    for model in models:
+        error = f"{model.parity.measured_max_abs_error:.1e}" if model.parity else "-"
+        inputs = "\n".join(_tensor(tensor, "?") for tensor in model.inputs) or "-"
+        listing.add_row(*(Text(cell) for cell in (model.name, model.version, model.state, inputs, error)))
+    for column in (listing.columns[0], listing.columns[3]):
+        column.overflow = "fold"
+    console = Console(highlight=False, markup=False)
+    console.print(listing)
+    for model in models:
+        if model.state_reason:
+            typer.echo(f"{model.name} {model.version}: {model.state}: {model.state_reason}")
+
+
 def table(rows: Sequence[_Row], *, numbers: bool = False) -> str:
-    """Aligns the columns: to the left, or all but the first to the right where they hold numbers."""
+    """Aligns the columns to the left or, if they hold numbers, all but the first to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     aligns = ["<", *(">" if numbers else "<" for _ in widths[1:])]
     lines = (
@@ -28,14 +55,9 @@ def table(rows: Sequence[_Row], *, numbers: bool = False) -> str:
 
 
 def word_labels(text: str, count: int) -> list[str]:
-    """The words of a text without commas, where they are as many as its tokens, or else numbers."""
+    """The words of a text without commas if they are as many as its tokens; otherwise numbers."""
     words = text.replace(",", "").split()
     return words if len(words) == count else [str(index) for index in range(count)]
-
-
-def models_table(models: Sequence[ModelInfo]) -> str:
-    """One row per model."""
-    return table([("NAME", "VERSION", "STATE", "INPUTS", "PARITY"), *(_model_row(model) for model in models)])
 
 
 def vectors_table(labels: Sequence[str], vectors: FloatArray) -> str:
@@ -45,25 +67,31 @@ def vectors_table(labels: Sequence[str], vectors: FloatArray) -> str:
     return table([("  " + label, *row, *more) for label, row in zip(labels, numbers, strict=True)])
 
 
-def weights_table(labels: Sequence[str], weights: FloatArray) -> str:
-    """The weights of one head, (Tq, Tk): a row for each query, a column for each key."""
+def weights_table(labels: Sequence[str], weights: FloatArray, rows: Sequence[str] | None = None) -> str:
+    """The weights of one head, (Tq, Tk): a row for each query, a column for each key.
+
+    Args:
+        labels: One for each key.
+        weights: The weights.
+        rows: One for each query; None means the labels of the keys.
+    """
     numbers = ([f"{number:.2f}" for number in row] for row in weights)
-    body = [("  " + label, *row) for label, row in zip(labels, numbers, strict=True)]
+    body = [("  " + label, *row) for label, row in zip(rows or labels, numbers, strict=True)]
     return table([("", *labels), *body], numbers=True)
 
 
 def description(model: ModelInfo) -> str:
-    """Everything that the server says of a model, one thing to a line."""
+    """All that the server states about a model, one line for each property."""
     lines = [
         ("name", model.name),
         ("version", model.version),
         ("state", _state(model)),
         ("description", model.description or "-"),
-        *_listed("inputs", model.inputs, "may be left out"),
-        *_listed("outputs", model.outputs, "where asked for"),
+        *_listed("inputs", model.inputs, "optional"),
+        *_listed("outputs", model.outputs, "on request"),
         ("text", "accepted" if model.accepts_text else "not accepted"),
-        ("heads", str(model.num_heads)),
-        ("causal", "yes" if model.causal else "no"),
+        ("heads", "- (not an attention module)" if model.num_heads is None else str(model.num_heads)),
+        ("causal", _causal(model)),
         ("parameters", f"{model.parameters:,}"),
         *_operations(model.cost),
         ("parity", _full_parity(model.parity)),
@@ -72,9 +100,10 @@ def description(model: ModelInfo) -> str:
     return table(lines)
 
 
-def _model_row(model: ModelInfo) -> _Row:
-    inputs = ", ".join(_tensor(tensor, "?") for tensor in model.inputs) or "-"
-    return model.name, model.version, _state(model), inputs, _brief_parity(model.parity)
+def _causal(model: ModelInfo) -> str:
+    if model.num_heads is None:
+        return "-"
+    return "yes" if model.causal else "no"
 
 
 def _state(model: ModelInfo) -> str:
@@ -87,31 +116,24 @@ def _tensor(tensor: TensorInfo, mark: str = "") -> str:
 
 
 def _listed(label: str, tensors: Sequence[TensorInfo], when_optional: str) -> list[_Row]:
-    """A line for each tensor; the label stands before the first."""
+    """One line for each tensor; the label precedes the first."""
     texts = [
         f"{_tensor(tensor)}, {when_optional}" if tensor.optional else _tensor(tensor) for tensor in tensors
     ]
     return [(label if index == 0 else "", text) for index, text in enumerate(texts or ["-"])]
 
 
-def _brief_parity(parity: ParityInfo | None) -> str:
-    if parity is None:
-        return "-"
-    limits = f"atol {parity.absolute_tolerance:g}, rtol {parity.relative_tolerance:g}"
-    return f"{parity.measured_max_abs_error:.1e} ({limits})"
-
-
 def _full_parity(parity: ParityInfo | None) -> str:
     if parity is None:
         return "-"
     limit = f"{parity.absolute_tolerance:.2g} + {parity.relative_tolerance:.2g} x |eager|"
-    return f"|served - eager| <= {limit}; at most {parity.measured_max_abs_error:.2g} measured"
+    return f"|served - eager| <= {limit}; largest measured: {parity.measured_max_abs_error:.2g}"
 
 
 def _operations(cost: CostInfo | None) -> list[_Row]:
-    """Floating-point operations, and what they come to for one sequence."""
+    """Floating-point operations, with their total for an example sequence."""
     if cost is None:
-        return [("operations", "-")]
+        return [("operations", "unknown")]
     rows = _EXAMPLE_LENGTH * (cost.flops_per_query + cost.flops_per_key)
     pairs = _EXAMPLE_LENGTH**2 * cost.flops_per_pair
     return [

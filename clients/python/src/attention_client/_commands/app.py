@@ -1,0 +1,68 @@
+"""The command line `attention-client`: its options before the command, and the list of its commands."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from attention_client import __version__
+from attention_client._commands.compute import attend, text, tokens, weights
+from attention_client._commands.models import describe, health, models
+from attention_client._commands.session import add_command, add_options, fail
+
+app = typer.Typer(
+    help="Compute context vectors on an attention server and inspect its models.",
+    epilog="Exit codes: 0 success, 1 the call failed, 2 wrong usage.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(*, requested: bool) -> None:
+    if requested:
+        typer.echo(f"attention-client {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda value: _print_version(requested=value),
+            is_eager=True,
+            help="Print the client's version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Compute context vectors on an attention server and inspect its models."""
+
+
+def _enrich(ctx: typer.Context) -> None:
+    """Add context vectors to a table as a new column. `enrich --help` shows its options."""
+    try:
+        enrich = import_module("attention_client.enrich.cli")
+    except ModuleNotFoundError as error:
+        fail(f"enrich needs {error.name}: pip install 'attention-client[enrich]'")
+    server = [] if ctx.obj.get("server") is None else ["--server", ctx.obj["server"]]
+    command = typer.main.get_command(enrich.app)
+    sys.exit(command.main([*server, *ctx.args], prog_name="attention-client enrich"))
+
+
+app.callback()(add_options(_root))
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Compute": (attend, text, tokens, weights),
+    "Inspect": (models, describe, health),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        add_command(app, _command, panel=_panel)
+app.command(
+    "enrich",
+    rich_help_panel="Tables",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)(_enrich)

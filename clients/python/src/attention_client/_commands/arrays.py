@@ -1,0 +1,136 @@
+"""Reads the arrays, token ids and texts of a command and writes its results.
+
+An argument is a file (.npy, .npz or JSON), "-" for standard input, or a JSON list. A .npz file holds one
+sequence in each of its arrays.
+"""
+
+import io
+import json
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import typer
+
+from attention_client._values import Array
+
+Arrays: TypeAlias = Array | list[Any]
+STANDARD_INPUT = "-"
+_SUFFIXES = (".npy", ".npz", ".json")
+_NPY, _ZIP = b"\x93NUMPY", b"PK"
+
+
+def read_array(option: str, value: str) -> Arrays:
+    """The array or the list of arrays that an option names.
+
+    Raises:
+        typer.BadParameter: It cannot be read.
+    """
+    return _checked(option, value, value.encode() if value.startswith("[") else read_bytes(option, value))
+
+
+def read_token_ids(option: str, value: str) -> Arrays:
+    """As `read_array`, or text with the ids of one sequence on each line."""
+    data = read_bytes(option, value)
+    if data.startswith((_NPY, _ZIP)) or data.lstrip().startswith(b"["):
+        return _checked(option, value, data)
+    try:
+        return [[int(word) for word in line.split()] for line in data.decode().splitlines() if line.strip()]
+    except ValueError as error:
+        raise typer.BadParameter(f"{value}: not lines of integers ({error})", param_hint=option) from error
+
+
+def read_texts(option: str, value: str) -> list[str]:
+    """The lines of a text file that are not blank."""
+    try:
+        lines = read_bytes(option, value).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{value}: not UTF-8 text ({error})", param_hint=option) from error
+    return [line for line in lines if line.strip()]
+
+
+def read_bytes(option: str, value: str) -> bytes:
+    """The contents of a file, or of standard input for "-"."""
+    try:
+        return sys.stdin.buffer.read() if value == STANDARD_INPUT else Path(value).read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def check_inputs(values: Sequence[str | None]) -> None:
+    """Standard input can be read once.
+
+    Raises:
+        typer.BadParameter: Several options name it.
+    """
+    if sum(value == STANDARD_INPUT for value in values) > 1:
+        raise typer.BadParameter("only one input can be - (standard input); name files for the others")
+
+
+def is_list_of_sequences(value: Arrays | None, *, rank: int) -> bool:
+    """Whether a list holds sequences of that rank, rather than the rows of one."""
+    if not isinstance(value, list) or not value:
+        return False
+    try:
+        return np.ndim(value[0]) >= rank
+    except ValueError:  # nested lists of different lengths
+        return True
+
+
+def check_output(option: str, path: Path | None, *, several: bool) -> None:
+    """Refuses a file that cannot hold the result, before the result is computed.
+
+    Raises:
+        typer.BadParameter: The suffix is unknown, or a .npy file is named for several sequences.
+    """
+    if path is None:
+        return
+    if path.suffix not in _SUFFIXES:
+        message = f"{path}: expected a name that ends with {', '.join(_SUFFIXES)}"
+        raise typer.BadParameter(message, param_hint=option)
+    if several and path.suffix == ".npy":
+        message = f"{path}: a .npy file holds one array, and the query is a list; name a .npz or .json file"
+        raise typer.BadParameter(message, param_hint=option)
+    if not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{path}: the folder does not exist", param_hint=option)
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Writes one array or a list of them, in the format of the file's suffix."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps(as_lists(arrays)))
+    elif path.suffix == ".npz":
+        np.savez(path, *(arrays if isinstance(arrays, list) else [arrays]))
+    else:
+        np.save(path, arrays)
+
+
+def as_lists(arrays: Arrays | None) -> Any:
+    """Arrays as nested lists, for JSON."""
+    if isinstance(arrays, list):
+        return [array.tolist() for array in arrays]
+    return None if arrays is None else arrays.tolist()
+
+
+def _checked(option: str, value: str, data: bytes) -> Arrays:
+    try:
+        return _parse(data)
+    except (ValueError, EOFError, KeyError, OSError, zipfile.BadZipFile, RecursionError) as error:
+        message = f"{value}: not a .npy, .npz or JSON array ({error})"
+        raise typer.BadParameter(message, param_hint=option) from error
+
+
+def _parse(data: bytes) -> Arrays:
+    if data.startswith(_NPY):
+        array: Array = np.load(io.BytesIO(data), allow_pickle=False)
+        return array
+    if data.startswith(_ZIP):
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return [archive[name] for name in archive.files]
+    parsed = json.loads(data)
+    if not isinstance(parsed, list):
+        raise ValueError(f"expected a list; found {type(parsed).__name__}")  # noqa: TRY004 - the file is wrong
+    return parsed

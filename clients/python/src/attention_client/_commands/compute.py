@@ -1,0 +1,195 @@
+"""Commands that compute: attend, text, tokens, weights."""
+
+from collections.abc import Sized
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from attention_client._commands.arrays import (
+    check_inputs,
+    is_list_of_sequences,
+    read_array,
+    read_texts,
+    read_token_ids,
+)
+from attention_client._commands.models import ModelName, ModelVersion
+from attention_client._commands.results import Output, print_result
+from attention_client._commands.session import Session, fail
+from attention_client._commands.tables import print_json, weights_table, word_labels
+
+_ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
+_INPUTS, _OUTPUT = "Inputs", "Output"
+_ValueT = TypeVar("_ValueT", bound=Sized)
+
+
+def _input(name: str, text: str, metavar: str = "ARRAY") -> Any:
+    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=_INPUTS, show_default=False)
+
+
+def _output(name: str, text: str) -> Any:
+    return typer.Option(name, metavar="FILE", help=text, rich_help_panel=_OUTPUT, show_default=False)
+
+
+OutFile = Annotated[
+    Path | None,
+    _output("--out", "Write the context vectors to this file (.npy, .npz, .json) rather than print them."),
+]
+WeightsFile = Annotated[
+    Path | None,
+    _output("--weights", "Compute the attention weights too and write them to this file; - prints them."),
+]
+Mask = Annotated[str | None, _input("--mask", "Booleans, true = may attend: (Tk,), (Tq, Tk) or (H, Tq, Tk).")]
+Lengths = Annotated[
+    str | None, _input("--lengths", "Valid rows of each key sequence of a padded batch, integers from 1.")
+]
+
+
+def attend(
+    session: Session,
+    *,
+    model: ModelName,
+    version: ModelVersion = "",
+    query: Annotated[str, _input("--query", f"(T, d), (..., T, d) or a list of (T, d): {_ARRAY}.")],
+    key: Annotated[
+        str | None, _input("--key", "Keys, for cross-attention; in the form of the query.")
+    ] = None,
+    value: Annotated[
+        str | None, _input("--value", "Values, for models that separate them from the keys.")
+    ] = None,
+    mask: Mask = None,
+    lengths: Lengths = None,
+    positions: Annotated[
+        str | None, _input("--positions", "Positions of the query rows, integers, for rotary models.")
+    ] = None,
+    out: OutFile = None,
+    weights: WeightsFile = None,
+) -> None:
+    """Compute the context vectors of arrays."""
+    given = {"query": query, "key": key, "value": value, "mask": mask, "lengths": lengths}
+    given["positions"] = positions
+    check_inputs(list(given.values()))
+    arrays: dict[str, Any] = {
+        name: None if text is None else read_array(f"--{name}", text) for name, text in given.items()
+    }
+    output = Output(out, weights, several=is_list_of_sequences(arrays["query"], rank=2))
+    result = session.client.attend(model, version=version, return_weights=output.wants_weights, **arrays)
+    print_result(session, result, output)
+
+
+def text(
+    session: Session,
+    *,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)
+    ] = None,
+    model: ModelName,
+    version: ModelVersion = "",
+    file: Annotated[
+        str | None, _input("--file", "File with one text on each line; - for standard input.", "FILE")
+    ] = None,
+    out: OutFile = None,
+    weights: WeightsFile = None,
+) -> None:
+    """Compute the context vectors of texts, for models with a tokenizer."""
+    found = _one_source("TEXT", texts, None if file is None else read_texts("--file", file))
+    output = Output(out, weights, several=True)
+    result = session.client.attend_text(
+        model, list(found), version=version, return_weights=output.wants_weights
+    )
+    print_result(session, result, output, texts=found)
+
+
+def tokens(
+    session: Session,
+    *,
+    ids: Annotated[
+        list[int] | None, typer.Argument(metavar="ID", help="Token ids of one sequence.", show_default=False)
+    ] = None,
+    model: ModelName,
+    version: ModelVersion = "",
+    file: Annotated[
+        str | None,
+        _input(
+            "--file", "File: .npy, .npz, JSON, or one sequence on each line; - for standard input.", "FILE"
+        ),
+    ] = None,
+    mask: Mask = None,
+    lengths: Lengths = None,
+    out: OutFile = None,
+    weights: WeightsFile = None,
+) -> None:
+    """Compute the context vectors of token ids."""
+    check_inputs([file, mask, lengths])
+    found: Any = _one_source("ID", ids, None if file is None else read_token_ids("--file", file))
+    output = Output(out, weights, several=is_list_of_sequences(found, rank=1))
+    result = session.client.attend_tokens(
+        model,
+        found,
+        mask=None if mask is None else read_array("--mask", mask),
+        lengths=None if lengths is None else read_array("--lengths", lengths),
+        version=version,
+        return_weights=output.wants_weights,
+    )
+    print_result(session, result, output)
+
+
+def weights(
+    session: Session,
+    *,
+    model: ModelName,
+    version: ModelVersion = "",
+    text: Annotated[str, _input("--text", "Text whose words attend to each other.", "TEXT")],
+    head: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Only this head, from 0. Default: all.", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        _output("--plot", "Draw heat maps to this file (.png, .svg, .pdf); needs the extra plot."),
+    ] = None,
+) -> None:
+    """Print or draw the attention weights of a text."""
+    heat_maps = None if plot is None else _heat_maps()  # before the server computes in vain
+    result = session.client.attend_text(model, text, version=version, return_weights=True)
+    found = result.attention_weights
+    if found is None:
+        fail(f"model {result.model_name!r} does not return attention weights")
+    heads, labels = _heads(head, len(found)), word_labels(text, found.shape[-1])
+    title = f"{result.model_name}, version {result.model_version}"
+    if heat_maps is not None:
+        maps = heat_maps.HeatMaps(weights=found[heads], heads=heads, labels=labels, title=title)
+        heat_maps.save(maps, plot)
+    if session.json:
+        shown = {str(index): found[index].tolist() for index in heads}
+        model_names = {"model_name": result.model_name, "model_version": result.model_version}
+        print_json({**model_names, "labels": labels, "heads": shown})
+        return
+    typer.echo(f"{text}  {found.shape}, {title}; rows are queries, columns keys")
+    for index in heads:
+        typer.echo(f"\nhead {index}\n{weights_table(labels, found[index])}", nl=False)
+
+
+def _one_source(name: str, given: _ValueT | None, read: _ValueT | None) -> _ValueT:
+    """The input, from the arguments or from --file."""
+    if given and read is not None:
+        raise typer.BadParameter(f"give {name} arguments or --file, not both", param_hint=name)
+    found = given or read
+    if found is None or not len(found):
+        raise typer.BadParameter(f"give at least one {name}, or --file with at least one", param_hint=name)
+    return found
+
+
+def _heads(chosen: int | None, count: int) -> list[int]:
+    if chosen is not None and chosen >= count:
+        fail(f"--head: expected 0 to {count - 1}; found {chosen}")
+    return list(range(count)) if chosen is None else [chosen]
+
+
+def _heat_maps() -> ModuleType:
+    try:
+        return import_module("attention_client._heat_maps")
+    except ModuleNotFoundError as error:
+        fail(f"--plot needs {error.name}: pip install 'attention-client[plot]'")
