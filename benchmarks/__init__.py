@@ -1,1 +1,1 @@
-"""Measures the service beside its ceilings and its peers, in one run: `python -m benchmarks run`."""
+"""Measures the service beside its ceilings and other servers: `python -m benchmarks --help`."""

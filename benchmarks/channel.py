@@ -1,66 +1,218 @@
-"""A gRPC channel for one thread, on grpcio's own core: the only file of the generator that knows cygrpc.
+"""Sends the requests of a load over one connection, as unary calls or on one stream.
 
-The public interface of grpcio gives each call a condition variable, a future and callbacks on a second
-thread. Measured on two busy cores against one echo server, 32 calls in flight: this
-channel 8,100 requests/s at 6 x 64 floats and 6,200-8,500 at 6 x 768; the public interface 4,500 and
+This file uses `grpc._cython`, the private core of grpcio, on purpose: a load generator must cost less than
+the server that it measures. grpcio's public interface gives each call a condition variable, a future and
+callbacks on a second thread. Requests per second against one echo server on two busy cores, with 32 calls in
+flight: this channel 8,100 at 6 x 64 floats and 6,200-8,500 at 6 x 768; the public interface 4,500 and
 5,400-6,800; its asyncio variant 6,300 and 5,900; Triton's C++ load generator 8,200 at 6 x 64.
+
+Times are in nanoseconds of `time.perf_counter_ns`.
 """
 
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import cycle
+from typing import Any, Protocol
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Each measurement has a connection of its own.
+    # Each measurement opens a connection of its own.
     ("grpc.use_local_subchannel_pool", 1),
 )
 DEADLINE_SECONDS = 120.0
 NO_FLAGS = 0
-MESSAGE, STATUS = 4, 5  # places in the operations of a unary call
+MESSAGE, STATUS = 4, 5  # positions in the operations of a unary call
+
+clock = time.perf_counter_ns
 
 
 class CallFailedError(Exception):
-    """A call ended without an answer; the message holds its status."""
+    """A call ended without a response. The message holds its status code and details."""
 
 
-class Channel:
-    """A connection whose calls all report to `next_event`."""
+@dataclass(frozen=True, eq=False)
+class EncodedRequest:
+    """The bytes of one request, and how many sequences and query rows it holds."""
 
-    def __init__(self, target: str) -> None:
-        self._channel = cygrpc.Channel(target.encode(), OPTIONS, None)
+    data: bytes
+    sequences: int
+    tokens: int
 
-    def call(self, method: bytes, request: bytes, tag: object) -> None:
-        """Starts a unary call; its end is an event with that tag."""
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of one request."""
+
+    request: EncodedRequest
+    started: int
+    ended: int
+    succeeded: bool
+
+
+class Caller(Protocol):
+    """Starts requests and waits for their completion."""
+
+    def start(self, since: int | None = None) -> None:
+        """Starts the next request. Its latency counts from `since`; by default from now."""
+
+    def finish(self) -> Completion:
+        """Waits until a request completes."""
+
+    def close(self) -> None:
+        """Closes the connection. No request may be in flight."""
+
+
+class UnaryCaller:
+    """A Caller that makes one unary call for each request. `start` and `finish` may run on two threads."""
+
+    def __init__(self, target: str, method: bytes, requests: Sequence[EncodedRequest]) -> None:
+        self._channel = _Channel(target)
+        self._method = method
+        self._requests = cycle(requests)
+
+    def start(self, since: int | None = None) -> None:
+        """Starts the next request."""
+        request = next(self._requests)
         operations = (
             cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),
-            cygrpc.SendMessageOperation(request, NO_FLAGS),
+            cygrpc.SendMessageOperation(request.data, NO_FLAGS),
             cygrpc.SendCloseFromClientOperation(NO_FLAGS),
             cygrpc.ReceiveInitialMetadataOperation(NO_FLAGS),
             cygrpc.ReceiveMessageOperation(NO_FLAGS),
             cygrpc.ReceiveStatusOnClientOperation(NO_FLAGS),
         )
-        self._open(method, ((operations, tag),))
+        tag = (request, clock() if since is None else since)
+        self._channel.open(self._method, ((operations, tag),))
 
-    def open_stream(self, method: bytes, opened: object, ended: object) -> "Stream":
-        """Starts a bidirectional call; the tags are those of its first metadata and of its status."""
-        first = (
+    def finish(self) -> Completion:
+        """Waits until a request completes. The response is not parsed."""
+        event = self._channel.next_event()
+        ended = clock()
+        request, started = event.tag
+        return Completion(request, started, ended, _is_ok(event.batch_operations[STATUS]))
+
+    def receive(self) -> bytes:
+        """Waits for a response and returns it.
+
+        Raises:
+            CallFailedError: The call ended with another status than OK.
+        """
+        operations = self._channel.next_event().batch_operations
+        if not _is_ok(operations[STATUS]):
+            raise CallFailedError(_describe(operations[STATUS]))
+        message: bytes = operations[MESSAGE].message()
+        return message
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()
+
+
+class _Tag(Enum):
+    OPENED = auto()
+    SENT = auto()
+    RECEIVED = auto()
+    ENDED = auto()
+
+
+class StreamCaller:
+    """A Caller that sends all requests on one bidirectional stream. Responses keep their order."""
+
+    def __init__(self, target: str, method: bytes, requests: Sequence[EncodedRequest]) -> None:
+        self._channel = _Channel(target)
+        self._requests = cycle(requests)
+        self._unsent: deque[EncodedRequest] = deque()
+        self._unanswered: deque[tuple[EncodedRequest, int]] = deque()
+        self._sending = False
+        self._pending_events = len((_Tag.OPENED, _Tag.ENDED))
+        opening = (
             cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),
             cygrpc.ReceiveStatusOnClientOperation(NO_FLAGS),
         )
-        second = (cygrpc.ReceiveInitialMetadataOperation(NO_FLAGS),)
-        return Stream(self._open(method, ((first, ended), (second, opened))))
+        metadata = (cygrpc.ReceiveInitialMetadataOperation(NO_FLAGS),)
+        self._call = self._channel.open(method, ((opening, _Tag.ENDED), (metadata, _Tag.OPENED)))
+        self._request_message()
 
-    def _open(self, method: bytes, batches: tuple[tuple[Iterable[Any], object], ...]) -> Any:
+    def start(self, since: int | None = None) -> None:
+        """Starts the next request. gRPC allows one message to be written at a time."""
+        request = next(self._requests)
+        self._unanswered.append((request, clock() if since is None else since))
+        self._unsent.append(request)
+        self._send()
+
+    def finish(self) -> Completion:
+        """Waits for the next response.
+
+        Raises:
+            CallFailedError: The stream ended.
+        """
+        self.receive()
+        request, started = self._unanswered.popleft()
+        return Completion(request, started, clock(), succeeded=True)
+
+    def receive(self) -> bytes:
+        """Waits for the next response and returns it.
+
+        Raises:
+            CallFailedError: The stream ended.
+        """
+        while True:
+            event = self._next_event()
+            if event.tag is _Tag.ENDED:
+                raise CallFailedError(_describe(event.batch_operations[1]))
+            if event.tag is _Tag.SENT:
+                self._sending = False
+                self._send()
+            if event.tag is _Tag.RECEIVED and (message := event.batch_operations[0].message()) is not None:
+                self._request_message()
+                response: bytes = message
+                return response
+
+    def close(self) -> None:
+        """Ends the stream and closes the connection, which requires that all its events are fetched."""
+        self._operate(cygrpc.SendCloseFromClientOperation(NO_FLAGS), _Tag.SENT)
+        while self._pending_events:
+            self._next_event()
+        self._channel.close()
+
+    def _send(self) -> None:
+        if self._unsent and not self._sending:
+            self._sending = True
+            self._operate(cygrpc.SendMessageOperation(self._unsent.popleft().data, NO_FLAGS), _Tag.SENT)
+
+    def _request_message(self) -> None:
+        self._operate(cygrpc.ReceiveMessageOperation(NO_FLAGS), _Tag.RECEIVED)
+
+    def _operate(self, operation: Any, tag: _Tag) -> None:
+        self._pending_events += 1
+        self._call.operate((operation,), tag)
+
+    def _next_event(self) -> Any:
+        event = self._channel.next_event()
+        self._pending_events -= 1
+        return event
+
+
+class _Channel:
+    """A connection; the events of all its calls arrive in one queue."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = cygrpc.Channel(target.encode(), OPTIONS, None)
+
+    def open(self, method: bytes, batches: tuple[tuple[Iterable[Any], object], ...]) -> Any:
+        """Starts a call with batches of operations, each completed by an event that carries its tag."""
         flags = cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS
         deadline = time.time() + DEADLINE_SECONDS
         return self._channel.integrated_call(flags, method, None, deadline, None, None, batches, None)
 
     def next_event(self) -> Any:
-        """Waits for the next event: its `tag`, and the results in its `batch_operations`."""
+        """Waits for the next event, with its `tag` and its `batch_operations`."""
         while True:
             event = self._channel.next_call_event()
             if event.completion_type != cygrpc.CompletionType.queue_timeout:
@@ -71,43 +223,24 @@ class Channel:
         self._channel.close(cygrpc.StatusCode.cancelled, "done")
 
 
-class Stream:
-    """One bidirectional call: one message out and one in may be on their way at a time."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    def send(self, message: bytes, tag: object) -> None:
-        """Starts to send a message."""
-        self._call.operate((cygrpc.SendMessageOperation(message, NO_FLAGS),), tag)
-
-    def receive(self, tag: object) -> None:
-        """Starts to receive a message."""
-        self._call.operate((cygrpc.ReceiveMessageOperation(NO_FLAGS),), tag)
-
-    def close(self, tag: object) -> None:
-        """Says that no message follows."""
-        self._call.operate((cygrpc.SendCloseFromClientOperation(NO_FLAGS),), tag)
-
-
-def answer(event: Any) -> bytes:
-    """The answer of a unary call that ended.
+def call_once(target: str, method: bytes, data: bytes, *, stream: bool = False) -> bytes:
+    """Sends one request and returns its response.
 
     Raises:
-        CallFailedError: It ended with another status than OK.
+        CallFailedError: The call failed; an unreachable server counts as a failure at once.
     """
-    operations = event.batch_operations
-    if operations[STATUS].code() != cygrpc.StatusCode.ok:
-        raise CallFailedError(status(operations[STATUS]))
-    message: bytes = operations[MESSAGE].message()
-    return message
+    kind = StreamCaller if stream else UnaryCaller
+    caller = kind(target, method, [EncodedRequest(data, 1, 0)])
+    caller.start()
+    try:
+        return caller.receive()
+    finally:
+        caller.close()
 
 
-def succeeded(event: Any) -> bool:
-    """Whether a unary call that ended has an answer."""
-    return bool(event.batch_operations[STATUS].code() == cygrpc.StatusCode.ok)
+def _is_ok(operation: Any) -> bool:
+    return bool(operation.code() == cygrpc.StatusCode.ok)
 
 
-def status(operation: Any) -> str:
-    """Code and details of a status that was received."""
+def _describe(operation: Any) -> str:
     return f"status {operation.code()}: {operation.details()}"

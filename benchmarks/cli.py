@@ -1,144 +1,200 @@
-"""The commands: run, memory, report."""
+"""Measures the service beside its ceilings and other servers, and compares two checkouts."""
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from benchmarks import memory as soak
+from benchmarks import compare as comparison
 from benchmarks import peers, report
-from benchmarks.campaign import Findings, run, steps
-from benchmarks.fleet import Fleet, Setup, open_fleet
-from benchmarks.grid import FULL, QUICK, Plan
-from benchmarks.machine import machine, now, processor_ticks, stolen_share, versions
-from benchmarks.results import FILE, MEMORY_FILE, Environment, Results, save
-from benchmarks.targets import NARROW, WIDE
+from benchmarks.channel import CallFailedError
+from benchmarks.environment import Environment, Setup, open_environment
+from benchmarks.processes import library_versions, machine, now, processor_ticks, stolen_share
+from benchmarks.results import MEMORY_FILE, RESULTS_FILE, Conditions, Results, save
+from benchmarks.runner import Findings, measure_memory, run, steps
+from benchmarks.systems import MeasurementError
+from benchmarks.tables import number, with_range
+from benchmarks.workload import FULL, QUICK
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=__doc__)
 console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
-Out = Annotated[Path, typer.Option(help="Folder of results.json, report.md and the plots.")]
-Peers = Annotated[Path, typer.Option(envvar=peers.FOLDER_VARIABLE, help="Folder of the peers' scripts.")]
-Cache = Annotated[Path, typer.Option(help="Folder of exported models, logs and temporary files.")]
-Minutes = Annotated[float, typer.Option(help="Length of the memory soak.", min=0)]
-ServerOption = Annotated[
-    list[str] | None, typer.Option(help="Further option of the server; may be repeated.")
-]
-
-OUT = Path("benchmarks/results")
 CACHE = Path("build/bench")
-MINUTES = 10.0
+FULL_REPORT, QUICK_REPORT = Path("benchmarks/results"), CACHE / "quick"
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"Folder for report.md and the plots.  [default: {FULL_REPORT}; with --quick {QUICK_REPORT}]"
+    ),
+]
+Cache = Annotated[Path, typer.Option(help="Folder for measurements (JSON), exported models and logs.")]
+Minutes = Annotated[float, typer.Option(help="Duration of the memory measurement, in minutes.", min=0.1)]
+Quick = Annotated[bool, typer.Option("--quick", help="Measure fewer cells, in a few minutes.")]
+ServerOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Further option of `python -m server`, such as --threads=1. May be repeated."),
+]
 
 
 @app.command("run")
 def measure(
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="A small grid, some minutes.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="The memory soak as well.")] = False,
-    out: Out = OUT,
-    peers_folder: Annotated[
-        Path, typer.Option("--peers", envvar=peers.FOLDER_VARIABLE)
-    ] = peers.DEFAULT_FOLDER,
+    quick: Quick = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure memory as well.")] = False,
+    minutes: Minutes = 10.0,
+    out: Out = None,
     cache: Cache = CACHE,
-    minutes: Minutes = MINUTES,
     server_option: ServerOption = None,
 ) -> None:
-    """Measures the service beside its ceilings and its peers, and writes the report."""
-    setup = _setup(QUICK if quick else FULL, cache, peers_folder, server_option)
-    out.mkdir(parents=True, exist_ok=True)
-    _grid(setup, out)
-    if memory:
-        _soak(setup, minutes, out)
-    console.print(f"wrote {report.write(out)}")
+    """Measure the service beside its ceilings and the installed peers, and write the report.
+
+    The full run takes about half an hour on two cores. PEERS_HOME is the folder of the peers; see
+    benchmarks/peers/install.sh. Peers that are not installed are skipped, and the report names them.
+    """
+    setup = Setup(QUICK if quick else FULL, cache, tuple(server_option or ()))
+    with _failures_reported():
+        _measure_grid(setup)
+        if memory:
+            _measure_memory(setup, minutes)
+        _write_report(setup, out)
 
 
 @app.command("memory")
-def measure_memory(
-    *,
-    out: Out = OUT,
-    cache: Cache = CACHE,
-    minutes: Minutes = MINUTES,
-    server_option: ServerOption = None,
+def measure_memory_only(
+    *, minutes: Minutes = 10.0, out: Out = None, cache: Cache = CACHE, server_option: ServerOption = None
 ) -> None:
-    """Keeps the service busy with mixed lengths up to 2,048 and writes its memory curve."""
-    out.mkdir(parents=True, exist_ok=True)
-    _soak(_setup(QUICK, cache, peers.DEFAULT_FOLDER, server_option), minutes, out)
-    if (out / FILE).exists():
-        console.print(f"wrote {report.write(out)}")
+    """Measure the server's memory under mixed lengths up to 2,048, and renew the report if there is one."""
+    setup = Setup(FULL, cache, tuple(server_option or ()))
+    with _failures_reported():
+        _measure_memory(setup, minutes)
+        if (_measurements(setup) / RESULTS_FILE).exists():
+            _write_report(setup, out)
 
 
 @app.command("report")
-def render(*, out: Out = OUT) -> None:
-    """Writes report and plots once more from the results in a folder."""
-    console.print(f"wrote {report.write(out)}")
+def render(*, quick: Quick = False, out: Out = None, cache: Cache = CACHE) -> None:
+    """Write report and plots again from the measurements of the last run."""
+    with _failures_reported():
+        _write_report(Setup(QUICK if quick else FULL, cache), out)
 
 
-def _setup(plan: Plan, cache: Path, peers_folder: Path, server_options: list[str] | None) -> Setup:
-    return Setup(
-        plan=plan,
-        repository=cache / "models",
-        work=(cache / "work").resolve(),
-        peers=peers_folder.resolve(),
-        server_options=tuple(server_options or ()),
-    )
+@app.command("compare")
+def compare(
+    other: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Root folder of the other checkout.")
+    ],
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="5 rounds of 0.25 s, not 15 of 0.5 s.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds in each cell.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.05, help="Duration of each measurement, in seconds.")
+    ] = None,
+    cache: Cache = CACHE,
+    server_option: ServerOption = None,
+) -> None:
+    """Compare the rates of this checkout's server with those of another checkout, such as a git worktree.
+
+    Both servers run at the same time and receive short windows of load in turn. A ratio above 1 means that
+    this checkout is faster.
+    """
+    base = comparison.QUICK if quick else comparison.FULL
+    plan = comparison.ComparisonPlan(rounds or base.rounds, seconds or base.seconds)
+    table = Table("sequences per second, medians", title=f"{plan.rounds} rounds of {plan.seconds:g} s")
+    for column in ("this checkout", "other checkout", "ratio (range)"):
+        table.add_column(column, justify="right")
+    with _failures_reported(), comparison.open_pair(other, cache, tuple(server_option or ())) as servers:
+        for cell in comparison.CELLS:
+            found = comparison.compare_cell(cell, plan, *servers)
+            this_rate, other_rate = found.medians
+            table.add_row(cell.name, number(this_rate), number(other_rate), with_range(found.ratio))
+    console.print(table)
 
 
-def _grid(setup: Setup, out: Path) -> None:
-    """Measures, and writes what was measured even where the run breaks off."""
+@contextmanager
+def _failures_reported() -> Iterator[None]:
+    """Turns expected failures into one message and exit status 1."""
+    try:
+        yield
+    except (CallFailedError, MeasurementError, OSError, RuntimeError) as error:
+        errors.print(f"error: {error}")
+        raise typer.Exit(1) from error
+
+
+def _measurements(setup: Setup) -> Path:
+    """Returns the folder of the JSON files, which are too large for the repository."""
+    folder = setup.cache / setup.plan.name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write_report(setup: Setup, out: Path | None) -> None:
+    folder = out or (FULL_REPORT if setup.plan is FULL else QUICK_REPORT)
+    folder.mkdir(parents=True, exist_ok=True)
+    console.print(f"wrote {report.write(_measurements(setup), folder)}")
+
+
+def _measure_grid(setup: Setup) -> None:
+    """Measures, and writes what was measured even if the run is interrupted."""
     date, started = now(), time.monotonic()
     before, load = processor_ticks(), os.getloadavg()[0]
     findings = Findings()
+    if missing := peers.absent():
+        console.print(f"peers that are not installed and will be skipped: {', '.join(missing)}")
     try:
-        with open_fleet(setup) as fleet:
-            _run(fleet, findings)
+        with open_environment(setup) as environment:
+            _run(environment, findings)
     finally:
-        conditions = {
+        settings = {
             "load average before": f"{load:.2f}",
             "processor time taken by the host": f"{stolen_share(before, processor_ticks()):.1%}",
         }
-        environment = _environment(setup, date, time.monotonic() - started, conditions)
-        save(_results(environment, findings), out / FILE)
+        conditions = _conditions(setup, date, time.monotonic() - started, settings)
+        save(_results(conditions, findings), _measurements(setup) / RESULTS_FILE)
 
 
-def _run(fleet: Fleet, findings: Findings) -> None:
+def _run(environment: Environment, findings: Findings) -> None:
     if not console.is_terminal:
-        run(fleet, findings, console.print)
+        run(environment, findings, console.print)
         return
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    # Without redraws between cells: the bar's thread would take its share of the cores.
+    # The display is refreshed between cells only: a refreshing thread would use a share of the cores.
     with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("", total=steps(fleet.setup.plan))
+        task = progress.add_task("", total=steps(environment.setup.plan))
 
-        def say(what: str) -> None:
-            progress.update(task, advance=1, description=what, refresh=True)
+        def report_progress(step: str) -> None:
+            progress.update(task, advance=1, description=step, refresh=True)
 
-        run(fleet, findings, say)
+        run(environment, findings, report_progress)
 
 
-def _environment(setup: Setup, date: str, seconds: float, conditions: dict[str, str]) -> Environment:
+def _conditions(setup: Setup, date: str, seconds: float, settings: dict[str, str]) -> Conditions:
     plan = setup.plan
-    options = " ".join(setup.server_options) or "defaults"
-    return Environment(
+    return Conditions(
         date=date,
         seconds=seconds,
         machine=machine(),
-        versions=versions() | peers.versions(setup.peers),
+        versions=library_versions() | peers.versions(),
         settings={
-            "extent": f"{plan.name}, {plan.rounds} rounds, {plan.window.seconds:g} s for each measurement",
-            "server options": options,
-            **conditions,
+            "extent": f"{plan.name}, {plan.rounds} rounds, {plan.seconds:g} s for each measurement",
+            "server options": " ".join(setup.server_options) or "defaults",
+            **settings,
         },
-        absent=peers.absent(setup.peers),
+        absent=peers.absent(),
     )
 
 
-def _results(environment: Environment, findings: Findings) -> Results:
+def _results(conditions: Conditions, findings: Findings) -> Results:
     return Results(
-        environment=environment,
+        conditions=conditions,
         grid=tuple(findings.grid),
         growth=tuple(findings.growth),
         open_loop=tuple(findings.open_loop),
@@ -146,9 +202,10 @@ def _results(environment: Environment, findings: Findings) -> Results:
     )
 
 
-def _soak(setup: Setup, minutes: float, out: Path) -> None:
-    """A fresh server, so that its memory holds nothing of what was measured before."""
+def _measure_memory(setup: Setup, minutes: float) -> None:
+    """Uses a new server, so that its memory holds nothing from other measurements."""
     console.print(f"memory: {minutes:g} minutes")
-    with open_fleet(setup) as fleet:
-        found = soak.measure(fleet.workers.generator, fleet.service, (NARROW, WIDE), minutes * 60)
-    save(found, out / MEMORY_FILE)
+    small = Setup(QUICK, setup.cache, setup.server_options)
+    with open_environment(small) as environment:
+        found = measure_memory(environment, minutes * 60)
+    save(found, _measurements(setup) / MEMORY_FILE)

@@ -1,8 +1,9 @@
-"""Issues load and measures it: closed loop, open loop. Runs in a process of its own, on one thread.
+"""The load generator: closed loop and open loop. It runs in a process of its own, on one thread.
 
-Closed loop: a fixed number of requests is in flight; each answer starts the next. Its latencies hide what
-would have arrived while the server stalled (coordinated omission). Open loop: requests are due at times
-drawn in advance, whatever the server does, and latency counts from when a request was due.
+Closed loop: a fixed number of requests is in flight, and each response starts the next request. Its latencies
+do not include the requests that would have arrived during a stall of the server (coordinated omission).
+Open loop: requests are due at moments drawn in advance, independent of the server, and latency counts from
+the moment at which a request was due.
 """
 
 import resource
@@ -14,32 +15,45 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.arrivals import poisson
-from benchmarks.callers import Caller, Completion, Request, StreamCaller, UnaryCaller, ask_once, clock
-from benchmarks.channel import CallFailedError
-from benchmarks.processor import family, processor_seconds
+from benchmarks.channel import (
+    Caller,
+    CallFailedError,
+    Completion,
+    EncodedRequest,
+    StreamCaller,
+    UnaryCaller,
+    call_once,
+    clock,
+)
+from benchmarks.processes import process_tree, processor_seconds
 from benchmarks.wire import Api, decode, encode, method
 from benchmarks.workload import Array, Lengths, Model, sequences
 
 HEAD_START = 50_000_000
-"""Nanoseconds from making a schedule to its start."""
+"""Nanoseconds between drawing a schedule and its start."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, and what to ask of it."""
+    """A server, and the requests to send to it."""
 
     address: str
     pid: int
     api: Api
     model: Model
     lengths: Lengths
-    sequences_per_request: int = 1
+    per_request: int = 1
 
 
 @dataclass(frozen=True)
-class Window:
-    """How long to measure: at least so many seconds, and so many requests for each in flight."""
+class MeasurementWindow:
+    """Duration of a closed-loop measurement.
+
+    Attributes:
+        seconds: Minimum duration.
+        warm_seconds: Minimum duration of the load before it.
+        requests_each: Minimum number of requests, as a multiple of those in flight.
+    """
 
     seconds: float
     warm_seconds: float
@@ -48,16 +62,16 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class LoadResult:
-    """What was measured.
+    """A measurement under load.
 
     Attributes:
-        seconds: Length of the measured window.
-        latencies: Nanoseconds of each request that was answered in it.
-        sequences: Sequences of those.
-        tokens: Query rows of those.
+        seconds: Duration of the measured window.
+        latencies: Nanoseconds of each request that was answered in the window.
+        sequences: Sequences in those requests.
+        tokens: Query rows in those requests.
         failures: Requests that were refused or failed.
         client_seconds: Processor time of this process in the window.
-        server_seconds: Processor time of the server and its children.
+        server_seconds: Processor time of the server and its child processes in the window.
     """
 
     seconds: float
@@ -69,25 +83,46 @@ class LoadResult:
     server_seconds: float
 
 
+def poisson(rate: float, seconds: float, *, seed: int) -> NDArray[np.int64]:
+    """Draws arrival times of a Poisson process, in nanoseconds after its start.
+
+    Args:
+        rate: Average requests per second.
+        seconds: Duration of the process.
+        seed: Seed of the random generator.
+
+    Raises:
+        ValueError: `rate` or `seconds` is not positive.
+    """
+    if rate <= 0 or seconds <= 0:
+        raise ValueError(f"rate={rate}, seconds={seconds}: both must be positive")
+    rng = np.random.default_rng(seed)
+    count = max(1, int(rate * seconds))
+    # Given their number, the arrivals of a Poisson process are uniform over its duration.
+    return np.sort(rng.uniform(0, seconds * 1e9, count)).astype(np.int64)
+
+
 @lru_cache(maxsize=16)
-def requests(endpoint: Endpoint) -> tuple[Request, ...]:
-    """All requests that a endpoint is asked in turn, encoded."""
-    pool, size = sequences(endpoint.model, endpoint.lengths), endpoint.sequences_per_request
+def encoded_requests(endpoint: Endpoint) -> tuple[EncodedRequest, ...]:
+    """Encodes all requests that are sent to an endpoint in turn."""
+    pool, size = sequences(endpoint.model, endpoint.lengths), endpoint.per_request
     groups = [pool[at : at + size] for at in range(0, len(pool), size)]
     return tuple(
-        Request(encode(endpoint.api, endpoint.model, group), len(group), sum(len(one[0]) for one in group))
+        EncodedRequest(
+            encode(endpoint.api, endpoint.model, group), len(group), sum(len(one[0]) for one in group)
+        )
         for group in groups
     )
 
 
-def closed_loop(endpoint: Endpoint, in_flight: int, window: Window) -> LoadResult:
-    """Keeps a number of requests in flight, warms up, measures, and waits for the last answers."""
+def closed_loop(endpoint: Endpoint, in_flight: int, window: MeasurementWindow) -> LoadResult:
+    """Keeps `in_flight` requests in flight, warms up, measures, and waits for the last responses."""
     caller = _open(endpoint)
     for _ in range(in_flight):
         caller.start()
-    _collect(caller, window.warm_seconds, in_flight)
+    _exchange(caller, window.warm_seconds, in_flight)
     meter = _Meter(endpoint.pid)
-    completions = _collect(caller, window.seconds, window.requests_each * in_flight)
+    completions = _exchange(caller, window.seconds, window.requests_each * in_flight)
     result = meter.read(completions)
     for _ in range(in_flight):
         caller.finish()
@@ -95,26 +130,26 @@ def closed_loop(endpoint: Endpoint, in_flight: int, window: Window) -> LoadResul
     return result
 
 
-def _collect(caller: Caller, seconds: float, least: int) -> list[Completion]:
-    """Answers each completion by a new request, until time and number are reached."""
+def _exchange(caller: Caller, seconds: float, minimum: int) -> list[Completion]:
+    """Starts a new request after each completion, until both the time and the number are reached."""
     completions: list[Completion] = []
     until = clock() + int(seconds * 1e9)
     while True:
         completion = caller.finish()
         caller.start()
         completions.append(completion)
-        if completion.ended >= until and len(completions) >= least:
+        if completion.ended >= until and len(completions) >= minimum:
             return completions
 
 
 def open_loop(endpoint: Endpoint, rate: float, seconds: float, seed: int) -> LoadResult:
-    """Issues requests when they are due, and measures all of them from then."""
+    """Sends requests when they are due, and measures all of them from that moment."""
     caller = _open(endpoint)
     caller.start()
-    caller.finish()  # the connection stands before the clock runs
+    caller.finish()  # establishes the connection before the schedule starts
     due = poisson(rate, seconds, seed=seed)
     meter = _Meter(endpoint.pid)
-    sender = threading.Thread(target=_send, args=(caller, due + clock() + HEAD_START))
+    sender = threading.Thread(target=_send_when_due, args=(caller, due + clock() + HEAD_START))
     sender.start()
     completions = [caller.finish() for _ in range(len(due))]
     sender.join()
@@ -123,7 +158,7 @@ def open_loop(endpoint: Endpoint, rate: float, seconds: float, seed: int) -> Loa
     return result
 
 
-def _send(caller: Caller, due: NDArray[np.int64]) -> None:
+def _send_when_due(caller: Caller, due: NDArray[np.int64]) -> None:
     for moment in due.tolist():
         if (wait := moment - clock()) > 0:
             time.sleep(wait / 1e9)
@@ -132,20 +167,20 @@ def _send(caller: Caller, due: NDArray[np.int64]) -> None:
 
 def _open(endpoint: Endpoint) -> Caller:
     kind = StreamCaller if endpoint.api is Api.ATTENTION_STREAM else UnaryCaller
-    return kind(endpoint.address, method(endpoint.api, endpoint.model), requests(endpoint))
+    return kind(endpoint.address, method(endpoint.api, endpoint.model), encoded_requests(endpoint))
 
 
 class _Meter:
-    """Clocks, from its making to `read`."""
+    """Measures wall-clock and processor time from its creation to `read`."""
 
     def __init__(self, pid: int) -> None:
-        self._server = family(pid)
+        self._server = process_tree(pid)
         self._server_seconds = processor_seconds(self._server)
         self._client_seconds = _own_seconds()
         self._started = clock()
 
     def read(self, completions: list[Completion]) -> LoadResult:
-        """The window up to the last completion."""
+        """Summarises the window up to the last completion."""
         seconds = (completions[-1].ended - self._started) / 1e9
         client_seconds = _own_seconds() - self._client_seconds
         server_seconds = processor_seconds(self._server) - self._server_seconds
@@ -166,28 +201,28 @@ def _own_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def ask(endpoint: Endpoint) -> list[Array]:
-    """The answers to the first request, for a comparison of values.
+def first_response(endpoint: Endpoint) -> list[Array]:
+    """Returns the context vectors of the first request, (Tq, d) each; for the echo, the bytes it returned.
 
     Raises:
-        CallFailedError: There is no answer.
-        ValueError: The answer is an error or does not parse.
+        CallFailedError: The call failed.
+        ValueError: The response reports an error or does not parse.
     """
-    first = requests(endpoint)[0]
+    path = method(endpoint.api, endpoint.model)
     stream = endpoint.api is Api.ATTENTION_STREAM
-    data = ask_once(endpoint.address, method(endpoint.api, endpoint.model), first, stream=stream)
+    data = call_once(endpoint.address, path, encoded_requests(endpoint)[0].data, stream=stream)
     if endpoint.api is Api.ECHO:
         return [np.frombuffer(data, np.uint8)]
     return decode(endpoint.api, data, endpoint.model)
 
 
 def soak(endpoints: tuple[Endpoint, ...], in_flight: int, seconds: float) -> int:
-    """Asks several endpoints of one server in turn for so long; returns the number of answers.
+    """Sends requests to several endpoints of one server in turn; returns the number of responses.
 
     Raises:
         CallFailedError: A request was refused or failed.
     """
-    in_turn = [request for group in zip(*map(requests, endpoints), strict=True) for request in group]
+    in_turn = [one for group in zip(*map(encoded_requests, endpoints), strict=True) for one in group]
     first = endpoints[0]
     caller = UnaryCaller(first.address, method(first.api, first.model), in_turn)
     for _ in range(in_flight):
@@ -195,7 +230,7 @@ def soak(endpoints: tuple[Endpoint, ...], in_flight: int, seconds: float) -> int
     answered, until = 0, clock() + int(seconds * 1e9)
     while clock() < until:
         if not caller.finish().succeeded:
-            raise CallFailedError(f"a request failed after {answered} answers")
+            raise CallFailedError(f"a request failed after {answered} responses")
         answered += 1
         caller.start()
     for _ in range(in_flight):

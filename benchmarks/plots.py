@@ -8,10 +8,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.results import BULK, Cell, Index, Memory, Results
-from benchmarks.summary import Figure as Reading
-from benchmarks.summary import of, p50, token_rate
-from benchmarks.workload import Kind
+from benchmarks.results import BATCH, Index, MemoryCurve, Results
+from benchmarks.summary import Metric, of, p50, token_rate
+from benchmarks.workload import AttentionKind, Cell
 
 mpl.use("Agg")
 MIB = 1 << 20
@@ -25,8 +24,8 @@ LATENCY, THROUGHPUT, OPEN, GROWTH, MEMORY = (
 )
 
 
-def draw(results: Results, memory: Memory | None, folder: Path) -> list[str]:
-    """Writes every plot that the results have figures for; returns the files' names."""
+def draw(results: Results, memory: MemoryCurve | None, folder: Path) -> list[str]:
+    """Writes each plot for which there are measurements; returns the names of the files."""
     grid, growth = Index(results.grid), Index(results.growth)
     drawn = [_latency(grid, folder), _throughput(grid, folder)]
     if results.open_loop:
@@ -44,7 +43,7 @@ def _latency(grid: Index, folder: Path) -> str:
 
 
 def _against_length(index: Index, cells: list[Cell], load: str, base: int, file: Path) -> str:
-    """p50 of every system, a panel for each width; `base` is that of the length's axis."""
+    """Plots the p50 of every system, one panel for each width; `base` is the base of the length axis."""
     widths = _widths(cells)
     figure, axes = _panels(len(widths))
     for ax, width in zip(axes, widths, strict=True):
@@ -64,7 +63,7 @@ def _throughput(grid: Index, folder: Path) -> str:
     for ax, (width, lengths) in zip(axes, panels, strict=True):
         own = [cell for cell in cells if (cell.model.width, cell.lengths.name) == (width, lengths)]
         for system in grid.systems():
-            if system != BULK:
+            if system != BATCH:
                 points = ((cell.in_flight, _median(grid, cell, system, token_rate)) for cell in own)
                 _line(ax, system, points)
         _label(ax, f"d {width}, length {lengths}", "in flight", "tokens/s")
@@ -92,7 +91,7 @@ def _growth(growth: Index, folder: Path) -> str:
     return _against_length(growth, list(growth.cells()), "one sequence at a time", 2, folder / GROWTH)
 
 
-def _memory(memory: Memory, folder: Path) -> str:
+def _memory(memory: MemoryCurve, folder: Path) -> str:
     figure, (ax,) = _panels(1)
     points = [(one.seconds / MINUTE, one.resident_bytes / MIB) for one in memory.samples]
     _line(ax, "service", points, marker="")
@@ -102,15 +101,15 @@ def _memory(memory: Memory, folder: Path) -> str:
 
 
 def _self_attention(grid: Index) -> list[Cell]:
-    return [cell for cell in grid.cells() if cell.model.kind is Kind.SELF and cell.bulk == 1]
+    return [cell for cell in grid.cells() if cell.model.kind is AttentionKind.SELF and cell.per_request == 1]
 
 
 def _widths(cells: Iterable[Cell]) -> list[int]:
     return list(dict.fromkeys(cell.model.width for cell in cells))
 
 
-def _median(index: Index, cell: Cell, system: str, reading: Reading) -> float | None:
-    found = of(index, cell, system, reading)
+def _median(index: Index, cell: Cell, system: str, metric: Metric) -> float | None:
+    found = of(index, cell, system, metric)
     return found.median if found else None
 
 
@@ -123,9 +122,9 @@ def _line(
     marker: str = "o",
     colour: str | None = None,
 ) -> None:
-    there = [(x, y) for x, y in points if y is not None]
-    if there:
-        x, y = zip(*there, strict=True)
+    known = [(x, y) for x, y in points if y is not None]
+    if known:
+        x, y = zip(*known, strict=True)
         ax.plot(x, y, style, marker=marker, markersize=4, color=colour, label=label)
 
 

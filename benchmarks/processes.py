@@ -1,43 +1,52 @@
-"""Processes of a run: workers that measure, and servers that are measured."""
+"""Processes of a benchmark: starts and stops them, and reads their processor time and memory from /proc."""
 
 import multiprocessing
 import os
+import platform
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
+LIBRARIES = ("grpcio", "numpy", "onnx", "onnxruntime", "protobuf", "torch")
 STOP_SECONDS = 30
+PROC = Path("/proc")
+TICKS = os.sysconf("SC_CLK_TCK")
+STATE, PARENT, USER_TICKS, SYSTEM_TICKS = 0, 1, 11, 12  # fields of /proc/PID/stat after the name
+STEAL = 8  # column of the line "cpu" in /proc/stat
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server listens, and the process whose time and memory count as its own."""
+    """The address of a server, and the process whose processor time and memory are attributed to it."""
 
     address: str
     pid: int
 
 
 def worker() -> ProcessPoolExecutor:
-    """One fresh process that keeps what it has loaded, and sleeps between its jobs."""
+    """Returns an executor with one new process, which keeps what it has loaded between its jobs."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
 @contextmanager
 def running(
-    command: Sequence[str | Path], log: Path, environment: Mapping[str, str]
+    command: Sequence[str | Path], log: Path, environment: Mapping[str, str], folder: Path | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process with a group of its own, its output in a file; it and its children end with the block."""
+    """Runs a process with its output in a file. Leaving the block stops it and its child processes."""
     with log.open("wb") as file:
         process = subprocess.Popen(  # noqa: S603 - commands of this package
             command,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env=dict(environment),
+            cwd=folder,
             start_new_session=True,
         )
     try:
@@ -47,23 +56,25 @@ def running(
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Asks the group to end, and ends it where it does not."""
-    try:
+    """Sends SIGTERM to the process group, then SIGKILL to the processes that remain."""
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(STOP_SECONDS)
-    except ProcessLookupError:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STOP_SECONDS)
+    process.wait(STOP_SECONDS)
 
 
 def free_ports(count: int, *, start: int, step: int = 8) -> int:
-    """The first of so many neighbouring ports that nothing listens on."""
+    """Returns the first of `count` consecutive TCP ports that are free on loopback.
+
+    Raises:
+        OSError: No such ports were found among the 1,000 that follow `start`.
+    """
     for first in range(start, start + 1000, step):
         if all(_is_free(port) for port in range(first, first + count)):
             return first
-    raise OSError(f"no {count} neighbouring ports from {start} are free")
+    raise OSError(f"no {count} consecutive ports are free between {start} and {start + 1000}")
 
 
 def _is_free(port: int) -> bool:
@@ -73,3 +84,92 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def process_tree(pid: int) -> list[int]:
+    """Returns a process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for folder in PROC.iterdir():
+        if folder.name.isdigit() and (fields := _stat(int(folder.name))):
+            children.setdefault(int(fields[PARENT]), []).append(int(folder.name))
+    found, at = [pid], 0
+    while at < len(found):
+        found += children.get(found[at], [])
+        at += 1
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Returns whether the process exists and has not ended."""
+    fields = _stat(pid)
+    return bool(fields) and fields[STATE] != "Z"
+
+
+def processor_seconds(pids: list[int]) -> float:
+    """Returns user and system time of all threads of some processes. Processes that ended count as zero."""
+    stats = [fields for pid in pids if (fields := _stat(pid))]
+    return sum(int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS]) for fields in stats) / TICKS
+
+
+def resident_bytes(pids: list[int]) -> int:
+    """Returns the resident memory of some processes. A shared page counts once for each process."""
+    pages = 0
+    for pid in pids:
+        try:
+            pages += int((PROC / str(pid) / "statm").read_text().split()[1])
+        except OSError:  # the process ended
+            continue
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        # The process name is in parentheses and may itself hold any character.
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:  # the process ended
+        return []
+
+
+def now() -> str:
+    """Returns the date and time for a report."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def machine() -> dict[str, str]:
+    """Returns processor, cores, memory and kernel."""
+    memory = int(_first("meminfo", "MemTotal").split()[0]) / (1 << 20)
+    return {
+        "processor": _first("cpuinfo", "model name"),
+        "cores": f"{cores()} of {os.cpu_count()}",
+        "memory": f"{memory:.1f} GiB",
+        "kernel": f"{platform.system()} {platform.release()}",
+    }
+
+
+def library_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that take part."""
+    return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+
+
+def processor_ticks() -> list[int]:
+    """Returns the kernel's counters of user, nice, system, idle and further time, summed over all cores."""
+    return [int(field) for field in (PROC / "stat").read_text().splitlines()[0].split()[1:]]
+
+
+def stolen_share(before: list[int], after: list[int]) -> float:
+    """Returns the share of processor time between two readings that the host gave to other machines."""
+    spent = [late - early for early, late in zip(before, after, strict=True)]
+    return spent[STEAL - 1] / max(1, sum(spent[:STEAL]))
+
+
+def _first(file: str, key: str) -> str:
+    for line in (PROC / file).read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return "unknown"

@@ -1,82 +1,110 @@
-"""The report of a run: Markdown beside its plots."""
+"""The report of a run in Markdown: rates and latencies, plots, targets, details, and the method."""
 
-from collections.abc import Iterable
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
 from benchmarks import tables
-from benchmarks.memory import at_end, at_minute
 from benchmarks.plots import draw
-from benchmarks.results import Environment, Index, Memory, Results, load_memory, load_results
-from benchmarks.summary import p50
-from benchmarks.targets import graph_ratios, targets
+from benchmarks.results import (
+    SERVICE,
+    TRITON_CPP,
+    Conditions,
+    Index,
+    MemoryCurve,
+    Results,
+    load_memory,
+    load_results,
+)
+from benchmarks.summary import graph_ratios, memory_after_a_minute, memory_at_end, p50
+from benchmarks.targets import targets
 
-FILE = "report.md"
-MIB = 1 << 20
+REPORT_FILE = "report.md"
 METHOD = Path(__file__).with_name("method.md")
+MIB = 1 << 20
+WITHOUT_CPP_BACKEND = f"""\
+{TRITON_CPP} was not measured in this run: no Python package contains it. In a separate run on a machine
+of the same kind it answered 1.3 to 2.9 times as many requests per second as Triton's Python backend, and more
+than the service under load: [docs/performance.md](../../docs/performance.md) has the figures."""
 
 
-def write(folder: Path) -> Path:
-    """Draws the plots and writes the report of the results in a folder."""
-    results, memory = load_results(folder), load_memory(folder)
-    plots = draw(results, memory, folder)
-    path = folder / FILE
+def write(measurements: Path, out: Path) -> Path:
+    """Draws the plots and writes the report.
+
+    Args:
+        measurements: Folder with the JSON files of a run.
+        out: Folder for the report and its plots.
+
+    Raises:
+        FileNotFoundError: There are no results in the folder.
+    """
+    results, memory = load_results(measurements), load_memory(measurements)
+    plots = draw(results, memory, out)
+    path = out / REPORT_FILE
     path.write_text(render(results, memory, plots))
     return path
 
 
-def render(results: Results, memory: Memory | None, plots: Iterable[str]) -> str:
-    """The report's text."""
+def render(results: Results, memory: MemoryCurve | None, plots: list[str]) -> str:
+    """Returns the text of the report."""
     grid = Index(results.grid)
-    cores = int(results.environment.machine["cores"].split()[0])
+    cores = int(results.conditions.machine["cores"].split()[0])
     sections = [
-        _head(results.environment),
-        "## Targets\n\n" + tables.targets_table(targets(grid, memory, cores)),
+        _introduction(results.conditions),
+        _rates(grid, results.conditions),
+        _latencies(grid, results),
         "\n\n".join(f"![{name.removesuffix('.png')}]({name})" for name in plots),
-        "## Ratios\n\n" + tables.ratios_table(grid),
-        "## Many sequences in one request\n\n" + tables.bulk_table(grid),
+        "## Targets\n\n" + tables.targets_table(targets(grid, memory, cores)),
+        "## Many sequences in one request\n\n" + tables.batch_requests_table(grid),
         "## Streams\n\n" + tables.streams_table(grid),
-        _graph(grid),
-        _open_loop(results),
-        _growth(results),
-        "## Processor time of one request\n\n" + tables.processor_table(grid),
-        _models(grid),
         _memory(memory),
+        _growth(results),
+        _graph(grid),
+        "## Processor time of one request\n\n" + tables.processor_table(grid),
+        "## Ratios in every cell\n\n" + tables.ratios_table(grid),
+        _models(grid),
         _failures(results),
         "## How it was measured\n\n" + METHOD.read_text().rstrip(),
+        _conditions(results.conditions),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _head(environment: Environment) -> str:
-    facts = {
-        "date": environment.date,
-        "took": f"{environment.seconds:,.0f} s",
-        **environment.machine,
-        **environment.settings,
-        "versions": _listed(environment.versions),
-        "absent peers": ", ".join(environment.absent) or "none",
-    }
-    return "# Benchmark\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
+def _introduction(conditions: Conditions) -> str:
+    machine = conditions.machine
+    return (
+        "# Benchmark\n\n"
+        f"Measured on {conditions.date} on {machine['processor']}, {machine['cores']} cores; the load "
+        "generator uses the same cores. A case names the kind of attention, the width d, the length of a "
+        "sequence and the load. Figures are medians over rounds; (x 1.20) is the largest round divided by "
+        "the smallest. Ratios compare tokens per second round by round; their range is in parentheses."
+    )
 
 
-def _listed(versions: dict[str, str]) -> str:
-    return "; ".join(f"{name} {value}" for name, value in versions.items())
+def _rates(grid: Index, conditions: Conditions) -> str:
+    note = f"\n\n{WITHOUT_CPP_BACKEND}" if TRITON_CPP in (*conditions.absent, *_unmeasured(grid)) else ""
+    return "## Sequences per second, beside other servers\n\n" + tables.rates_table(grid) + note
+
+
+def _unmeasured(grid: Index) -> list[str]:
+    return [name for name in tables.PEERS if name not in grid.systems()]
+
+
+def _latencies(grid: Index, results: Results) -> str:
+    text = "## Latency\n\nOne request in flight:\n\n" + tables.single_latency_table(grid)
+    if results.open_loop:
+        text += "\n\nAt fixed rates (open loop), µs:\n\n" + tables.open_loop_table(results.open_loop)
+    return text
 
 
 def _graph(grid: Index) -> str:
     ratios = graph_ratios(grid)
     if not ratios:
         return ""
-    least = min(ratios, key=lambda cell: ratios[cell])
-    lowest = f"least {ratios[least]:.2f} ({least.name}), median {median(ratios.values()):.2f}"
-    return f"## The exported graph by eager PyTorch, in process\n\n{len(ratios)} cells: {lowest}."
-
-
-def _open_loop(results: Results) -> str:
-    if not results.open_loop:
-        return ""
-    return "## Latency at fixed rates, µs\n\n" + tables.open_loop_table(results.open_loop)
+    cell = min(ratios, key=lambda one: ratios[one])
+    figures = f"lowest {ratios[cell]:.2f} ({cell.name}), median {median(ratios.values()):.2f}"
+    title = "## The exported graph beside eager PyTorch, in process"
+    return f"{title}\n\nRatio of tokens per second in {len(ratios)} cells: {figures}."
 
 
 def _growth(results: Results) -> str:
@@ -84,22 +112,22 @@ def _growth(results: Results) -> str:
     found = []
     for width in dict.fromkeys(cell.model.width for cell in growth.cells()):
         cells = [cell for cell in growth.cells() if cell.model.width == width]
-        found.append(f"d {width}, p50 in µs:\n\n" + tables.figures_table(growth, cells, p50))
-    return "## Cost growth with length\n\n" + "\n\n".join(found) if found else ""
+        found.append(f"d {width}, p50 in µs:\n\n" + tables.metric_table(growth, cells, p50))
+    return "## Growth of cost with length\n\n" + "\n\n".join(found) if found else ""
 
 
 def _models(grid: Index) -> str:
     models = dict.fromkeys(cell.model for cell in grid.cells())
-    return "## Grid\n\n" + "\n\n".join(tables.model_tables(grid, model) for model in models)
+    return "## All cells\n\n" + "\n\n".join(tables.model_tables(grid, model) for model in models)
 
 
-def _memory(memory: Memory | None) -> str:
+def _memory(memory: MemoryCurve | None) -> str:
     if memory is None:
-        return "## Memory\n\nNot measured in this run."
-    first, last = at_minute(memory), at_end(memory)
+        return "## Memory\n\nNot measured in this run; `python -m benchmarks memory` measures it."
+    first, last = memory_after_a_minute(memory), memory_at_end(memory)
     values = f"{_mib(first)} after one minute, {_mib(last)} after {memory.seconds / 60:.0f} minutes"
-    asked = f"{memory.load}; {memory.requests:,} requests; begun {memory.date}"
-    return f"## Memory\n\nResident memory of the server: {values} ({asked})."
+    load = f"{memory.load}; {memory.requests:,} requests; started {memory.date}"
+    return f"## Memory\n\nResident memory of the {SERVICE}: {values} ({load})."
 
 
 def _mib(size: float | None) -> str:
@@ -109,4 +137,18 @@ def _mib(size: float | None) -> str:
 def _failures(results: Results) -> str:
     if not results.failures:
         return ""
-    return "## Not measured\n\n" + "\n".join(f"- {failure}" for failure in results.failures)
+    counted = Counter(results.failures).items()
+    lines = [f"- {failure}{f' ({count} times)' if count > 1 else ''}" for failure, count in counted]
+    return "## Not measured\n\n" + "\n".join(lines)
+
+
+def _conditions(conditions: Conditions) -> str:
+    facts = {
+        "date": conditions.date,
+        "duration": f"{conditions.seconds:,.0f} s",
+        **conditions.machine,
+        **conditions.settings,
+        "versions": "; ".join(f"{name} {value}" for name, value in conditions.versions.items()),
+        "peers that were not installed": ", ".join(conditions.absent) or "none",
+    }
+    return "## Conditions\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())

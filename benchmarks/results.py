@@ -1,49 +1,60 @@
-"""What a run writes down: every measurement of every round, and where it was made. Read back from JSON."""
+"""The measurements of a run and the conditions under which they were made, written to and read from JSON."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from benchmarks.histogram import Percentiles
-from benchmarks.workload import Lengths, Model
+from benchmarks.workload import Cell
 
-FILE = "results.json"
+RESULTS_FILE = "results.json"
 MEMORY_FILE = "memory.json"
 
-# Systems, by the names that reports use.
+# Names of the systems in reports.
 ONNX = "ONNX Runtime in process"
 EAGER = "eager PyTorch in process"
 ECHO = "bare gRPC echo"
 SERVICE = "service"
 TYPED = "service, attention.v1"
 STREAM = "service, stream"
-BULK = "service, 64 in one request"
+BATCH = "service, 64 in one request"
 TRITON = "Triton (Python backend)"
+TRITON_CPP = "Triton (C++ backend)"
 TORCHSERVE = "TorchServe"
+
+NANOSECONDS_PER_MICROSECOND = 1_000
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One place of the grid.
+class Percentiles:
+    """Latencies in microseconds; None if there were too few requests for a percentile."""
 
-    Attributes:
-        in_flight: Sequences on their way at a time.
-        bulk: Sequences of one request where a system takes many; then each system has its best number of
-            requests in flight.
-    """
+    count: int
+    p50: float | None
+    p90: float | None = None
+    p99: float | None = None
+    p99_9: float | None = None
 
-    model: Model
-    lengths: Lengths
-    in_flight: int
-    bulk: int = 1
+    @classmethod
+    def of(cls, latencies: NDArray[np.int64]) -> "Percentiles":
+        """Summarises latencies in nanoseconds.
 
-    @property
-    def name(self) -> str:
-        """How reports call it."""
-        load = f"{self.bulk} sequences" if self.bulk > 1 else f"{self.in_flight} in flight"
-        return f"{self.model.kind} d {self.model.width}, length {self.lengths.name}, {load}"
+        A percentile beyond the median is left out if less than one request lies beyond it: it would be the
+        latency of a single stall.
+        """
+        count = len(latencies)
+
+        def at(percent: float) -> float | None:
+            beyond = round(count * (100 - percent) / 100, 6)
+            if not count or (percent > 50 and beyond < 1):  # noqa: PLR2004 - the median
+                return None
+            value = np.percentile(latencies, percent, method="inverted_cdf")
+            return float(value) / NANOSECONDS_PER_MICROSECOND
+
+        return cls(count, at(50), at(90), at(99), at(99.9))
 
 
 @dataclass(frozen=True)
@@ -51,10 +62,10 @@ class Measurement:
     """One system in one cell in one round.
 
     Attributes:
-        latency: Of one request; of one run in process.
-        client_us: Processor time of the load generator for each request, in microseconds.
-        server_us: The same of the server.
-        how: What was chosen, where a system has several ways.
+        latency: Latency of one request; in process, the duration of one call.
+        client_us: Processor time of the load generator for one request, in microseconds.
+        server_us: Processor time of the server for one request, in microseconds.
+        how: The choice that was fastest, if the system has a choice.
     """
 
     cell: Cell
@@ -96,8 +107,15 @@ class MemorySample:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """A soak: when it began, what was asked for how long, and the memory curve."""
+class MemoryCurve:
+    """Resident memory of the server during a long load.
+
+    Attributes:
+        date: Start of the load.
+        load: The load in words.
+        seconds: Duration of the load.
+        requests: Number of responses.
+    """
 
     date: str
     load: str
@@ -107,8 +125,12 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Environment:
-    """Where and when the run was made, and how long it took."""
+class Conditions:
+    """Where and when a run was made, and its duration in seconds.
+
+    Attributes:
+        absent: Peers that were not installed.
+    """
 
     date: str
     seconds: float
@@ -116,24 +138,26 @@ class Environment:
     versions: dict[str, str]
     settings: dict[str, str]
     absent: tuple[str, ...]
-    """Peers that are not installed."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """A whole run."""
+    """A complete run.
 
-    environment: Environment
+    Attributes:
+        failures: What could not be measured, and why.
+    """
+
+    conditions: Conditions
     grid: tuple[Measurement, ...]
     growth: tuple[Measurement, ...]
     open_loop: tuple[OpenLoopMeasurement, ...]
     failures: tuple[str, ...] = ()
-    """Cells that a system did not answer, and why."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """Finds the rounds of a system in a cell."""
+    """Finds the measurements of a system in a cell."""
 
     measurements: tuple[Measurement, ...]
     _rounds: dict[tuple[Cell, str], list[Measurement]] = field(init=False, repr=False, compare=False)
@@ -145,29 +169,33 @@ class Index:
         object.__setattr__(self, "_rounds", rounds)
 
     def rounds(self, cell: Cell, system: str) -> list[Measurement]:
-        """Its measurements, by round; none where it was not measured."""
+        """Returns the measurements by round; an empty list if there are none."""
         return sorted(self._rounds.get((cell, system), []), key=lambda one: one.round)
 
     def cells(self) -> Iterator[Cell]:
-        """Every cell once, in the order of measurement."""
+        """Returns each cell once, in the order of measurement."""
         return iter(dict.fromkeys(one.cell for one in self.measurements))
 
     def systems(self) -> list[str]:
-        """Every system once, in the order of measurement."""
+        """Returns each system once, in the order of measurement."""
         return list(dict.fromkeys(one.system for one in self.measurements))
 
 
-def save(value: Results | Memory, path: Path) -> None:
-    """Writes a run as JSON."""
+def save(value: Results | MemoryCurve, path: Path) -> None:
+    """Writes measurements as JSON."""
     path.write_bytes(TypeAdapter(type(value)).dump_json(value, indent=1) + b"\n")
 
 
 def load_results(folder: Path) -> Results:
-    """Reads what `save` wrote."""
-    return TypeAdapter(Results).validate_json((folder / FILE).read_bytes())
+    """Reads the results that `save` wrote.
+
+    Raises:
+        FileNotFoundError: The folder holds no results.
+    """
+    return TypeAdapter(Results).validate_json((folder / RESULTS_FILE).read_bytes())
 
 
-def load_memory(folder: Path) -> Memory | None:
-    """Reads a soak; None where none was made."""
+def load_memory(folder: Path) -> MemoryCurve | None:
+    """Reads the memory curve that `save` wrote; None if there is none."""
     path = folder / MEMORY_FILE
-    return TypeAdapter(Memory).validate_json(path.read_bytes()) if path.exists() else None
+    return TypeAdapter(MemoryCurve).validate_json(path.read_bytes()) if path.exists() else None

@@ -1,17 +1,22 @@
-"""Medians and spreads over the rounds of a cell, and ratios of two systems round by round."""
+"""Medians and ranges over the rounds of a cell, and ratios of two systems round by round."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.results import Cell, Index, Measurement
+from benchmarks.results import EAGER, ONNX, Index, Measurement, MemoryCurve
+from benchmarks.workload import Cell
 
-Figure = Callable[[Measurement], float | None]
+Metric = Callable[[Measurement], float | None]
+
+FIRST_MINUTE, MARGIN = 60.0, 10.0
+"""Seconds. The first value of a memory curve is the median within MARGIN / 2 of one minute, and its last
+value is the median of the last MARGIN."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some rounds with the smallest and the largest."""
+    """The median of some values, the smallest and the largest."""
 
     median: float
     low: float
@@ -19,12 +24,12 @@ class Spread:
 
     @property
     def ratio(self) -> float:
-        """Largest by smallest: 1 where all rounds agree."""
+        """The largest value divided by the smallest."""
         return self.high / self.low if self.low > 0 else float("inf")
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Summarises the values that are there; None where there are none."""
+    """Summarises values; returns None if all of them are None."""
     found = [value for value in values if value is not None]
     return Spread(median(found), min(found), max(found)) if found else None
 
@@ -44,28 +49,58 @@ def p50(measurement: Measurement) -> float | None:
     return measurement.latency.p50
 
 
-def of(index: Index, cell: Cell, system: str, figure: Figure) -> Spread | None:
-    """One figure of a system in a cell."""
-    return spread(figure(one) for one in index.rounds(cell, system))
+def of(index: Index, cell: Cell, system: str, metric: Metric) -> Spread | None:
+    """Summarises a metric of one system in a cell."""
+    return spread(metric(one) for one in index.rounds(cell, system))
 
 
 def combined(
     index: Index, cell: Cell, systems: tuple[str, ...], formula: Callable[..., float | None]
 ) -> Spread | None:
-    """A figure made of one measurement of each system, taken round by round.
+    """Summarises a formula of one measurement of each system, evaluated round by round.
 
-    The systems of a round were measured one after the other, so that what slows the machine for a while
-    slows them all, and their ratio stays.
+    The systems of a round were measured one after the other: a disturbance of the machine affects all of
+    them, and their ratio changes little.
     """
     rounds = (index.rounds(cell, system) for system in systems)
     return spread(formula(*measurements) for measurements in zip(*rounds, strict=False))
 
 
-def ratio(index: Index, cell: Cell, over: str, under: str, figure: Figure) -> Spread | None:
-    """One system's figure by another's, round by round."""
+def ratio(index: Index, cell: Cell, over: str, under: str, metric: Metric) -> Spread | None:
+    """Summarises a metric of one system divided by that of another, round by round."""
 
     def formula(one: Measurement, other: Measurement) -> float | None:
-        above, below = figure(one), figure(other)
+        above, below = metric(one), metric(other)
         return above / below if above is not None and below else None
 
     return combined(index, cell, (over, under), formula)
+
+
+def graph_ratios(grid: Index) -> dict[Cell, float]:
+    """Returns by cell the tokens per second of the exported graph divided by those of eager PyTorch."""
+    found = {cell: ratio(grid, cell, ONNX, EAGER, token_rate) for cell in grid.cells()}
+    return {cell: value.median for cell, value in found.items() if value is not None}
+
+
+def memory_after_a_minute(memory: MemoryCurve) -> float | None:
+    """Returns bytes; None if the load was shorter."""
+    return _typical(memory, FIRST_MINUTE - MARGIN / 2, FIRST_MINUTE + MARGIN / 2)
+
+
+def memory_at_end(memory: MemoryCurve) -> float | None:
+    """Returns bytes; None if there are no samples."""
+    last = memory.samples[-1].seconds if memory.samples else 0.0
+    return _typical(memory, last - MARGIN, last)
+
+
+def memory_growth(memory: MemoryCurve) -> Spread | None:
+    """Returns the last value divided by the first; None if the load did not last well beyond a minute."""
+    first, last = memory_after_a_minute(memory), memory_at_end(memory)
+    if first is None or last is None or memory.seconds < FIRST_MINUTE + 2 * MARGIN:
+        return None
+    return spread([last / first])
+
+
+def _typical(memory: MemoryCurve, since: float, until: float) -> float | None:
+    found = [one.resident_bytes for one in memory.samples if since <= one.seconds <= until]
+    return median(found) if found else None

@@ -1,42 +1,26 @@
-"""What is measured side by side: each system measures itself in a cell of the grid."""
+"""The systems that are measured side by side, each in a cell of the grid."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from benchmarks import load
-from benchmarks.histogram import Percentiles, percentiles
-from benchmarks.load import Endpoint, LoadResult, Window
+from benchmarks.compute import ComputeResult
+from benchmarks.load import Endpoint, LoadResult, MeasurementWindow
 from benchmarks.processes import ServerAddress
-from benchmarks.results import Cell, Measurement
-from benchmarks.timing import ComputeResult
+from benchmarks.results import Measurement, Percentiles
 from benchmarks.wire import Api
-from benchmarks.workload import Array, Lengths, Model
+from benchmarks.workload import Array, Cell, Lengths, Model
 
 MICROSECONDS = 1e6
-# Results of two versions of ONNX Runtime; the service's own tolerance is held by its tests.
+# Between two versions of ONNX Runtime. Tests verify the tolerance of the service itself.
 RTOL, ATOL = 1e-4, 1e-4
 
 
 class MeasurementError(Exception):
-    """A system did not answer, or answered wrongly; the message says which and how."""
-
-
-class System(Protocol):
-    """One column of the report."""
-
-    @property
-    def name(self) -> str:
-        """How reports call it."""
-
-    def measures(self, cell: Cell) -> bool:
-        """Whether it takes part in a cell."""
-
-    def measure(self, cell: Cell, at_round: int) -> Measurement:
-        """Measures itself once."""
+    """A system did not answer, or returned wrong values. The message says which system and what happened."""
 
 
 @dataclass(frozen=True)
@@ -44,35 +28,35 @@ class Served:
     """A server under closed-loop load.
 
     Attributes:
-        many: Whether it takes all sequences of a bulk cell in one request.
-        bulk_in_flight: Requests in flight to try in a bulk cell, where the best counts; none where it
-            takes no part.
+        batch_requests: Whether the server receives all sequences of a batch cell in one request.
+        batch_in_flight: Numbers of requests in flight to try in a batch cell, of which the fastest counts;
+            empty if the server is not measured in batch cells.
     """
 
     name: str
     server: ServerAddress
     api: Api
     generator: ProcessPoolExecutor
-    window: Window
-    many: bool = False
-    bulk_in_flight: tuple[int, ...] = ()
+    window: MeasurementWindow
+    batch_requests: bool = False
+    batch_in_flight: tuple[int, ...] = ()
 
     def measures(self, cell: Cell) -> bool:
-        """As of System."""
-        return bool(self.bulk_in_flight) if cell.bulk > 1 else not self.many
+        """Returns whether the system is measured in a cell."""
+        return bool(self.batch_in_flight) if cell.per_request > 1 else not self.batch_requests
 
     def endpoint(self, cell: Cell) -> Endpoint:
-        """What the load generator asks."""
-        count = cell.bulk if self.many else 1
+        """Returns the requests that the load generator sends."""
+        count = cell.per_request if self.batch_requests else 1
         return Endpoint(self.server.address, self.server.pid, self.api, cell.model, cell.lengths, count)
 
     def measure(self, cell: Cell, at_round: int) -> Measurement:
-        """As of System.
+        """Measures the system once.
 
         Raises:
             MeasurementError: Requests failed.
         """
-        choices = self.bulk_in_flight if cell.bulk > 1 else (cell.in_flight,)
+        choices = self.batch_in_flight if cell.per_request > 1 else (cell.in_flight,)
         found = [self._measure(cell, at_round, in_flight) for in_flight in choices]
         return max(found, key=lambda one: one.sequences_per_second)
 
@@ -80,52 +64,69 @@ class Served:
         job = self.generator.submit(load.closed_loop, self.endpoint(cell), in_flight, self.window)
         result = job.result()
         if result.failures:
-            raise MeasurementError(f"{self.name}: {result.failures} requests failed in {cell.name}")
-        return from_load(cell, self.name, at_round, result, f"{in_flight} requests in flight")
+            raise MeasurementError(f"{result.failures} requests failed")
+        return _from_load(cell, self.name, at_round, result, f"{in_flight} in flight")
 
     def validate(self, cell: Cell, expected: list[Array]) -> None:
-        """Compares its first answers with those of compute in process.
+        """Compares the first response with the expected context vectors.
 
         Raises:
-            MeasurementError: They differ.
-            CallFailedError: There is no answer.
+            MeasurementError: The values differ.
+            CallFailedError: The call failed.
         """
-        answers = self.generator.submit(load.ask, self.endpoint(cell)).result()
-        if self.api is Api.ECHO:
-            return
-        for answer, right in zip(answers, expected, strict=False):
-            if answer.shape != right.shape or not np.allclose(answer, right, rtol=RTOL, atol=ATOL):
-                raise MeasurementError(f"{self.name}: wrong values for {cell.model.name}")
+        found = self.generator.submit(load.first_response, self.endpoint(cell)).result()
+        if self.api is not Api.ECHO and not agree(found, expected):
+            raise MeasurementError("the context vectors differ from those computed in process")
+
+
+def agree(found: list[Array], expected: list[Array]) -> bool:
+    """Returns whether two lists hold as many arrays, of equal shapes and of values within the tolerance."""
+    return len(found) == len(expected) and all(
+        one.shape == other.shape and np.allclose(one, other, rtol=RTOL, atol=ATOL)
+        for one, other in zip(found, expected, strict=True)
+    )
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """Compute without a server, in a worker of its own.
+    """Compute without a server, in a worker process.
 
     Attributes:
-        measuring: Takes model, lengths, how many sequences are there at a time, and seconds.
-        bulk: Whether it takes part in bulk cells.
+        seconds: Duration of one measurement.
+        measurement: Takes model, lengths, the number of sequences available at a time, and seconds.
+        batch_cells: Whether the system is measured in batch cells.
     """
 
     name: str
     worker: ProcessPoolExecutor
     seconds: float
-    measuring: Callable[[Model, Lengths, int, float], ComputeResult]
-    bulk: bool
+    measurement: Callable[[Model, Lengths, int, float], ComputeResult]
+    batch_cells: bool
 
     def measures(self, cell: Cell) -> bool:
-        """As of System."""
-        return cell.bulk == 1 or self.bulk
+        """Returns whether the system is measured in a cell."""
+        return cell.per_request == 1 or self.batch_cells
 
     def measure(self, cell: Cell, at_round: int) -> Measurement:
-        """As of System: all sequences in flight are there for one batch."""
-        size = max(cell.in_flight, cell.bulk)
-        job = self.worker.submit(self.measuring, cell.model, cell.lengths, size, self.seconds)
-        return _from_compute(cell, self.name, at_round, job.result())
+        """Measures the system once. All sequences that are in flight are available for one batch."""
+        size = max(cell.in_flight, cell.per_request)
+        result = self.worker.submit(self.measurement, cell.model, cell.lengths, size, self.seconds).result()
+        return Measurement(
+            cell=cell,
+            system=self.name,
+            round=at_round,
+            sequences_per_second=result.sequences_per_second,
+            tokens_per_second=result.tokens_per_second,
+            seconds=result.seconds,
+            latency=Percentiles(result.calls, result.median_seconds * MICROSECONDS),
+            how=result.how,
+        )
 
 
-def from_load(cell: Cell, system: str, at_round: int, result: LoadResult, how: str) -> Measurement:
-    """A measurement of one window under load."""
+System = Served | InProcess
+
+
+def _from_load(cell: Cell, system: str, at_round: int, result: LoadResult, how: str) -> Measurement:
     count = max(1, len(result.latencies))
     return Measurement(
         cell=cell,
@@ -134,22 +135,8 @@ def from_load(cell: Cell, system: str, at_round: int, result: LoadResult, how: s
         sequences_per_second=result.sequences / result.seconds,
         tokens_per_second=result.tokens / result.seconds,
         seconds=result.seconds,
-        latency=percentiles(result.latencies),
+        latency=Percentiles.of(result.latencies),
         client_us=result.client_seconds / count * MICROSECONDS,
         server_us=result.server_seconds / count * MICROSECONDS,
         how=how,
-    )
-
-
-def _from_compute(cell: Cell, system: str, at_round: int, result: ComputeResult) -> Measurement:
-    typical = result.median_seconds * MICROSECONDS
-    return Measurement(
-        cell=cell,
-        system=system,
-        round=at_round,
-        sequences_per_second=result.sequences_per_second,
-        tokens_per_second=result.tokens_per_second,
-        seconds=result.seconds,
-        latency=Percentiles(result.runs, typical, None, None, None),
-        how=result.how,
     )

@@ -1,11 +1,11 @@
-"""Sequences to the bytes of requests and bytes of answers to context vectors, for every API measured."""
+"""Encodes sequences as requests, and decodes responses to context vectors, for each measured API."""
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
 
-from benchmarks.workload import Array, Model, Sequence
+from benchmarks.workload import Array, Inputs, Model
 from protos.attention.v1 import attention_pb2
 from protos.inference import open_inference_pb2
 
@@ -13,7 +13,7 @@ TORCHSERVE_KEY = b"data"
 
 
 class Api(StrEnum):
-    """How a system is asked."""
+    """Protocol and kind of call of a system."""
 
     OPEN_INFERENCE = "Open Inference Protocol, unary"
     ATTENTION = "attention.v1, unary"
@@ -28,21 +28,21 @@ METHODS = {
     Api.ATTENTION_STREAM: b"/attention.v1.AttentionService/AttendStream",
     Api.TORCHSERVE: b"/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions",
 }
-# An answer holds context vectors only: as many bytes as one input.
+# A response holds context vectors only, which are as many bytes as one of the inputs.
 ECHO_WHOLE = b"/benchmarks.Echo/Whole"
 ECHO_HALF = b"/benchmarks.Echo/Half"
 INPUT_FIELDS = ("query", "key", "value")
 
 
 def method(api: Api, model: Model) -> bytes:
-    """The path of the call."""
+    """Returns the path of the RPC."""
     if api is Api.ECHO:
         return ECHO_WHOLE if len(model.inputs) == 1 else ECHO_HALF
     return METHODS[api]
 
 
-def encode(api: Api, model: Model, sequences: Many[Sequence]) -> bytes:
-    """One request. attention.v1 takes any number of sequences, the others one."""
+def encode(api: Api, model: Model, sequences: Sequence[Inputs]) -> bytes:
+    """Encodes one request. attention.v1 accepts any number of sequences, the other APIs one."""
     if api is Api.ATTENTION:
         return _attention(model, sequences).SerializeToString()
     if api is Api.ATTENTION_STREAM:
@@ -54,27 +54,27 @@ def encode(api: Api, model: Model, sequences: Many[Sequence]) -> bytes:
     return _open_inference(model, sequence).SerializeToString()
 
 
-def decode(api: Api, answer: bytes, model: Model) -> list[Array]:
-    """The context vectors of each sequence, (Tq, d).
+def decode(api: Api, response: bytes, model: Model) -> list[Array]:
+    """Returns the context vectors of each sequence, (Tq, d).
 
     Raises:
-        ValueError: The answer reports an error, or does not parse.
+        ValueError: The response reports an error, or does not parse.
     """
     if api is Api.TORCHSERVE:
-        return [np.frombuffer(_first_field(answer), np.float32).reshape(-1, model.width)]
+        return [np.frombuffer(_first_field(response), np.float32).reshape(-1, model.width)]
     if api is Api.OPEN_INFERENCE:
-        response = open_inference_pb2.ModelInferResponse.FromString(answer)
-        shape = tuple(response.outputs[0].shape)
-        return list(np.frombuffer(response.raw_output_contents[0], np.float32).reshape(shape))
+        message = open_inference_pb2.ModelInferResponse.FromString(response)
+        shape = tuple(message.outputs[0].shape)
+        return list(np.frombuffer(message.raw_output_contents[0], np.float32).reshape(shape))
     if api is Api.ATTENTION_STREAM:
-        item = attention_pb2.AttendStreamResponse.FromString(answer)
+        item = attention_pb2.AttendStreamResponse.FromString(response)
         if item.HasField("error"):
-            raise ValueError(f"the stream answered {item.error.reason}: {item.error.message}")
+            raise ValueError(f"the stream returned {item.error.reason}: {item.error.message}")
         return _ragged(item.response.context_vectors)
-    return _ragged(attention_pb2.AttendResponse.FromString(answer).context_vectors)
+    return _ragged(attention_pb2.AttendResponse.FromString(response).context_vectors)
 
 
-def _open_inference(model: Model, sequence: Sequence) -> open_inference_pb2.ModelInferRequest:
+def _open_inference(model: Model, sequence: Inputs) -> open_inference_pb2.ModelInferRequest:
     request = open_inference_pb2.ModelInferRequest(model_name=model.name)
     for name, array in zip(model.inputs, sequence, strict=True):
         request.inputs.add(name=name, datatype="FP32", shape=(1, *array.shape))
@@ -82,7 +82,7 @@ def _open_inference(model: Model, sequence: Sequence) -> open_inference_pb2.Mode
     return request
 
 
-def _attention(model: Model, sequences: Many[Sequence]) -> attention_pb2.AttendRequest:
+def _attention(model: Model, sequences: Sequence[Inputs]) -> attention_pb2.AttendRequest:
     request = attention_pb2.AttendRequest(model_name=model.name)
     for field, arrays in zip(INPUT_FIELDS, zip(*sequences, strict=True), strict=False):
         message = getattr(request, field)
@@ -99,13 +99,13 @@ def _ragged(message: attention_pb2.VectorSequences) -> list[Array]:
 
 
 def _torchserve(name: str, data: bytes) -> bytes:
-    """PredictionsRequest: string model_name = 1; map<string, bytes> input = 3."""
+    """Encodes PredictionsRequest: string model_name = 1; map<string, bytes> input = 3."""
     entry = _field(1, TORCHSERVE_KEY) + _field(2, data)
     return _field(1, name.encode()) + _field(3, entry)
 
 
 def _field(number: int, data: bytes) -> bytes:
-    """A length-delimited field in protobuf's encoding."""
+    """Encodes a length-delimited field of protobuf."""
     return bytes([number << 3 | 2]) + _varint(len(data)) + data
 
 
@@ -118,7 +118,7 @@ def _varint(number: int) -> bytes:
 
 
 def _first_field(message: bytes) -> memoryview:
-    """The data of PredictionResponse: bytes prediction = 1."""
+    """Returns the data of PredictionResponse: bytes prediction = 1."""
     end = 1
     while message[end] & 0x80:
         end += 1

@@ -1,4 +1,4 @@
-"""What is asked: models, lengths, and the sequences drawn from them.
+"""What is measured: models, lengths, the cells of the grid, and the extent of a run.
 
 Shapes: T, Tq, Tk rows of a sequence; d its width.
 """
@@ -13,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Sequence = tuple[Array, ...]
-"""One array for each input of the model: (Tq, d), and for cross-attention (Tk, d)."""
+Inputs = tuple[Array, ...]
+"""One sequence: an array for each input of the model, (Tq, d), and for cross-attention also (Tk, d)."""
 
 MIXED_POOL = 64
 UNIFORM_POOL = 4
 LONG_POOL = 1
-LONG = 2048
-"""From this length on, one sequence is enough: a pass over more would take seconds."""
+LONG_ROWS = 2048
+"""From this length on, the pool holds one sequence: a pass over several would take seconds."""
 MEDIAN_SHARE = 20
-"""The median of a mix is its longest length divided by this: about 50 rows on average up to 512."""
+"""The median of mixed lengths is the longest length divided by this: about 50 rows on average up to 512."""
 SIGMA = 1.2
-"""Standard deviation of the logarithm of a mix's lengths."""
+"""Standard deviation of the logarithm of mixed lengths."""
 
 
-class Kind(StrEnum):
+class AttentionKind(StrEnum):
     """Which attention a model computes."""
 
     SELF = "self"
@@ -37,46 +37,47 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Model:
-    """One of the measured models."""
+    """A measured model."""
 
-    kind: Kind
+    kind: AttentionKind
     width: int
     heads: int
 
     @property
     def name(self) -> str:
-        """Its name in the repository."""
+        """Name of the model in the repository."""
         return f"{self.kind}-{self.width}x{self.heads}"
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of its inputs; the key of cross-attention is its own value."""
-        return ("query", "key") if self.kind is Kind.CROSS else ("query",)
+        """Names of the model's inputs. Cross-attention uses its key as the value."""
+        return ("query", "key") if self.kind is AttentionKind.CROSS else ("query",)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Either one length, or a lognormal mix from 1 to a longest one."""
+    """Either a single length, or lengths from 1 to `longest` with a lognormal distribution."""
 
     longest: int
     mixed: bool = False
 
     @property
     def name(self) -> str:
-        """How reports call it."""
+        """Name in reports."""
         return f"mixed 1-{self.longest}" if self.mixed else str(self.longest)
 
     @property
     def pool(self) -> int:
-        """How many different sequences are asked in turn."""
+        """Number of different sequences that are sent in turn."""
         if self.mixed:
             return MIXED_POOL
-        return LONG_POOL if self.longest >= LONG else UNIFORM_POOL
+        return LONG_POOL if self.longest >= LONG_ROWS else UNIFORM_POOL
 
     def draw(self, count: int, *, seed: int = 0) -> list[int]:
-        """Lengths in random order; of a mix one from the middle of each of `count` equal quantiles.
+        """Returns `count` lengths in random order, the same ones for the same count and seed.
 
-        So a small pool has the mean of the distribution, and the same count gives the same lengths.
+        Mixed lengths are the middles of `count` equal quantiles, so that a small pool has the mean of the
+        distribution.
         """
         if not self.mixed:
             return [self.longest] * count
@@ -87,10 +88,11 @@ class Lengths:
 
 
 @lru_cache(maxsize=16)
-def sequences(model: Model, lengths: Lengths) -> tuple[Sequence, ...]:
-    """The sequences that every system is asked, in this order, again and again.
+def sequences(model: Model, lengths: Lengths) -> tuple[Inputs, ...]:
+    """Returns the sequences that are sent to every system, in this order, repeatedly.
 
-    A key is as long as the query of the next sequence, so that a mix has both longer and shorter keys.
+    A key is as long as the query of the next sequence, so that mixed lengths hold keys that are longer than
+    their query and keys that are shorter.
     """
     rows = lengths.draw(lengths.pool)
     rng = np.random.default_rng(1)
@@ -101,3 +103,99 @@ def sequences(model: Model, lengths: Lengths) -> tuple[Sequence, ...]:
         tuple(rng.standard_normal((length, model.width), dtype=np.float32) for length in shape)
         for shape in shapes
     )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of the grid: a model, lengths, and a load.
+
+    Attributes:
+        in_flight: Sequences in flight at a time.
+        per_request: Sequences in one request, for systems that accept several. If it is larger than 1, each
+            system is measured with the number of requests in flight that suits it best.
+    """
+
+    model: Model
+    lengths: Lengths
+    in_flight: int
+    per_request: int = 1
+
+    @property
+    def load(self) -> str:
+        """The load in words."""
+        return f"{self.per_request} sequences" if self.per_request > 1 else f"{self.in_flight} in flight"
+
+    @property
+    def name(self) -> str:
+        """Name in reports."""
+        return f"{self.model.kind} d {self.model.width}, length {self.lengths.name}, {self.load}"
+
+
+NARROW = Model(AttentionKind.SELF, 64, 4)
+WIDE = Model(AttentionKind.SELF, 768, 12)
+FULL_MODELS = tuple(
+    Model(kind, model.width, model.heads) for model in (NARROW, WIDE) for kind in AttentionKind
+)
+SHORT, MIDDLE, LONG, MIXED = Lengths(6), Lengths(128), Lengths(512), Lengths(512, mixed=True)
+BATCH_REQUEST = 64
+"""Sequences of a request that holds many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkPlan:
+    """The extent of a run.
+
+    Attributes:
+        rounds: How often each system is measured in each cell.
+        seconds: Length of one measurement under load.
+        warm_seconds: Load before each measurement.
+        compute_seconds: Length of one measurement in process.
+        extra: Cells in addition to the product of models, lengths and loads.
+        growth: Lengths at which the growth of cost is measured, with one request in flight.
+        shares: Rates of the open loop, as shares of the closed-loop rate with 32 requests in flight.
+        open_seconds: Length of one open-loop measurement.
+        open_cells: Cells that are also measured in open loop.
+    """
+
+    name: str
+    models: tuple[Model, ...] = FULL_MODELS
+    lengths: tuple[Lengths, ...] = (SHORT, MIDDLE, LONG, MIXED)
+    in_flight: tuple[int, ...] = (1, 8, 32)
+    extra: tuple[Cell, ...] = ()
+    rounds: int = 3
+    seconds: float = 0.25
+    warm_seconds: float = 0.05
+    compute_seconds: float = 0.12
+    growth: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    shares: tuple[float, ...] = (0.2, 0.5, 0.8)
+    open_seconds: float = 1.0
+    open_cells: tuple[Cell, ...] = (Cell(WIDE, SHORT, 32), Cell(WIDE, MIXED, 32), Cell(NARROW, SHORT, 32))
+
+    def cells(self, model: Model) -> list[Cell]:
+        """Returns all cells of a model; self-attention also has a cell of many sequences in one request."""
+        found = [Cell(model, lengths, count) for lengths in self.lengths for count in self.in_flight]
+        found += [cell for cell in self.extra if cell.model == model]
+        if model.kind is AttentionKind.SELF:
+            found.append(Cell(model, MIXED, BATCH_REQUEST, BATCH_REQUEST))
+        return found
+
+    def growth_cells(self, model: Model) -> list[Cell]:
+        """Returns the cells at which the growth of cost is measured: self-attention only."""
+        if model.kind is not AttentionKind.SELF:
+            return []
+        return [Cell(model, Lengths(length), 1) for length in self.growth]
+
+
+FULL = BenchmarkPlan(name="full")
+QUICK = BenchmarkPlan(
+    name="quick",
+    models=(NARROW, WIDE),
+    lengths=(SHORT, MIXED),
+    in_flight=(1, 32),
+    extra=(Cell(WIDE, MIDDLE, 8),),
+    seconds=0.2,
+    compute_seconds=0.1,
+    growth=(64, 256, 1024),
+    shares=(0.5, 0.8),
+    open_cells=(Cell(WIDE, SHORT, 32),),
+)

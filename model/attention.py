@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from model.config import AttentionConfig
 from model.projections import make_projections
 from model.rotary import RotaryEmbedding
+from model.score_bias import ScoreRules
 
 
 class MultiHeadAttention(nn.Module):
@@ -29,6 +30,7 @@ class MultiHeadAttention(nn.Module):
             if config.rotary_theta
             else None
         )
+        self.score_rules = ScoreRules(config)
         concatenated = config.num_heads * config.d_v
         self.output = nn.Linear(concatenated, config.d_out, bias=config.out_bias) if config.out_proj else None
 
@@ -64,7 +66,7 @@ class MultiHeadAttention(nn.Module):
             if positions is None:
                 positions = torch.arange(q.shape[2], device=q.device)[None]  # (1, Tq)
             q, k = self.rotary(q, positions), self.rotary(k, positions)
-        may_attend = self._combine_masks(q, k, key_lengths, attention_mask)
+        may_attend = _caller_mask(q, k, key_lengths, attention_mask)  # (B, 1 or H, Tq, Tk)
         if return_weights:
             weights = self._weights(q, k, may_attend)  # (B, H, Tq, Tk)
             heads = weights @ self._for_each_query_head(v)  # (B, H, Tq, d_v)
@@ -78,22 +80,26 @@ class MultiHeadAttention(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None) -> Tensor:
         config = self.config
+        # Kernels refuse their causal flag together with a mask.
+        is_causal = may_attend is None and self.score_rules.only_causal
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=may_attend,
+            attn_mask=None if is_causal else self.score_rules.fused_mask(may_attend, q, k),
             dropout_p=config.dropout if self.training else 0.0,
-            is_causal=config.causal and may_attend is None,
+            is_causal=is_causal,
             scale=config.scale,
             enable_gqa=config.num_kv_heads != config.num_heads,
         )
 
     def _weights(self, q: Tensor, k: Tensor, may_attend: Tensor | None) -> Tensor:
-        if may_attend is None and self.config.causal:
-            may_attend = _lower_triangle(q.shape[2], k.shape[2], q.device)
+        may_attend = self.score_rules.mask(may_attend, q, k)
+        bias = self.score_rules.bias(q, k)  # (1, 1 or H, Tq, Tk)
         k = self._for_each_query_head(k)  # (B, H, Tk, d_k)
         scores = q @ k.transpose(2, 3) * self.config.scale  # (B, H, Tq, Tk)
+        if bias is not None:
+            scores = scores + bias
         if may_attend is None:
             weights = scores.softmax(dim=-1)
         else:
@@ -107,22 +113,15 @@ class MultiHeadAttention(nn.Module):
         group = self.config.num_heads // self.config.num_kv_heads
         return heads if group == 1 else heads.repeat_interleave(group, dim=1)
 
-    def _combine_masks(
-        self, q: Tensor, k: Tensor, key_lengths: Tensor | None, attention_mask: Tensor | None
-    ) -> Tensor | None:
-        """All rules in one (B, 1 or H, Tq, Tk) mask; None where no more than causality is asked for."""
-        may_attend = attention_mask
-        batch, _, query_length, _ = q.shape
-        key_length = k.shape[2]
-        if key_lengths is not None:
-            within = torch.arange(key_length, device=k.device) < key_lengths[:, None]  # (B, Tk)
-            within = within[:, None, None, :].expand(batch, 1, query_length, key_length)
-            may_attend = within if may_attend is None else may_attend & within
-        if may_attend is not None and self.config.causal:
-            may_attend = may_attend & _lower_triangle(query_length, key_length, q.device)
-        return may_attend
 
-
-def _lower_triangle(query_length: int, key_length: int, device: torch.device) -> Tensor:
-    """(Tq, Tk), True where the key's position is not after the query's."""
-    return torch.ones(query_length, key_length, dtype=torch.bool, device=device).tril()
+def _caller_mask(
+    q: Tensor, k: Tensor, key_lengths: Tensor | None, attention_mask: Tensor | None
+) -> Tensor | None:
+    """The caller's lengths and mask as one (B, 1 or H, Tq, Tk) mask; None if neither is given."""
+    if key_lengths is None:
+        return attention_mask
+    batch, _, query_length, _ = q.shape
+    key_length = k.shape[2]
+    within = torch.arange(key_length, device=k.device) < key_lengths[:, None]  # (B, Tk)
+    within = within[:, None, None, :].expand(batch, 1, query_length, key_length)
+    return within if attention_mask is None else attention_mask & within

@@ -65,6 +65,11 @@ class AttentionConfig:
     """Width of a context vector; left out, d_query with an output projection, num_heads * d_v without."""
     causal: bool = False
     """Query row i may attend to key rows 0..i only."""
+    alibi: bool = False
+    """Whether scores fall linearly with the distance of two rows (ALiBi), by a slope for each head."""
+    window: int = 0
+    """Rows of a sliding window, 0 for none. Row i may attend to rows i - window + 1 to i if causal, and to
+    rows i - window + 1 to i + window - 1 otherwise."""
     scale: float = DERIVED
     """Factor on the scores; left out, 1 / sqrt(d_k)."""
     rotary_theta: float = 0.0
@@ -76,6 +81,8 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         _check_sizes(self, "d_query", "num_heads")
+        if self.window != 0:
+            _check_sizes(self, "window")
         if self.d_k is DERIVED and self.d_query % self.num_heads:
             rule = f"must divide d_query={self.d_query} where d_k is not given"
             raise ConfigError("num_heads", self.num_heads, rule)
@@ -115,6 +122,8 @@ class AttentionConfig:
             ("separate_value", self.cross or not self.separate_value, "needs cross"),
             ("d_value", own_value, f"must be d_key={self.d_key} unless separate_value"),
             ("projections", self.projections != "fused" or not self.cross, "must not be fused with cross"),
+            ("alibi", not (self.alibi and self.cross), "must be false with cross"),
+            ("window", not (self.window and self.cross), "must be 0 with cross"),
         ]
 
     def _head_rules(self) -> list[Rule]:
@@ -154,6 +163,7 @@ class AttentionConfig:
             ("dropout", dropout, "must be a number from 0 to below 1"),
             ("rotary_theta", theta, "must be 0 or a positive finite number"),
             ("rotary_theta", not (rotary and self.cross), "must be 0 with cross"),
+            ("alibi", not (rotary and self.alibi), "must be false with rotary_theta"),
             ("d_k", not rotary or self.d_k % 2 == 0, "must be even for rotary position embedding"),
             ("rotary_interleaved", rotary or not self.rotary_interleaved, "needs rotary_theta"),
         ]

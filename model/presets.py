@@ -114,6 +114,26 @@ PRESETS = {
             ),
         ),
         _attention(
+            "alibi-768x12",
+            "causal self-attention with linear biases (ALiBi), twelve heads over width 768",
+            AttentionConfig(d_query=768, num_heads=12, causal=True, alibi=True),
+        ),
+        _attention(
+            "alibi-bidirectional-64x4",
+            "self-attention with symmetric linear biases (ALiBi), four heads over width 64",
+            AttentionConfig(d_query=64, num_heads=4, alibi=True),
+        ),
+        _attention(
+            "sliding-window-768x12",
+            "causal self-attention to the last 128 rows, twelve heads over width 768",
+            AttentionConfig(d_query=768, num_heads=12, causal=True, window=128),
+        ),
+        _attention(
+            "sliding-window-bidirectional-64x4",
+            "self-attention to rows fewer than 4 away on both sides, four heads over width 64",
+            AttentionConfig(d_query=64, num_heads=4, window=4),
+        ),
+        _attention(
             "cross-attention",
             "one head, queries of width 16 over keys of width 24, no output projection",
             AttentionConfig(d_query=16, d_key=24, d_k=24, d_v=28, cross=True, out_proj=False),

@@ -83,14 +83,15 @@ def _serve(
     metrics = Metrics()
     metrics.loaded(repository)
     engine = Engine(repository, settings.limits, metrics)
-    rpc = RpcServer(engine, settings.rpc, metrics)
+    rpc = RpcServer(settings.rpc, metrics)
     ready = sum(isinstance(model, LoadedModel) for model in repository)
     try:
         surroundings.loaded(metrics, stop)
         if stop.is_set():
             return
         _settle_memory()
-        port = rpc.start()
+        port = rpc.bind()
+        rpc.start(engine)
         surroundings.serving(port, ready=ready, failed=len(list(repository)) - ready)
         stop.wait()
         seconds = rpc.stop(settings.grace_seconds)

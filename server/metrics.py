@@ -14,7 +14,7 @@ from prometheus_client import (
 )
 
 from server.engine.model import LoadedModel
-from server.engine.observer import Run
+from server.engine.observer import BatchReport
 from server.engine.repository import Repository
 from server.errors import BindError
 
@@ -82,14 +82,14 @@ class Metrics:
         self._calls(method, code).inc()
         self._call_seconds(method).observe(seconds)
 
-    def ran(self, run: Run) -> None:
-        """One run ended."""
-        self._run_sequences(run.model).observe(run.sequences)
-        self._run_seconds(run.model).observe(run.seconds)
-        self._tokens(run.model).inc(run.tokens)
-        self._padding(run.model).inc(run.padding)
-        for seconds in run.waited:
-            self._waited(run.model).observe(seconds)
+    def batch_completed(self, report: BatchReport) -> None:
+        """Counts a completed report."""
+        self._run_sequences(report.model).observe(report.sequences)
+        self._run_seconds(report.model).observe(report.seconds)
+        self._tokens(report.model).inc(report.tokens)
+        self._padding(report.model).inc(report.padding)
+        for seconds in report.queue_seconds:
+            self._waited(report.model).observe(seconds)
 
     def serve(self, host: str, port: int) -> "MetricsServer":
         """Shows the metrics on http://host:port/metrics."""

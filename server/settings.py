@@ -15,8 +15,9 @@ from pydantic_settings import (
 
 from server import cores
 from server.engine.limits import MIB, Limits
-from server.engine.session import Device, Provider
+from server.engine.provider import Device, Provider
 from server.rpc.server import RpcOptions
+from server.rpc.transport import TransportKind
 
 ENV_PREFIX = "ATTENTION_"
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
@@ -58,6 +59,11 @@ class Settings(BaseSettings):
     max_concurrent_calls: PositiveInt = Field(256, description="calls held at a time; more are refused")
     max_streams: PositiveInt = Field(128, description="streams open at a time; more are refused")
     stream_window: PositiveInt = Field(32, description="requests of one stream on their way at a time")
+    transport: Literal["completion-queue", "threaded"] = Field(
+        "completion-queue",
+        description="how calls are received: completion-queue is fast and uses grpcio's internal API; "
+        "threaded is slower and works with every grpcio release",
+    )
     max_sequence_length: PositiveInt = Field(8192, description="rows of one sequence")
     max_sequences: PositiveInt = Field(4096, description="sequences of one request")
     max_in_flight_bytes: PositiveInt = Field(1024 * MIB, description="memory of all requests being answered")
@@ -115,4 +121,5 @@ class Settings(BaseSettings):
             max_streams=self.max_streams,
             stream_window=self.stream_window,
             share_port=self.workers > 1,
+            transport=TransportKind(self.transport),
         )

@@ -19,6 +19,7 @@ try:
         Servers,
         Source,
         run_and_report,
+        split_servers,
         with_job_arguments,
     )
 except ImportError as error:
@@ -99,7 +100,7 @@ def main(
         lambda: enrich(
             source,
             output,
-            servers=servers,
+            servers=split_servers(servers),
             retry_seconds=retry_seconds,
             model_repository=model_repository,
             provider=provider,

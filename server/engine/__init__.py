@@ -1,5 +1,5 @@
-"""Arrays in, arrays out: repository, sessions, validation, scheduling.
+"""Arrays in, arrays out. Knows neither gRPC nor protobuf nor PyTorch.
 
-Knows no gRPC, no protobuf and no PyTorch. One way for the data:
-validate -> submit -> schedule -> run -> split.
+One way for the data: validate -> submit -> schedule -> run -> split. `engine.Engine` serves many callers;
+`in_process.InProcessModel` computes in the caller's own process.
 """

@@ -1,34 +1,34 @@
-"""What large runs leave behind in the runtime's arena, and when it is given back."""
+"""Decides when memory that large runs left in the runtime's arena is returned to the system."""
 
 from server.engine.model import LoadedModel
 
-# Runs that need less leave too little behind to matter.
-LARGE_BYTES = 64 << 20
-# So long after the last large run the next one is not expected.
-REST_SECONDS = 5.0
+# Smaller runs leave too little memory in the arena to matter.
+LARGE_RUN_BYTES = 64 << 20
+# After this time without a large run, the next one is not expected soon.
+IDLE_SECONDS = 5.0
 
 
-class Burst:
-    """Large runs that follow each other. Has no threads, no locks and no clock."""
+class ArenaTrimmer:
+    """Watches for the end of a burst of large runs. Has no thread, lock or clock of its own."""
 
     def __init__(self) -> None:
         self._model: LoadedModel | None = None
-        self._until = 0.0
+        self._due = 0.0
 
     @property
     def wait_seconds(self) -> float | None:
-        """How long to wait for its end; None where there is none."""
-        return REST_SECONDS if self._model else None
+        """How long to wait before asking `due` again; None if there is nothing to trim."""
+        return IDLE_SECONDS if self._model else None
 
-    def note(self, model: LoadedModel, scratch_bytes: int, now: float) -> None:
-        """A run ends that needed so much memory."""
-        if scratch_bytes >= LARGE_BYTES:
+    def note_run(self, model: LoadedModel, scratch_bytes: int, now: float) -> None:
+        """Records that a run ended which needed this much memory."""
+        if scratch_bytes >= LARGE_RUN_BYTES:
             self._model = model
-            self._until = now + REST_SECONDS
+            self._due = now + IDLE_SECONDS
 
-    def over(self, now: float) -> LoadedModel | None:
-        """A model to give the memory back with, once, when the burst is over."""
-        if now < self._until:
+    def due(self, now: float) -> LoadedModel | None:
+        """A model to trim the arena with, once, after a burst has ended."""
+        if now < self._due:
             return None
         model, self._model = self._model, None
         return model

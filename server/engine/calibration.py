@@ -1,4 +1,4 @@
-"""Times a loaded model, so that the scheduler can decide by what runs cost on this machine."""
+"""Times a loaded model, so that the scheduler knows what runs cost on this machine."""
 
 import dataclasses
 
@@ -8,30 +8,30 @@ from artifact.manifest import GraphKind
 from server.engine.cost import TIMED_SIZES, RunCost, fit, time_runs
 from server.engine.execute import run_batch
 from server.engine.model import LoadedModel
-from server.engine.types import Array, Item
+from server.engine.types import Array, SequenceInputs
 
 
 def calibrated(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost of each of its graphs."""
-    return dataclasses.replace(model, costs={kind: _measure(model, kind) for kind in model.sessions})
+    return dataclasses.replace(model, costs={graph: _measure(model, graph) for graph in model.sessions})
 
 
-def _measure(model: LoadedModel, kind: GraphKind) -> RunCost:
+def _measure(model: LoadedModel, graph: GraphKind) -> RunCost:
+    # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
+    ragged = graph is GraphKind.LENGTHS
+
     def run(count: int, length: int) -> None:
-        items = [_item(model, kind, length - (kind is GraphKind.LENGTHS and at == 0)) for at in range(count)]
-        run_batch(model, items, return_weights=kind is GraphKind.WEIGHTS)
+        lengths = [length - (ragged and index == 0) for index in range(count)]
+        run_batch(model, graph, [_random_sequence(model, graph, length) for length in lengths])
 
-    # Lengths differ only where there are several sequences; the first has a row less than the others.
-    ragged = kind is GraphKind.LENGTHS
-    taken = time_runs(
-        [(max(count, 2), length + 1) if ragged else (count, length) for count, length in TIMED_SIZES], run
-    )
-    operations = [model.operations(count, length, length) for count, length in taken]
-    return fit(operations, list(taken.values()))
+    sizes = [(max(count, 2), length + 1) if ragged else (count, length) for count, length in TIMED_SIZES]
+    seconds = time_runs(sizes, run)
+    operations = [model.operations(count, length, length) for count, length in seconds]
+    return fit(operations, list(seconds.values()))
 
 
-def _item(model: LoadedModel, kind: GraphKind, length: int) -> Item:
-    """A sequence of noise: zeros would be faster than what callers send."""
+def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> SequenceInputs:
+    """A sequence of noise, because zeros are faster than what callers send."""
     rng = np.random.default_rng(length)
     inputs: dict[str, Array] = {}
     for spec in model.inputs:
@@ -40,6 +40,6 @@ def _item(model: LoadedModel, kind: GraphKind, length: int) -> Item:
             rng.integers(spec.limit or length, size=shape) if spec.data_type == "int64" else rng.random(shape)
         )
         inputs[spec.name] = noise.astype(spec.data_type)
-    mask = np.ones((1, length, length), np.bool_) if kind is GraphKind.MASK else None
+    mask = np.ones((1, length, length), np.bool_) if graph is GraphKind.MASK else None
     sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}
-    return Item(inputs, sizes, mask)
+    return SequenceInputs(inputs, sizes, mask)

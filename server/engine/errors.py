@@ -1,19 +1,19 @@
-"""Why a request is refused or fails.
+"""Errors that a request can end with.
 
 EngineError
 ├── InvalidRequestError      the request is wrong; names its field
-│   └── LimitExceededError   the request is larger than this server takes
-├── ModelNotFoundError       no such model or version
-├── ModelNotReadyError       the model is there and failed to load
-├── OverloadedError          too much is in flight; try again later
-├── DeadlineExceededError    the caller's time was over before the result was there
+│   └── LimitExceededError   the request exceeds a limit of this server
+├── ModelNotFoundError       the model or version does not exist
+├── ModelNotReadyError       the model exists but failed to load
+├── OverloadedError          too many requests are in flight; try again later
+├── DeadlineExceededError    the deadline passed before the result was ready
 ├── ShuttingDownError        the server is draining
-└── RunFailedError           the runtime failed on this request alone
+└── RunFailedError           the runtime failed on this request
 """
 
 from enum import StrEnum
 
-# Names and words that callers sent come back in messages, which transports carry in bounded headers.
+# Messages quote what callers sent, and transports carry messages in headers of bounded size.
 MAX_TEXT = 1000
 
 
@@ -22,7 +22,7 @@ def _bounded(text: str) -> str:
 
 
 class Code(StrEnum):
-    """What kind of failure it is, by the names of gRPC's status codes."""
+    """The category of an error, named after gRPC's status codes."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
@@ -34,7 +34,7 @@ class Code(StrEnum):
 
 
 class EngineError(Exception):
-    """A request without a result. `reason` is short and stable, the message is for people."""
+    """A request failed. `reason` is short and stable, for programs; the message is for people."""
 
     code = Code.INTERNAL
     reason = "INTERNAL"
@@ -46,7 +46,7 @@ class EngineError(Exception):
 
 
 class InvalidRequestError(EngineError):
-    """The request is wrong in itself; `field` names the input or option at fault."""
+    """The request is invalid; `field` names the input or option at fault."""
 
     code = Code.INVALID_ARGUMENT
     reason = "INVALID_FIELD"
@@ -56,47 +56,47 @@ class InvalidRequestError(EngineError):
 
 
 class LimitExceededError(InvalidRequestError):
-    """The request is larger than a limit, which the message states."""
+    """The request exceeds a limit, which the message states."""
 
     reason = "LIMIT_EXCEEDED"
 
 
 class ModelNotFoundError(EngineError):
-    """There is no such model, or no such version of it."""
+    """The model or the version does not exist."""
 
     code = Code.NOT_FOUND
     reason = "MODEL_NOT_FOUND"
 
 
 class ModelNotReadyError(EngineError):
-    """The model is in the repository and cannot answer; the message says why."""
+    """The model exists but cannot answer; the message says why."""
 
     code = Code.FAILED_PRECONDITION
     reason = "MODEL_NOT_READY"
 
 
 class OverloadedError(EngineError):
-    """The server holds as much as it may; the request was not queued."""
+    """The server is at its limit; the request was not queued."""
 
     code = Code.RESOURCE_EXHAUSTED
     reason = "OVERLOADED"
 
 
 class DeadlineExceededError(EngineError):
-    """The caller's deadline passed while the request waited or ran."""
+    """The caller's deadline passed before the result was ready."""
 
     code = Code.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
 
 
 class ShuttingDownError(EngineError):
-    """The server takes no new requests."""
+    """The server does not accept new requests."""
 
     code = Code.UNAVAILABLE
     reason = "SHUTTING_DOWN"
 
 
 class RunFailedError(EngineError):
-    """The runtime failed; details are in the server's log."""
+    """The runtime failed; the server's log contains the details."""
 
     reason = "RUN_FAILED"

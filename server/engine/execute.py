@@ -1,6 +1,6 @@
-"""Puts sequences into the padded tensors of one run, and takes their results out again.
+"""Runs a batch: pads its sequences into the tensors of one run, and splits the outputs again.
 
-Shapes: B sequences of a run; Tq and Tk their largest query and key lengths.
+Shapes: B sequences of the batch; Tq and Tk their largest query and key lengths.
 """
 
 from collections.abc import Sequence
@@ -9,46 +9,31 @@ import numpy as np
 
 from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, GraphKind, TensorSpec
 from server.engine.model import LoadedModel
-from server.engine.types import Array, Item
+from server.engine.types import Array, SequenceInputs
+
+Outputs = dict[str, Array]
 
 
-def choose_graph(model: LoadedModel, items: Sequence[Item], *, return_weights: bool) -> GraphKind:
-    """The cheapest graph that computes these sequences together."""
-    if return_weights:
-        return GraphKind.WEIGHTS
-    if any(item.mask is not None for item in items):
-        return GraphKind.MASK
-    if model.sees_padding and any(item.sizes != items[0].sizes for item in items):
-        return GraphKind.LENGTHS
-    return GraphKind.PLAIN
-
-
-def run_batch(model: LoadedModel, items: Sequence[Item], *, return_weights: bool) -> list[dict[str, Array]]:
-    """Runs some sequences together and returns each one's outputs by name."""
-    kind = choose_graph(model, items, return_weights=return_weights)
-    graph = model.manifest.graphs[kind]
-    outputs = model.run(kind, {spec.name: _input(spec, items) for spec in graph.inputs})
+def run_batch(model: LoadedModel, graph: GraphKind, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
+    """Runs sequences together on one graph and returns the outputs of each by name."""
+    tensors = model.manifest.graphs[graph]
+    outputs = model.run(graph, {spec.name: _input(spec, sequences) for spec in tensors.inputs})
     return [
-        {spec.name: outputs[spec.name][_window(spec, item, index)] for spec in graph.outputs}
-        for index, item in enumerate(items)
+        {spec.name: outputs[spec.name][_window(spec, sequence, index)] for spec in tensors.outputs}
+        for index, sequence in enumerate(sequences)
     ]
 
 
-def _input(spec: TensorSpec, items: Sequence[Item]) -> Array:
+def _input(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
     if spec.name == KEY_LENGTHS:
-        return np.array([_key_length(item) for item in items], dtype=np.int64)  # (B,)
+        return np.array([sequence.lengths[1] for sequence in sequences], dtype=np.int64)  # (B,)
     if spec.name == ATTENTION_MASK:
-        return _stack_masks(spec, items)
-    return _stack([item.inputs[spec.name] for item in items])
-
-
-def _key_length(item: Item) -> int:
-    """A cross-attention sequence binds its query axis first, then its key axis; others bind one."""
-    return list(item.sizes.values())[-1]
+        return _stack_masks(spec, sequences)
+    return _stack([sequence.inputs[spec.name] for sequence in sequences])
 
 
 def _stack(arrays: list[Array]) -> Array:
-    """(T_i, ...) each to (B, T, ...), zeros after each end. A single sequence is not copied."""
+    """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros. A single array is not copied."""
     if len(arrays) == 1:
         return arrays[0][np.newaxis]
     lengths = [len(array) for array in arrays]
@@ -61,20 +46,21 @@ def _stack(arrays: list[Array]) -> Array:
     return stacked
 
 
-def _stack_masks(spec: TensorSpec, items: Sequence[Item]) -> Array:
-    """(B, 1 or H, Tq, Tk): each sequence's own mask, False for every padded key."""
+def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
+    """(B, 1 or H, Tq, Tk): the mask of each sequence, False for every padded key."""
+    heads = max(1 if sequence.mask is None else len(sequence.mask) for sequence in sequences)
     _, _, query_axis, key_axis = map(str, spec.axes)
-    heads = max(1 if item.mask is None else len(item.mask) for item in items)
-    longest = [max(item.sizes[axis] for item in items) for axis in (query_axis, key_axis)]
-    stacked = np.zeros((len(items), heads, *longest), np.bool_)
-    for row, item in zip(stacked, items, strict=True):
-        row[:, : item.sizes[query_axis], : item.sizes[key_axis]] = True if item.mask is None else item.mask
+    longest = [max(sequence.sizes[axis] for sequence in sequences) for axis in (query_axis, key_axis)]
+    stacked = np.zeros((len(sequences), heads, *longest), np.bool_)
+    for row, sequence in zip(stacked, sequences, strict=True):
+        own = row[:, : sequence.sizes[query_axis], : sequence.sizes[key_axis]]
+        own[...] = True if sequence.mask is None else sequence.mask
     return stacked
 
 
-def _window(spec: TensorSpec, item: Item, index: int) -> tuple[int | slice, ...]:
-    """Where one sequence's values lie in a batched output."""
+def _window(spec: TensorSpec, sequence: SequenceInputs, index: int) -> tuple[int | slice, ...]:
+    """The index of one sequence's values in a batched output."""
     return tuple(
-        index if axis == BATCH_AXIS else slice(item.sizes[axis] if isinstance(axis, str) else None)
+        index if axis == BATCH_AXIS else slice(sequence.sizes[axis] if isinstance(axis, str) else None)
         for axis in spec.axes
     )

@@ -1,4 +1,4 @@
-"""One artifact, loaded and self-tested: the thing that runs."""
+"""One artifact, loaded and self-tested."""
 
 import math
 from collections.abc import Mapping
@@ -11,22 +11,24 @@ import numpy as np
 from artifact.golden import load_golden
 from artifact.manifest import ArtifactError, GraphKind, Manifest, TensorSpec
 from server.engine.cost import UNTIMED, RunCost
-from server.engine.session import Device, ProviderError, Session
+from server.engine.provider import Device, ProviderError
+from server.engine.session import Session
 from server.engine.tokenizer import TextEncoder
 from server.engine.types import Array
 
+# Weights of smaller artifacts are prepacked in every graph's session.
 SMALL_ARTIFACT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model that answers.
+    """A model that can answer requests.
 
     Attributes:
-        text_encoder: None for a model that takes no text.
+        text_encoder: None if the model does not take text.
         measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
         provider: ONNX Runtime's name of the execution provider.
-        costs: What runs of each graph cost here, where that was measured.
+        costs: Measured cost of runs of each graph on this machine, if it was calibrated.
     """
 
     manifest: Manifest
@@ -48,12 +50,12 @@ class LoadedModel:
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The model's own inputs, without masks and lengths; `positions` may be left out of a request."""
+        """The model's own inputs, without masks and lengths. Requests may omit `positions`."""
         return self.manifest.graphs[GraphKind.PLAIN].inputs
 
     @cached_property
     def inputs_by_name(self) -> dict[str, TensorSpec]:
-        """The same by name."""
+        """The model's own inputs by name."""
         return {spec.name: spec for spec in self.inputs}
 
     @cached_property
@@ -64,7 +66,7 @@ class LoadedModel:
 
     @cached_property
     def default_outputs(self) -> list[str]:
-        """Names of the outputs that come without asking."""
+        """Names of the outputs of a request that does not name any."""
         return [spec.name for spec in self.manifest.graphs[GraphKind.PLAIN].outputs]
 
     @cached_property
@@ -74,9 +76,9 @@ class LoadedModel:
 
     @cached_property
     def sees_padding(self) -> bool:
-        """Whether rows attend to what is padded after their sequence, unless lengths or a mask forbid it.
+        """Whether rows attend to padding after their sequence unless lengths or a mask prevent it.
 
-        A row of causal self-attention sees earlier rows only, all of which are of its own sequence.
+        Rows of causal self-attention attend to earlier rows only, all of which belong to their sequence.
         """
         own_keys = len({spec.axes[1] for spec in self.inputs}) == 1
         return not (self.manifest.causal and own_keys)
@@ -85,35 +87,40 @@ class LoadedModel:
     def runs_alone(self) -> bool:
         """Whether each sequence needs a run of its own.
 
-        Dynamic quantisation takes one scale from all rows of a run, so that neighbours would change a
-        result, and a NaN would spoil theirs.
+        Dynamic quantisation computes one scale from all rows of a run: other sequences would change a
+        result, and a NaN in one would spoil the others.
         """
         return self.manifest.precision == "int8"
 
-    def run(self, kind: GraphKind, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Runs one graph: arrays by name in, arrays by name out."""
-        return self.sessions[kind].run(inputs)
+    def batch_graph(self, graph: GraphKind, *, equal_lengths: bool) -> GraphKind:
+        """The graph that runs sequences together, each of which alone would run on `graph`."""
+        needs_lengths = graph is GraphKind.PLAIN and self.sees_padding and not equal_lengths
+        return GraphKind.LENGTHS if needs_lengths else graph
 
-    def give_back(self) -> None:
-        """Returns to the system what runs left in the runtime's arena; it takes a run of one row."""
+    def run(self, graph: GraphKind, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Runs one graph: arrays by name in, arrays by name out."""
+        return self.sessions[graph].run(inputs)
+
+    def shrink_arena(self) -> None:
+        """Returns memory that earlier runs left in the arena to the system, by running a single row."""
         one_row = {
             spec.name: np.zeros([axis if isinstance(axis, int) else 1 for axis in spec.axes], spec.data_type)
             for spec in self.inputs
         }
-        self.sessions[GraphKind.PLAIN].run(one_row, give_back=True)
+        self.sessions[GraphKind.PLAIN].run(one_row, shrink_arena=True)
 
-    def seconds(self, kind: GraphKind, batch: int, query_length: int, key_length: int) -> float:
-        """What one run of that padded size is expected to take on this machine."""
-        return self.cost(kind).seconds(*self.operations(batch, query_length, key_length))
+    def seconds(self, graph: GraphKind, batch: int, query_length: int, key_length: int) -> float:
+        """Expected duration of one run of that padded size on this machine, in seconds."""
+        return self.cost(graph).seconds(*self.operations(batch, query_length, key_length))
 
-    def cost(self, kind: GraphKind) -> RunCost:
-        """What runs of a graph cost on this machine."""
-        return self.costs.get(kind, UNTIMED)
+    def cost(self, graph: GraphKind) -> RunCost:
+        """Cost of runs of a graph on this machine."""
+        return self.costs.get(graph, UNTIMED)
 
     def operations(self, batch: int, query_length: int, key_length: int) -> tuple[int, int]:
-        """Floating-point operations of one run of that padded size: on its rows, and on its pairs of rows.
+        """Floating-point operations of one run of that padded size: on rows, and on pairs of rows.
 
-        Of a module whose operations are not known, rows and pairs count as one each.
+        For a module whose operations are unknown, each row and each pair counts as one operation.
         """
         cost = self.manifest.cost
         known = cost.flops_per_query or cost.flops_per_key or cost.flops_per_pair
@@ -124,7 +131,7 @@ class LoadedModel:
         return batch * rows, batch * query_length * key_length * per_pair
 
     def padded_bytes(self, batch: int, query_length: int, key_length: int) -> int:
-        """Memory of one run of that padded size: its inputs and attention scores."""
+        """Memory of one run of that padded size, in bytes: inputs and attention scores."""
         elements = self.manifest.num_heads * query_length * key_length
         for spec in self.inputs:
             length = query_length if spec.axes[1] == self.inputs[0].axes[1] else key_length
@@ -137,41 +144,41 @@ def load_model(folder: Path, device: Device) -> LoadedModel:
 
     Raises:
         ArtifactError: The artifact is damaged, or misses its tolerance on this machine.
-        ProviderError: The execution provider is not there.
+        ProviderError: The execution provider is not available.
     """
     manifest = Manifest.load(folder)
     if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
         found = f"{manifest.name}/{manifest.version}"
-        raise ArtifactError(f"{folder}: the manifest is that of {found}; the folder must carry its name")
+        raise ArtifactError(f"{folder}: the manifest describes {found}; folder and manifest must agree")
     manifest.verify_files(folder)
     try:
         sessions = _open_sessions(manifest, folder, device)
         encoder = TextEncoder(folder / manifest.tokenizer) if manifest.tokenizer else None
     except ProviderError:
         raise
-    except Exception as error:  # both libraries raise many types; each says which file it could not read
+    except Exception as error:  # both libraries raise many types; each message names the file at fault
         message = f"{folder}: {manifest.precision} graphs do not load on {device.provider}: {error}"
         raise ArtifactError(message) from error
-    measured_error = _self_test(manifest, sessions, folder / manifest.golden)
+    measured_error = _replay_golden_vectors(manifest, sessions, folder / manifest.golden)
     provider = sessions[GraphKind.PLAIN].provider
     return LoadedModel(manifest, sessions, encoder, measured_error, provider)
 
 
 def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
-    """One session for each graph. Of large weights only the plain graph has a packed copy."""
+    """One session for each graph. Large weights are prepacked for the plain graph only, to save memory."""
     small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
     return {
-        kind: Session(folder / graph.file, device, pack_weights=small or kind is GraphKind.PLAIN)
+        kind: Session(folder / graph.file, device, prepack_weights=small or kind is GraphKind.PLAIN)
         for kind, graph in manifest.graphs.items()
     }
 
 
-def _self_test(manifest: Manifest, sessions: dict[GraphKind, Session], golden: Path) -> float:
-    """Replays the golden vectors and returns the largest difference from eager PyTorch."""
+def _replay_golden_vectors(manifest: Manifest, sessions: dict[GraphKind, Session], golden: Path) -> float:
+    """Runs every golden case and returns the largest difference from eager PyTorch."""
     errors = []
     cases = load_golden(golden)
     if untested := sorted(set(manifest.graphs) - {case.graph for case in cases if case.outputs}):
-        raise ArtifactError(f"{golden}: holds no golden vectors of graph {', '.join(untested)}")
+        raise ArtifactError(f"{golden}: contains no golden vectors for graph {', '.join(untested)}")
     for case in cases:
         try:
             outputs = sessions[case.graph].run(case.inputs)
@@ -179,11 +186,11 @@ def _self_test(manifest: Manifest, sessions: dict[GraphKind, Session], golden: P
             raise ArtifactError(f"{golden}: graph {case.graph} does not run: {error}") from error
         for name, eager in case.outputs.items():
             if name not in outputs:
-                raise ArtifactError(f"{golden}: graph {case.graph} has no output {name}")
+                raise ArtifactError(f"{golden}: graph {case.graph} does not have an output {name}")
             errors.append(manifest.tolerance.error(outputs[name], eager))
             if not manifest.tolerance.holds(outputs[name], eager):
                 raise ArtifactError(
                     f"{golden}: {name} of graph {case.graph} differs from eager PyTorch by {errors[-1]:.3g} "
-                    f"on this machine; tolerated are {manifest.tolerance}"
+                    f"on this machine; the tolerance is {manifest.tolerance}"
                 )
     return max(errors)

@@ -1,39 +1,39 @@
-"""What the engine tells whoever watches it, at the boundaries of its stages."""
+"""What the engine reports at the boundaries of its stages."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One run that ended.
+class BatchReport:
+    """One completed run of a batch.
 
     Attributes:
         model: Name of the model.
-        sequences: How many ran together.
-        tokens: Their query rows and, for cross-attention, key rows.
-        padding: Rows that were computed beside those.
-        waited: Seconds in the queue, one figure for each sequence.
-        seconds: How long the run took.
+        sequences: Number of sequences in the batch.
+        tokens: Query rows and, for cross-attention, key rows of all sequences.
+        padding: Rows that were computed in addition to `tokens`.
+        queue_seconds: Time in the queue, for each sequence.
+        seconds: Duration of the run.
     """
 
     model: str
     sequences: int
     tokens: int
     padding: int
-    waited: list[float]
+    queue_seconds: list[float]
     seconds: float
 
 
 class Observer(Protocol):
-    """Told of every run."""
+    """Receives the engine's reports, on the thread that ran the batch."""
 
-    def ran(self, run: Run) -> None:
-        """One run ended."""
+    def batch_completed(self, report: BatchReport) -> None:
+        """Called after each run that succeeded."""
 
 
-class Unobserved:
-    """Watches nothing."""
+class NullObserver:
+    """Ignores all reports."""
 
-    def ran(self, run: Run) -> None:
-        """Forgets it."""
+    def batch_completed(self, report: BatchReport) -> None:
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""The models of a repository: loads all, keeps those that failed with their reason."""
+"""The models of a repository, including those that failed to load and why."""
 
 import logging
 import re
@@ -10,18 +10,18 @@ from artifact.manifest import ArtifactError
 from server.engine.calibration import calibrated
 from server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from server.engine.model import LoadedModel, load_model
-from server.engine.session import Device, ProviderError
+from server.engine.provider import Device, ProviderError
 
 log = logging.getLogger(__name__)
 
 
 class RepositoryError(Exception):
-    """The repository itself cannot be read."""
+    """The model repository cannot be read."""
 
 
 @dataclass(frozen=True)
 class FailedModel:
-    """A model that is in the repository and does not answer."""
+    """A model of the repository that failed to load."""
 
     name: str
     version: str
@@ -37,7 +37,7 @@ class Repository:
     def __init__(self, models: list[Model]) -> None:
         self._models = {(model.name, model.version): model for model in models}
         self._newest: dict[str, Model] = {}
-        # The highest version, but one that answers before one that failed to load.
+        # The highest version that loaded; if none did, the highest version.
         for model in sorted(models, key=lambda m: (isinstance(m, LoadedModel), int(m.version))):
             self._newest[model.name] = model
 
@@ -46,10 +46,10 @@ class Repository:
         return iter(self._models[key] for key in sorted(self._models, key=lambda key: (key[0], int(key[1]))))
 
     def find(self, name: str, version: str = "") -> Model:
-        """A model in whatever state; the highest version that answers where none is given.
+        """A model in any state: the given version, or the highest one that loaded.
 
         Raises:
-            ModelNotFoundError: There is no such model or version.
+            ModelNotFoundError: The model or version does not exist.
         """
         if name not in self._newest:
             known = ", ".join(sorted(self._newest)) or "none"
@@ -63,11 +63,11 @@ class Repository:
         return found
 
     def ready(self, name: str, version: str = "") -> LoadedModel:
-        """A model that answers.
+        """A loaded model.
 
         Raises:
-            ModelNotFoundError: There is no such model or version.
-            ModelNotReadyError: It failed to load.
+            ModelNotFoundError: The model or version does not exist.
+            ModelNotReadyError: The model failed to load.
         """
         model = self.find(name, version)
         if isinstance(model, FailedModel):
@@ -76,19 +76,25 @@ class Repository:
 
 
 def load_repository(folder: Path, device: Device) -> Repository:
-    """Loads every `<name>/<version>/` below a folder. A damaged artifact stops that model only.
+    """Loads every `<name>/<version>/` below a folder. A damaged artifact affects only its own model.
 
     Raises:
-        RepositoryError: The folder does not exist or holds no model.
+        RepositoryError: The folder does not exist or does not contain a model.
     """
     if not folder.is_dir():
-        raise RepositoryError(f"model repository {folder} is not a folder")
-    artifacts = sorted(
-        path for path in folder.glob("*/*") if path.is_dir() and re.fullmatch(r"[1-9][0-9]*", path.name)
-    )
+        raise RepositoryError(f"model repository {folder} does not exist or is not a folder")
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    artifacts = [folder / name / version for name in names for version in versions(folder, name)]
     if not artifacts:
-        raise RepositoryError(f"model repository {folder} holds no <name>/<version>/ folder")
+        raise RepositoryError(f"model repository {folder} does not contain a <name>/<version>/ folder")
     return Repository([_load(path, device) for path in artifacts])
+
+
+def versions(repository: Path, name: str) -> list[str]:
+    """The versions of a model on disk, lowest first; empty if the model does not exist."""
+    folders = (repository / name).glob("*")
+    found = [path.name for path in folders if path.is_dir() and re.fullmatch(r"[1-9][0-9]*", path.name)]
+    return sorted(found, key=int)
 
 
 def _load(path: Path, device: Device) -> Model:
@@ -96,10 +102,10 @@ def _load(path: Path, device: Device) -> Model:
     try:
         model = calibrated(load_model(path, device))
     except (ArtifactError, ProviderError) as error:
-        log.error("model failed", extra={"model": name, "version": version, "reason": str(error)})
+        log.error("model failed to load", extra={"model": name, "version": version, "reason": str(error)})
         return FailedModel(name, version, str(error))
-    except Exception as error:  # whatever is wrong with one model, the others serve
-        log.exception("model failed", extra={"model": name, "version": version, "reason": repr(error)})
+    except Exception as error:  # one model must not keep the others from being served
+        log.exception("model failed to load", extra={"model": name, "version": version})
         return FailedModel(name, version, f"{path}: {error!r}")
     log.info(
         "model ready",

@@ -1,4 +1,4 @@
-"""Text to token ids, with the artifact's own tokenizer."""
+"""Text to token ids, with the tokenizer of the artifact."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from tokenizers.models import BPE
 from server.engine.errors import InvalidRequestError
 from server.engine.types import Ragged
 
-FIELD = "text"
+# Name of the request field that contains texts.
+TEXT = "text"
 
 
 class TextEncoder:
@@ -17,38 +18,38 @@ class TextEncoder:
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
-        # Lengths are the server's to limit, and padding the scheduler's.
+        # The server limits lengths, and batches pad.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        # Other models raise on what they do not know and have no token for; this one leaves it out.
+        # Other tokenizer models raise if they lack a token for a word; BPE silently drops it.
         model = self._tokenizer.model
         self._drops_unknown = isinstance(model, BPE) and model.unk_token is None
 
     def encode(self, texts: tuple[str, ...]) -> Ragged:
-        """One sequence of ids for each text.
+        """Encodes each text as one sequence of token ids.
 
         Raises:
-            InvalidRequestError: A text has no tokens, or has a word that the vocabulary lacks while the
-                tokenizer has no token for unknown words.
+            InvalidRequestError: A text is empty, or contains a word outside the vocabulary and the tokenizer
+                lacks a token for unknown words.
         """
         ids = [self._encode(text).ids for text in texts]
         for index, sequence in enumerate(ids):
             if not sequence:
-                raise InvalidRequestError(FIELD, f"text {index} has no words")
+                raise InvalidRequestError(TEXT, f"text {index} does not contain any words")
         lengths = tuple(map(len, ids))
         return Ragged(np.array([i for sequence in ids for i in sequence], dtype=np.int64), lengths)
 
     def _encode(self, text: str) -> Encoding:
         try:
             encoding = self._tokenizer.encode(text)
-        except Exception as error:  # the library raises no narrower type
-            raise InvalidRequestError(FIELD, self._unknown(text) or str(error)) from error
+        except Exception as error:  # the library does not raise a narrower type
+            raise InvalidRequestError(TEXT, self._unknown(text) or str(error)) from error
         if self._drops_unknown and (unknown := self._unknown(text)):
-            raise InvalidRequestError(FIELD, unknown)
+            raise InvalidRequestError(TEXT, unknown)
         return encoding
 
     def _unknown(self, text: str) -> str:
-        """Names the words of a text that have no token; empty where all have one."""
+        """A message that lists the words without a token; empty if every word has one."""
         for token in self._tokenizer.get_added_tokens_decoder().values():
             text = text.replace(token.content, " ")
         if self._tokenizer.normalizer is not None:

@@ -1,22 +1,21 @@
-"""Large fields of protobuf messages, read and written where they lie.
+"""Reads and writes large `bytes` fields of protobuf messages without copying them.
 
-The library copies a `bytes` field when it parses it, again when it is read, when it is set and when the
-message is serialised: four times the tensor. Here tensors are cut out of a request's bytes before the rest
-is parsed, and put behind a response's bytes after the rest was serialised. The encoding permits both:
-fields come in any order, and occurrences of one submessage are merged.
+The protobuf library copies a `bytes` field when it parses it, when it is read, when it is set and when the
+message is serialized: four copies of a tensor. Here, tensors are cut out of a request's bytes before the
+rest is parsed, and appended to a response's bytes after the rest was serialized. The encoding permits both:
+fields may come in any order, and occurrences of one submessage are merged.
 Source: protobuf.dev/programming-guides/encoding, "Message Structure" and "Last One Wins".
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 # Field numbers from the message down to a `bytes` field.
 Path = tuple[int, ...]
-# Which fields are cut out, by number: True for a `bytes` field, a tree for a submessage that has some.
+# Which fields are cut out, by number: True for a `bytes` field, a tree for a submessage with such fields.
 Tree: TypeAlias = "Mapping[int, Tree | bool]"
 Blobs = list[tuple[Path, memoryview]]
 Buffer: TypeAlias = "bytes | memoryview"
@@ -24,21 +23,20 @@ M = TypeVar("M", bound=Message)
 
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
-# Smaller messages are parsed faster than they are walked through.
+# Messages smaller than this are faster to parse than to cut.
 SMALL_BYTES = 8192
 CACHED_HEADS = 1024
 
 
-@dataclass(frozen=True, eq=False)
-class Parsed(Generic[M]):
-    """A request: its message, and what was cut out of it; nothing where the message is small."""
+class Parsed(NamedTuple, Generic[M]):
+    """A request: its message, and the fields that were cut out of it, if it is large."""
 
     message: M
     blobs: Blobs
 
 
 def reader(parse: Callable[[bytes], M], tree: Tree) -> Callable[[bytes], Parsed[M]]:
-    """Reads requests of one type; what it returns raises DecodeError for bytes that are none."""
+    """Returns a function that parses requests of one type, and raises DecodeError if they do not parse."""
 
     def read(data: bytes) -> Parsed[M]:
         if len(data) < SMALL_BYTES:
@@ -50,13 +48,13 @@ def reader(parse: Callable[[bytes], M], tree: Tree) -> Callable[[bytes], Parsed[
 
 
 def cut(message: bytes, tree: Tree) -> tuple[bytes, Blobs]:
-    """Takes fields out of a serialised message without copying them.
+    """Cuts fields out of a serialized message without copying them.
 
     Returns:
-        The message without them, and their views by path, in the order of the message.
+        The message without the fields, and views of the fields with their paths, in the message's order.
 
     Raises:
-        DecodeError: The bytes are no message, or use groups, which protobuf 3 does not.
+        DecodeError: The bytes are not a message, or use groups, which protobuf 3 lacks.
     """
     blobs: Blobs = []
     try:
@@ -66,7 +64,7 @@ def cut(message: bytes, tree: Tree) -> tuple[bytes, Blobs]:
 
 
 def _rest(message: memoryview, tree: Tree, path: Path, blobs: Blobs) -> list[Buffer]:
-    """What is left of a message; notes what was cut out of it."""
+    """The parts of a message that are left; appends what was cut out to `blobs`."""
     parts: list[Buffer] = []
     at = kept_from = 0
     while at < len(message):
@@ -89,7 +87,7 @@ def _rest(message: memoryview, tree: Tree, path: Path, blobs: Blobs) -> list[Buf
 
 
 def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
-    """Where the value of a field ends, and where its content begins."""
+    """The offsets at which the value of a field ends, and at which its content begins."""
     if kind == LENGTH_DELIMITED:
         size, at = _varint(message, at)
         end = at + size
@@ -100,12 +98,12 @@ def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
     else:
         raise DecodeError(f"wire type {kind} is unknown")
     if end > len(message):
-        raise DecodeError("a field reaches beyond the message's end")
+        raise DecodeError("a field extends beyond the end of the message")
     return end, at
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number in base 128, lowest digits first, and where it ends."""
+    """Decodes a number in base 128, lowest digits first; returns it and the offset at which it ends."""
     value = shift = 0
     while shift <= 63:  # noqa: PLR2004 - ten digits of seven bits
         digit = message[at]
@@ -118,11 +116,11 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def field(path: Path, content: Sequence[Buffer]) -> list[Buffer]:
-    """A `bytes` field to be put behind a serialised message, its content not copied.
+    """Encodes a `bytes` field, to be appended to a serialized message, without copying its content.
 
     Args:
-        path: Where it belongs; the submessages on the way merge with those of the message.
-        content: Its parts.
+        path: The field's path; the submessages on the path merge with those of the message.
+        content: The parts of the field's content.
     """
     size = sum([len(part) if isinstance(part, bytes) else part.nbytes for part in content])
     return [_heads(path, size), *content]
@@ -130,7 +128,7 @@ def field(path: Path, content: Sequence[Buffer]) -> list[Buffer]:
 
 @lru_cache(maxsize=CACHED_HEADS)
 def _heads(path: Path, size: int) -> bytes:
-    """What stands before the content of a field: its own key and size, and those of what it lies in."""
+    """The bytes before the content of a field: its key and size, and those of the submessages around it."""
     heads = b""
     for number in reversed(path):
         heads = _key(number) + _encoded(size + len(heads)) + heads

@@ -1,35 +1,30 @@
-"""The gRPC server: services, health, reflection, limits of size and of concurrency."""
+"""The gRPC server: its address, its limits, and its life from `bind` over `start` to `stop`."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2_grpc
-from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
-from grpc_reflection.v1alpha.reflection import ReflectionServicer
-
-from protos.attention.v1 import attention_pb2, attention_pb2_grpc
-from protos.inference import open_inference_pb2, open_inference_pb2_grpc
 from server.engine.engine import Engine
 from server.errors import BindError
-from server.rpc.attention.service import AttentionService
-from server.rpc.completion_queue import CompletionQueueServer
-from server.rpc.methods import CallObserver, Methods
-from server.rpc.open_inference.service import OpenInferenceService
-
-SERVICES = (
-    attention_pb2.DESCRIPTOR.services_by_name["AttentionService"].full_name,
-    open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
-)
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+from server.rpc.dispatcher import CallObserver, Dispatcher
+from server.rpc.health import HealthService
+from server.rpc.routes import SERVICES, route_table
+from server.rpc.transport import TransportKind, create_transport
 
 
 @dataclass(frozen=True, kw_only=True)
 class RpcOptions:
-    """Where to listen and how much to take."""
+    """Where the server listens, and how much it takes.
+
+    Attributes:
+        host: Address to listen on; IPv6 with or without brackets.
+        port: Port to listen on; 0 lets the operating system choose.
+        max_message_bytes: Largest message, received or sent.
+        max_concurrent_calls: Calls that are open at a time; more are refused with RESOURCE_EXHAUSTED.
+        max_streams: Streams among them.
+        stream_window: Requests of one stream that may be without a sent reply; no more are received.
+        share_port: Whether other processes may listen on the same port and share its connections.
+        transport: How calls are received.
+    """
 
     host: str
     port: int
@@ -38,71 +33,80 @@ class RpcOptions:
     max_streams: int
     stream_window: int
     share_port: bool = False
+    transport: TransportKind = TransportKind.COMPLETION_QUEUE
 
 
 class RpcServer:
-    """Listens from `start` to `stop`."""
+    """The gRPC server, from `bind` over `start` to `stop`.
 
-    def __init__(self, engine: Engine, options: RpcOptions, observer: CallObserver) -> None:
+    `bind` needs no engine, so that a port that is in use is found before models are loaded. Connections
+    that clients make between `bind` and `start` wait in the operating system's queue, and so do their
+    calls, until `start` or their deadlines. They fail with UNAVAILABLE or CANCELLED if the server stops
+    without having started.
+    """
+
+    def __init__(self, options: RpcOptions, observer: CallObserver) -> None:
+        """Creates a server that is not bound.
+
+        Args:
+            options: Where it listens, and how much it takes.
+            observer: Receives a report of every call that ended.
+        """
         self._options = options
-        self._health = health.HealthServicer()
+        self._observer = observer
+        self._health = HealthService(SERVICES)
         self._serving = False
-        self._methods = Methods(
-            observer,
-            max_calls=options.max_concurrent_calls,
-            max_streams=options.max_streams,
-            stream_window=options.stream_window,
-        )
-        self._add_services(self._methods, engine)
-        self._server = CompletionQueueServer(
-            {
-                "grpc.max_receive_message_length": options.max_message_bytes,
-                "grpc.max_send_message_length": options.max_message_bytes,
-                # A second server that nobody wanted is an error, not a silent share of the calls.
-                "grpc.so_reuseport": int(options.share_port),
-            },
-            accept=self._methods.accept,
-            turn=engine.run_inline,
-        )
+        channel_options = {
+            "grpc.max_receive_message_length": options.max_message_bytes,
+            "grpc.max_send_message_length": options.max_message_bytes,
+            # A second server on the port by mistake is an error; it must not take a share of the calls.
+            "grpc.so_reuseport": int(options.share_port),
+        }
+        self._transport = create_transport(options.transport, channel_options, options.max_concurrent_calls)
 
-    def _add_services(self, methods: Any, engine: Engine) -> None:
-        """Generated code takes `methods` for a `grpc.Server`, of which it uses what Methods has."""
-        attention: Any = AttentionService(engine)
-        open_inference: Any = OpenInferenceService(engine, self._is_serving)
-        names = (*SERVICES, health.SERVICE_NAME, REFLECTION)
-        attention_pb2_grpc.add_AttentionServiceServicer_to_server(attention, methods)
-        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, methods)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(names), methods)
-
-    def start(self) -> int:
-        """Listens and reports health SERVING. Returns the port, which the system chooses for port 0.
+    def bind(self) -> int:
+        """Binds the address. Returns the port, which the operating system chooses for port 0.
 
         Raises:
-            BindError: The address is taken or is none of this machine's.
+            BindError: The address is in use, or does not belong to this machine.
         """
         host = self._options.host.strip("[]")
         address = f"[{host}]:{self._options.port}" if ":" in host else f"{host}:{self._options.port}"
         try:
-            port = self._server.listen(address)
+            return self._transport.listen(address)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {address}: {error}") from error
-        self._server.start()
-        self._set_serving(serving=True)
-        return port
 
-    def stop(self, grace: float) -> float:
-        """Reports NOT_SERVING, refuses new calls and waits for those that run.
+    def start(self, engine: Engine) -> None:
+        """Begins to answer calls, and reports health SERVING. `bind` comes first.
 
         Args:
-            grace: Seconds that they may take; then they are cancelled.
+            engine: Computes what calls ask for. Its owner closes it after `stop`.
+        """
+        dispatcher = Dispatcher(
+            route_table(engine, self._health, self._is_serving),
+            self._observer,
+            max_calls=self._options.max_concurrent_calls,
+            max_streams=self._options.max_streams,
+            stream_window=self._options.stream_window,
+        )
+        self._transport.start(dispatcher.accept, engine.run_inline)
+        self._set_serving(serving=True)
+
+    def stop(self, grace: float) -> float:
+        """Reports NOT_SERVING, refuses new calls and waits for those that are open.
+
+        May be called before `start`, before `bind`, and more than once.
+
+        Args:
+            grace: Seconds that the calls may take; those that are left then are cancelled.
 
         Returns:
-            Seconds that they took.
+            Seconds that the calls took.
         """
         started = time.monotonic()
         self._set_serving(serving=False)
-        self._server.stop(grace)
+        self._transport.stop(grace)
         return time.monotonic() - started
 
     def _is_serving(self) -> bool:
@@ -110,17 +114,4 @@ class RpcServer:
 
     def _set_serving(self, *, serving: bool) -> None:
         self._serving = serving
-        for service in ("", *SERVICES):
-            self._health.set(service, SERVING if serving else NOT_SERVING)
-
-
-class _Reflection:
-    """The library's servicer, asked for one request at a time."""
-
-    def __init__(self, services: tuple[str, ...]) -> None:
-        self._servicer = ReflectionServicer(services)
-
-    def ServerReflectionInfo(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
-        """Answers one request of a stream."""
-        answers: Iterator[Any] = self._servicer.ServerReflectionInfo(iter((request,)), context)
-        return next(answers)
+        self._health.set_serving(serving=serving)

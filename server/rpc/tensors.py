@@ -1,4 +1,4 @@
-"""Bytes on the wire to arrays and back, without copying where NumPy allows it."""
+"""Converts between bytes and arrays, without copying if NumPy allows it."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,28 +13,28 @@ from server.rpc.protobuf_bytes import Buffer
 def from_bytes(
     field: str, data: bytes | memoryview, dtype: np.dtype[np.generic], shape: Sequence[int]
 ) -> Array:
-    """A read-only view of little-endian bytes as an array of that type and shape.
+    """Returns a read-only view of little-endian bytes as an array.
 
     Raises:
-        InvalidRequestError: There are more or fewer bytes than the shape needs, or no array has that shape.
+        InvalidRequestError: The number of bytes does not fit the shape, or an array cannot have that shape.
     """
     expected = dtype.itemsize * math.prod(shape)
     if len(data) != expected:
         shown = " x ".join(map(str, shape))
         raise InvalidRequestError(
-            field, f"holds {len(data)} bytes; {shown} elements of {dtype.name} are {expected} bytes"
+            field, f"has {len(data)} bytes; {shown} elements of {dtype.name} need {expected} bytes"
         )
     return reshaped(field, np.frombuffer(data, dtype), shape)
 
 
 def reshaped(field: str, array: Array, shape: Sequence[int]) -> Array:
-    """An array in another shape of as many elements.
+    """Returns an array in another shape with the same number of elements.
 
     Raises:
-        InvalidRequestError: A size is negative, or there are more axes or elements than an array can have.
+        InvalidRequestError: A size is negative, or NumPy does not support the shape.
     """
     if shape and min(shape) < 0:
-        raise InvalidRequestError(field, f"shape {list(shape)} has a negative size")
+        raise InvalidRequestError(field, f"shape {list(shape)} has a negative size; sizes must be 0 or more")
     try:
         return array.reshape(shape)
     except ValueError as error:
@@ -42,5 +42,5 @@ def reshaped(field: str, array: Array, shape: Sequence[int]) -> Array:
 
 
 def buffers(arrays: Iterable[Array]) -> list[Buffer]:
-    """The memory of arrays, row-major; those whose elements lie in this order are not copied."""
+    """Returns the memory of arrays in row-major order. Arrays in that order are not copied."""
     return [np.ascontiguousarray(array).data for array in arrays]

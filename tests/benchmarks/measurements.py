@@ -1,7 +1,7 @@
-"""Made-up measurements, so that summaries and reports can be tested without a clock."""
+"""Invented measurements, with which summaries and reports are tested without a clock."""
 
-from benchmarks.histogram import Percentiles
-from benchmarks.results import Cell, Measurement
+from benchmarks.results import Measurement, Percentiles
+from benchmarks.workload import Cell
 
 
 def measurement(
@@ -21,8 +21,8 @@ def measurement(
         sequences_per_second=rate,
         tokens_per_second=rate * 50,
         seconds=1.0,
-        latency=Percentiles(100, p50, None, None, None),
+        latency=Percentiles(100, p50),
         client_us=client_us,
         server_us=server_us,
-        how="8 requests in flight",
+        how="8 in flight",
     )

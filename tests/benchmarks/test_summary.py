@@ -1,20 +1,37 @@
 import numpy as np
 import pytest
 
-from benchmarks.histogram import percentiles
-from benchmarks.memory import at_end, at_minute, growth_ratio
-from benchmarks.results import ECHO, ONNX, SERVICE, TRITON, Cell, Index, Memory, MemorySample
-from benchmarks.summary import of, p50, ratio, sequence_rate, spread
-from benchmarks.targets import NARROW, SHORT, WIDE, Target, share_of_allowed, targets
+from benchmarks.results import (
+    ECHO,
+    ONNX,
+    SERVICE,
+    TRITON,
+    Index,
+    MemoryCurve,
+    MemorySample,
+    Percentiles,
+)
+from benchmarks.summary import (
+    memory_after_a_minute,
+    memory_at_end,
+    memory_growth,
+    of,
+    p50,
+    ratio,
+    sequence_rate,
+    spread,
+)
+from benchmarks.targets import Target, share_of_ceiling, targets
+from benchmarks.workload import NARROW, SHORT, WIDE, Cell
 from tests.benchmarks.measurements import measurement
 
 CELL = Cell(WIDE, SHORT, 32)
-ALONE = Cell(WIDE, SHORT, 1)
+SINGLE = Cell(WIDE, SHORT, 1)
 
 
-def test_percentiles_keep_three_digits() -> None:
+def test_percentiles_are_in_microseconds() -> None:
     latencies = np.arange(1, 100_001, dtype=np.int64) * 1_000  # 1 µs to 100 ms
-    found = percentiles(latencies)
+    found = Percentiles.of(latencies)
 
     assert found.count == 100_000
     for value, expected in (
@@ -26,12 +43,13 @@ def test_percentiles_keep_three_digits() -> None:
         assert value == pytest.approx(expected, rel=2e-3)
 
 
-def test_percentiles_beyond_which_nothing_lies_are_left_out() -> None:
-    found = percentiles(np.arange(1, 101, dtype=np.int64) * 1_000)
+def test_a_percentile_with_too_few_requests_beyond_it_is_left_out() -> None:
+    found = Percentiles.of(np.arange(1, 101, dtype=np.int64) * 1_000)
 
     assert found.p99 is not None
     assert found.p99_9 is None
-    nothing = percentiles(np.array([], np.int64))
+    assert Percentiles.of(np.arange(1, 1_001, dtype=np.int64) * 1_000).p99_9 is not None
+    nothing = Percentiles.of(np.array([], np.int64))
     assert (nothing.count, nothing.p50, nothing.p99) == (0, None, None)
 
 
@@ -44,7 +62,7 @@ def test_spread_is_median_and_range() -> None:
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    # The machine slows down by half in round 1, for both: the ratio stays.
+    # In round 1 the machine is half as fast for both systems; their ratio does not change.
     rounds = [(0, 200.0, 100.0), (1, 100.0, 50.0), (2, 300.0, 100.0)]
     index = Index(
         tuple(measurement(CELL, SERVICE, at, rate=rate) for at, rate, _ in rounds)
@@ -56,21 +74,21 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratio(index, CELL, SERVICE, ECHO, sequence_rate) is None
 
 
-def test_the_allowed_rate_counts_run_and_transport() -> None:
+def test_the_ceiling_counts_compute_and_transport() -> None:
     service = measurement(CELL, SERVICE, rate=200.0)
     run = measurement(CELL, ONNX, rate=250.0)  # 4 ms
     echo = measurement(CELL, ECHO, client_us=1_200, server_us=800)  # 1 ms on each of two cores
 
-    assert share_of_allowed(service, run, echo, cores=2) == pytest.approx(1.0)
+    assert share_of_ceiling(service, run, echo, cores=2) == pytest.approx(1.0)
 
 
 def test_a_latency_target_adds_run_and_echo() -> None:
     index = Index(
         (
-            measurement(ALONE, SERVICE, p50=500.0),
-            measurement(ALONE, ONNX, p50=200.0),
-            measurement(ALONE, ECHO, p50=200.0),
-            measurement(ALONE, TRITON, p50=1_000.0),
+            measurement(SINGLE, SERVICE, p50=500.0),
+            measurement(SINGLE, ONNX, p50=200.0),
+            measurement(SINGLE, ECHO, p50=200.0),
+            measurement(SINGLE, TRITON, p50=1_000.0),
         )
     )
     floor, triton, *others = targets(index, None, cores=2)
@@ -88,18 +106,18 @@ def test_verdicts(value: float, at_most: bool, verdict: str) -> None:
     assert Target("case", "what", 1.0, spread([value]), at_most=at_most).verdict == verdict
 
 
-def test_memory_is_compared_with_that_after_a_minute() -> None:
+def test_memory_growth_starts_after_one_minute() -> None:
     samples = tuple(
         MemorySample(float(at), 100 if at < 30 else 200 if at < 300 else 210) for at in range(600)
     )
-    memory = Memory("2026-01-02 03:04 UTC", "load", 600.0, 1, samples)
+    memory = MemoryCurve("2026-01-02 03:04 UTC", "load", 600.0, 1, samples)
 
-    assert (at_minute(memory), at_end(memory)) == (200, 210)
-    assert growth_ratio(memory) == spread([1.05])
-    assert growth_ratio(Memory("2026-01-02 03:04 UTC", "load", 70.0, 1, samples[:70])) is None
+    assert (memory_after_a_minute(memory), memory_at_end(memory)) == (200, 210)
+    assert memory_growth(memory) == spread([1.05])
+    assert memory_growth(MemoryCurve("2026-01-02 03:04 UTC", "load", 70.0, 1, samples[:70])) is None
 
 
-def test_figures_of_what_was_not_measured_are_absent() -> None:
+def test_metrics_that_were_not_measured_are_absent() -> None:
     index = Index((measurement(CELL, SERVICE, p50=None),))
 
     assert of(index, CELL, SERVICE, p50) is None

@@ -6,12 +6,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
 from benchmarks.wire import Api, decode, encode
-from benchmarks.workload import Kind, Lengths, Model, sequences
+from benchmarks.workload import AttentionKind, Lengths, Model, sequences
 from protos.attention.v1 import attention_pb2
 from protos.inference import open_inference_pb2
 
-CROSS = Model(Kind.CROSS, 64, 4)
-SELF = Model(Kind.SELF, 64, 4)
+CROSS = Model(AttentionKind.CROSS, 64, 4)
+SELF = Model(AttentionKind.SELF, 64, 4)
 MIXED = Lengths(512, mixed=True)
 
 
@@ -34,7 +34,7 @@ def test_a_stream_wraps_the_same_request() -> None:
 
 
 @pytest.mark.parametrize("api", [Api.OPEN_INFERENCE, Api.ECHO])
-def test_the_echo_gets_the_bytes_of_the_open_inference_protocol(api: Api) -> None:
+def test_the_echo_receives_the_bytes_of_the_open_inference_protocol(api: Api) -> None:
     sequence = sequences(CROSS, MIXED)[0]
     request = open_inference_pb2.ModelInferRequest.FromString(encode(api, CROSS, [sequence]))
 
@@ -44,7 +44,7 @@ def test_the_echo_gets_the_bytes_of_the_open_inference_protocol(api: Api) -> Non
 
 
 def predictions_request() -> type[Message]:
-    """TorchServe's message, built from its description: its own code is not installed."""
+    """TorchServe's message type, built from its description because TorchServe may not be installed."""
     file = descriptor_pb2.FileDescriptorProto(name="torchserve.proto", package="peer", syntax="proto3")
     message = file.message_type.add(name="PredictionsRequest")
     kinds = descriptor_pb2.FieldDescriptorProto
@@ -63,7 +63,7 @@ def predictions_request() -> type[Message]:
 
 
 @pytest.mark.parametrize("length", [1, 31, 512], ids="length {}".format)
-def test_torchserve_gets_its_own_message(length: int) -> None:
+def test_torchserve_receives_its_own_message(length: int) -> None:
     array = np.full((length, 64), 0.5, np.float32)
     message: Any = predictions_request().FromString(encode(Api.TORCHSERVE, SELF, [(array,)]))
 
@@ -71,14 +71,14 @@ def test_torchserve_gets_its_own_message(length: int) -> None:
     assert dict(message.input) == {"data": array.tobytes()}
 
 
-def test_answers_of_every_api() -> None:
+def test_responses_of_every_api_are_decoded() -> None:
     rows = np.arange(5 * 64, dtype=np.float32).reshape(5, 64)
     vectors = attention_pb2.VectorSequences(width=64, lengths=[2, 3], data=rows.tobytes())
     answer = attention_pb2.AttendResponse(context_vectors=vectors)
     infer = open_inference_pb2.ModelInferResponse(raw_output_contents=[rows.tobytes()])
     infer.outputs.add(name="context_vectors", datatype="FP32", shape=(1, 5, 64))
     streamed = attention_pb2.AttendStreamResponse(response=answer)
-    # PredictionResponse has one bytes field of number 1, as this request has one string.
+    # PredictionResponse: one field of bytes, number 1, of 1,280 bytes.
     raw = b"\x0a\x80\x0a" + rows.tobytes()
 
     for api, message, parts in (
@@ -91,7 +91,7 @@ def test_answers_of_every_api() -> None:
             assert np.array_equal(found, part), api
 
 
-def test_an_error_on_a_stream_is_an_error() -> None:
+def test_an_error_on_a_stream_is_raised() -> None:
     error = attention_pb2.StreamError(reason="LIMIT_EXCEEDED", message="too long")
     with pytest.raises(ValueError, match="LIMIT_EXCEEDED: too long"):
         decode(

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from benchmarks.arrivals import poisson
-from benchmarks.batches import ONE_BY_ONE, PADDED, ways
-from benchmarks.workload import Kind, Lengths, Model, sequences
+from benchmarks.compute import ONE_BY_ONE, PADDED, batches_by_method
+from benchmarks.load import poisson
+from benchmarks.workload import FULL, AttentionKind, Lengths, Model, sequences
 
 MIXED = Lengths(512, mixed=True)
 
 
-def test_a_mix_is_lognormal_and_the_same_every_time() -> None:
+def test_mixed_lengths_are_lognormal_and_reproducible() -> None:
     lengths = MIXED.draw(64)
 
     assert lengths == MIXED.draw(64)
@@ -19,25 +19,25 @@ def test_a_mix_is_lognormal_and_the_same_every_time() -> None:
     assert np.isclose(np.median(lengths), 512 / 20, atol=2)
 
 
-def test_one_length_is_no_mix() -> None:
+def test_a_single_length_is_repeated() -> None:
     assert Lengths(6).draw(3) == [6, 6, 6]
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_sequences_have_the_lengths_drawn(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", AttentionKind)
+def test_sequences_have_the_lengths_drawn(kind: AttentionKind) -> None:
     found = sequences(Model(kind, 64, 4), MIXED)
 
     lengths = MIXED.draw(64)
     assert [len(one[0]) for one in found] == lengths
-    if kind is Kind.CROSS:
+    if kind is AttentionKind.CROSS:
         assert [len(one[1]) for one in found] == [*lengths[1:], lengths[0]]
     assert all(array.dtype == np.float32 and array.shape[1] == 64 for one in found for array in one)
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", AttentionKind)
 @pytest.mark.parametrize("lengths", [Lengths(6), MIXED], ids=lambda lengths: lengths.name)
-def test_every_way_computes_the_same_rows(kind: Kind, lengths: Lengths) -> None:
-    found = ways(Model(kind, 64, 4), lengths, 8)
+def test_each_method_computes_the_same_rows(kind: AttentionKind, lengths: Lengths) -> None:
+    found = batches_by_method(Model(kind, 64, 4), lengths, 8)
 
     single = {sum(batch.sequences for batch in found[ONE_BY_ONE])}
     assert single == {lengths.pool}
@@ -47,9 +47,9 @@ def test_every_way_computes_the_same_rows(kind: Kind, lengths: Lengths) -> None:
     assert sum(batch.tokens for batch in found[PADDED]) == rows * max(1, 8 // lengths.pool)
 
 
-def test_padding_is_zero_and_its_lengths_are_the_keys() -> None:
-    model = Model(Kind.CROSS, 64, 4)
-    first, *_ = ways(model, MIXED, 8)[PADDED]
+def test_padding_is_zero_and_key_lengths_are_those_of_the_keys() -> None:
+    model = Model(AttentionKind.CROSS, 64, 4)
+    first, *_ = batches_by_method(model, MIXED, 8)[PADDED]
 
     assert first.key_lengths is not None
     for row, sequence, length in zip(
@@ -59,7 +59,7 @@ def test_padding_is_zero_and_its_lengths_are_the_keys() -> None:
         assert not row[length:].any()
 
 
-def test_arrivals_are_poisson() -> None:
+def test_arrivals_are_a_reproducible_poisson_process() -> None:
     due = poisson(1000, 20, seed=3)
 
     assert np.array_equal(due, poisson(1000, 20, seed=3))
@@ -74,6 +74,17 @@ def test_arrivals_are_poisson() -> None:
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(0, 1), (1, 0), (-1, 1)])
-def test_arrivals_need_a_rate_and_a_time(rate: float, seconds: float) -> None:
+def test_arrivals_refuse_a_rate_or_duration_that_is_not_positive(rate: float, seconds: float) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         poisson(rate, seconds, seed=0)
+
+
+def test_the_full_grid_covers_all_kinds_widths_lengths_and_loads() -> None:
+    cells = [cell for model in FULL.models for cell in FULL.cells(model) if cell.per_request == 1]
+
+    assert len(cells) == len(set(cells)) == 2 * 3 * 4 * 3
+    assert {cell.model.kind for cell in cells} == set(AttentionKind)
+    assert {cell.in_flight for cell in cells} == {1, 8, 32}
+    assert {cell.lengths.name for cell in cells} == {"6", "128", "512", "mixed 1-512"}
+    assert (FULL.growth[0], FULL.growth[-1]) == (64, 8192)
+    assert FULL.rounds >= 3

@@ -49,10 +49,10 @@ WIDE: dict[str, Any] = {"width": 768}
 REFUSALS = {
     "wrong width": (ask(query=vectors(17)), "query", "rows are 17 wide; the model takes 16"),
     "no input": (ask(), "query", "is missing"),
-    "no sequences": (ask(query=vectors(lengths=())), "query", "holds no sequence"),
-    "zero tokens": (ask(query=vectors(lengths=(3, 0))), "query", "sequence 1 has no rows"),
-    "unknown data type": (ask(query=vectors(data_type=77)), "query.data_type", "is 77; known are"),
-    "no data type": (ask(query=vectors(data_type=0)), "query.data_type", "is 0; known are"),
+    "no sequences": (ask(query=vectors(lengths=())), "query", "does not contain any sequence"),
+    "zero tokens": (ask(query=vectors(lengths=(3, 0))), "query", "sequence 1 is empty"),
+    "unknown data type": (ask(query=vectors(data_type=77)), "query.data_type", "is 77; must be one of"),
+    "no data type": (ask(query=vectors(data_type=0)), "query.data_type", "is 0; must be one of"),
     "another data type": (
         ask(query=vectors(data_type=pb.DATA_TYPE_FP16, data=b"\0" * 96)),
         "query",
@@ -60,7 +60,7 @@ REFUSALS = {
     ),
     "zero width": (ask(query=vectors(0)), "query.width", "must be at least 1"),
     "too few bytes": (ask(query=vectors(data=b"\0" * 8)), "query.data", "8 bytes; 3 x 16 elements"),
-    "too many bytes": (ask(query=vectors(data=b"\0" * 196)), "query.data", "are 192 bytes"),
+    "too many bytes": (ask(query=vectors(data=b"\0" * 196)), "query.data", "need 192 bytes"),
     "text to a vector model": (ask(text=pb.TextSequences(texts=["eat"])), "text", "takes query, not text"),
     "token ids to a vector model": (
         ask(token_ids=pb.TokenSequences(lengths=[1], ids=[0])),
@@ -78,14 +78,18 @@ REFUSALS = {
     "fewer keys than queries": (
         cross(vectors(768, (3, 3)), vectors(**WIDE), vectors(**WIDE)),
         "key",
-        "holds 1 sequences; query holds 2",
+        "contains 1 sequences; query contains 2",
     ),
     "mask of another size": (
         ask(query=vectors(), mask=pb.AttentionMask(kind=pb.AttentionMask.KIND_PAIRS, bits=b"\1")),
         "mask",
         "hold 9",
     ),
-    "mask of no kind": (ask(query=vectors(), mask=pb.AttentionMask(bits=b"\1")), "mask.kind", "known are"),
+    "mask of no kind": (
+        ask(query=vectors(), mask=pb.AttentionMask(bits=b"\1")),
+        "mask.kind",
+        "must be one of",
+    ),
     "too long": (ask(query=vectors(lengths=(9000,))), "query", "9000 rows; the limit is 8192"),
     "too many sequences": (ask(query=vectors(lengths=(1,) * 5000)), "query", "5000 sequences"),
     "weights too large": (
@@ -99,7 +103,7 @@ REFUSALS = {
         "'cheese', 'bread'",
     ),
     "empty text": (ask("sentence-self-attention", text=pb.TextSequences(texts=[" "])), "text", "no words"),
-    "no texts": (ask("sentence-self-attention", text=pb.TextSequences()), "text", "holds no sequence"),
+    "no texts": (ask("sentence-self-attention", text=pb.TextSequences()), "text", "has no sequences"),
     "token id too large": (
         ask("sentence-self-attention", token_ids=pb.TokenSequences(lengths=[2], ids=[0, 6])),
         "token_ids",
@@ -113,7 +117,7 @@ REFUSALS = {
     "token counts differ": (
         ask("sentence-self-attention", token_ids=pb.TokenSequences(lengths=[3], ids=[0, 1])),
         "token_ids.ids",
-        "holds 2 ids",
+        "has 2 ids",
     ),
 }
 

@@ -62,8 +62,8 @@ def test_describes_server_and_model(server: ServerProcess) -> None:
 REFUSALS = {
     "wrong rank": ({"query": QUERY[0]}, [], "query: has 2 axes; the model takes 3"),
     "wrong width": ({"query": QUERY[..., :7]}, [], "query: rows are 7 wide; the model takes 768"),
-    "no tokens": ({"query": QUERY[:, :0]}, [], "query: sequence 0 has no rows"),
-    "no sequences": ({"query": QUERY[:0]}, [], "query: holds no sequence"),
+    "no tokens": ({"query": QUERY[:, :0]}, [], "query: sequence 0 is empty"),
+    "no sequences": ({"query": QUERY[:0]}, [], "query: does not contain any sequence"),
     "wrong type": ({"query": QUERY.astype(np.float64)}, [], "query: is float64; the model takes float32"),
     "unknown input": ({"query": QUERY, "other": QUERY}, [], "other: model 'multi-head-768x12' takes query"),
     "unknown output": ({"query": QUERY}, ["logits"], "outputs[logits]: is unknown"),

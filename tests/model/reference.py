@@ -1,4 +1,4 @@
-"""Attention once more, in NumPy float64 and row by row, and random cases to hold a module against it."""
+"""An independent reference: attention in NumPy float64, row by row, and random cases to compare with it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +17,39 @@ Array = NDArray[Any]
 RTOL, ATOL = 1e-10, 1e-12
 
 
+def position_rules(config: AttentionConfig, query_length: int, key_length: int) -> tuple[Array, Array]:
+    """Which pairs may attend, bool (Tq, Tk), and what is added to their scores, (H, Tq, Tk)."""
+    may_attend = np.ones((query_length, key_length), np.bool_)
+    bias = np.zeros((config.num_heads, query_length, key_length))
+    for query, key in np.ndindex(query_length, key_length):
+        if config.causal and key > query:
+            may_attend[query, key] = False
+        if config.window and abs(query - key) >= config.window:
+            may_attend[query, key] = False
+        if config.alibi:
+            bias[:, query, key] = [-slope * abs(query - key) for slope in alibi_slopes(config.num_heads)]
+    return may_attend, bias
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """A geometric sequence whose ratio is its first term; interleaved if the count is not a power of two."""
+    if heads & (heads - 1) == 0:
+        ratio: float = 2 ** -(8 / heads)
+        return [ratio**i for i in range(1, heads + 1)]
+    below = 2 ** int(np.log2(heads))
+    return alibi_slopes(below) + alibi_slopes(2 * below)[::2][: heads - below]
+
+
 def attention(module: MultiHeadAttention, inputs: list[Array], may_attend: Array) -> tuple[Array, Array]:
     """Context vectors (B, Tq, d_out) and weights (B, H, Tq, Tk), from sums over the keys of each row.
 
     Args:
         module: Its weights are read, its code is not run.
         inputs: Query, key and value, (B, T, d).
-        may_attend: (B, H, Tq, Tk), every rule in one mask.
+        may_attend: (B, H, Tq, Tk), all rules in one mask.
     """
     heads = module.config.num_heads
+    _, bias = position_rules(module.config, *may_attend.shape[2:])
     layers = linear_layers(module)
     q, k, v = (
         np.stack(np.split(_linear(layer, rows), heads, axis=-1), axis=1)  # (B, H, T, d)
@@ -37,6 +61,7 @@ def attention(module: MultiHeadAttention, inputs: list[Array], may_attend: Array
         allowed = np.flatnonzero(may_attend[batch, head, row])
         if allowed.size:
             scores = k[batch, head, allowed] @ q[batch, head, row] * module.config.scale
+            scores = scores + bias[head, row, allowed]
             powers = np.exp(scores - scores.max())
             weights[batch, head, row, allowed] = powers / powers.sum()
         context[batch, head, row] = weights[batch, head, row] @ v[batch, head]
@@ -61,7 +86,7 @@ class Case:
     options: dict[str, torch.Tensor]
     """key_lengths and attention_mask, where there are any."""
     may_attend: Array
-    """(B, H, Tq, Tk), those and causality in one mask."""
+    """(B, H, Tq, Tk), the options and the rules of `position_rules` in one mask."""
 
     def run(self, *, return_weights: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What the module answers."""
@@ -93,6 +118,8 @@ def configs(draw: st.DrawFn) -> AttentionConfig:
         out_bias=draw(st.booleans()),
         d_out=draw(size) if out_proj else DERIVED,
         causal=draw(st.booleans()),
+        alibi=not cross and draw(st.booleans()),
+        window=0 if cross else draw(st.integers(0, 7)),
         scale=draw(st.sampled_from([DERIVED, 0.3, 1.0])),
     )
 
@@ -118,8 +145,7 @@ def cases(draw: st.DrawFn) -> Case:
         mask = rng.random((batch, mask_heads, query_length, key_length)) < draw(st.sampled_from([0.2, 0.7]))
         options["attention_mask"] = torch.from_numpy(mask)
         may_attend &= mask
-    if config.causal:
-        may_attend &= np.arange(query_length)[:, None] >= np.arange(key_length)
+    may_attend &= position_rules(config, query_length, key_length)[0]
     return Case(random_module(config, rng), [query, key, value], options, may_attend)
 
 

@@ -25,8 +25,8 @@ from model.presets import build_preset
 from scripts.local_server import ServerProcess
 from server.engine.engine import Engine
 from server.engine.errors import ModelNotReadyError
+from server.engine.provider import Device
 from server.engine.repository import FailedModel, load_repository
-from server.engine.session import Device
 from server.engine.types import Ragged, Request
 from tests.parity import paths
 from tests.support.eager import Array, assert_parity, attend

@@ -17,8 +17,8 @@ from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripts.local_server import ServerProcess
 from server.engine.engine import Engine
 from server.engine.errors import InvalidRequestError
+from server.engine.provider import Device
 from server.engine.repository import load_repository
-from server.engine.session import Device
 from server.engine.types import Ragged, Request, Result
 from server.rpc.attention import codec as attention_codec
 from server.rpc.open_inference import codec as open_inference_codec
@@ -84,8 +84,8 @@ def test_the_open_inference_protocol(server: ServerProcess, shape: tuple[int, ..
 
 ROWS = normal(2, 3, 32)
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "mask": ({"mask": np.ones((2, 3, 3), bool)}, "mask", "model 'encoder' takes no mask"),
-    "weights": ({"return_weights": True}, "return_weights", "has no attention weights"),
+    "mask": ({"mask": np.ones((2, 3, 3), bool)}, "mask", "model 'encoder' does not take a mask"),
+    "weights": ({"return_weights": True}, "return_weights", "does not have attention weights"),
     "key": ({"key": ROWS}, "key", "model 'encoder' takes src"),
     "positions": ({"positions": np.zeros((2, 3), np.int64)}, "positions", "model 'encoder' takes src"),
 }
@@ -103,9 +103,13 @@ def test_what_it_has_not_is_refused(
 @pytest.mark.parametrize(
     ("tensors", "outputs", "message"),
     [
-        ({"attention_mask": np.ones((2, 3, 3), bool)}, ["context_vectors"], "takes no mask"),
-        ({"attention_mask": np.ones((2, 1, 3, 3), bool)}, ["context_vectors"], "takes no mask"),
-        ({}, ["attention_weights"], r"outputs\[attention_weights\]: is unknown; known are context_vectors"),
+        ({"attention_mask": np.ones((2, 3, 3), bool)}, ["context_vectors"], "does not take a mask"),
+        ({"attention_mask": np.ones((2, 1, 3, 3), bool)}, ["context_vectors"], "does not take a mask"),
+        (
+            {},
+            ["attention_weights"],
+            r"outputs\[attention_weights\]: is unknown; must be one of context_vectors",
+        ),
         ({"query": ROWS}, ["context_vectors"], "query: model 'encoder' takes src"),
     ],
     ids=["mask", "mask of one head", "weights", "another input"],

@@ -27,6 +27,10 @@ SYSTEMS = {
     "12 padding and full masks": "multi-head-64x4",
     "13 rotary multi-head": "rotary-768x12",
     "13 with grouped heads": "grouped-query-768x12x4",
+    "ALiBi, causal": "alibi-768x12",
+    "ALiBi, bidirectional": "alibi-bidirectional-64x4",
+    "sliding window, causal": "sliding-window-768x12",
+    "sliding window, bidirectional": "sliding-window-bidirectional-64x4",
     "14 single-head cross-attention": "cross-attention",
     "15 multi-head cross-attention": "cross-768x12",
 }

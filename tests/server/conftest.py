@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from server.engine.model import LoadedModel
+from server.engine.provider import Device
 from server.engine.repository import Repository, load_repository
-from server.engine.session import Device
 from tests.server.samples import CROSS, SELF, TEXT
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from artifact.manifest import GraphKind
 from export.artifact import Naming, write_artifact
 from export.signature import AttentionModule
 from model.attention import MultiHeadAttention
@@ -15,8 +16,8 @@ from model.config import AttentionConfig
 from model.presets import build_preset
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.types import Array, Item, Mask, MaskKind, Ragged, Request, Result, Work
-from server.engine.validation import validate
+from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result, SequenceInputs
+from server.engine.validation import ValidatedRequest, validate
 from tests.support import eager
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +96,7 @@ def request_of(
     )
 
 
-def work_of(
+def validated_of(
     model: LoadedModel,
     lengths: Lengths,
     *,
@@ -103,7 +104,7 @@ def work_of(
     kind: MaskKind | None = None,
     return_weights: bool = False,
     deadline: float = math.inf,
-) -> Work:
+) -> ValidatedRequest:
     """The same, validated."""
     request = request_of(
         model, lengths, seed=seed, kind=kind, return_weights=return_weights, deadline=deadline
@@ -111,18 +112,20 @@ def work_of(
     return validate(request, model, Limits())
 
 
-def assert_outputs(model: LoadedModel, item: Item, outputs: Mapping[str, Array]) -> None:
+def assert_outputs(model: LoadedModel, sequence: SequenceInputs, outputs: Mapping[str, Array]) -> None:
     """The outputs of one sequence are those of eager PyTorch."""
-    context, weights = eager.attend(eager_module(model.name), *item.inputs.values(), mask=item.mask)
+    context, weights = eager.attend(eager_module(model.name), *sequence.inputs.values(), mask=sequence.mask)
     eager.assert_parity(outputs["context_vectors"], context)
     if "attention_weights" in outputs:
         eager.assert_parity(outputs["attention_weights"], weights)
 
 
-def assert_answers(work: Work, result: Result) -> None:
+def assert_answers(request: ValidatedRequest, result: Result) -> None:
     """Each sequence's outputs, in order, are those of eager PyTorch; and no others were made."""
-    names = ["context_vectors", "attention_weights"] if work.return_weights else ["context_vectors"]
+    names = ["context_vectors"]
+    if request.graph is GraphKind.WEIGHTS:
+        names.append("attention_weights")
     assert list(result.outputs) == names
-    assert all(len(arrays) == len(work.items) for arrays in result.outputs.values())
-    for index, item in enumerate(work.items):
-        assert_outputs(work.model, item, {name: result.outputs[name][index] for name in names})
+    assert all(len(arrays) == len(request.sequences) for arrays in result.outputs.values())
+    for index, sequence in enumerate(request.sequences):
+        assert_outputs(request.model, sequence, {name: result.outputs[name][index] for name in names})

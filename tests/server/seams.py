@@ -14,18 +14,19 @@ from server.engine.cost import RunCost
 from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.observer import Run
+from server.engine.observer import BatchReport
 from server.engine.repository import Repository
 from server.engine.scheduler import Scheduler
 from server.engine.session import Session
-from server.engine.types import Array, Request, Result, Work
-from server.rpc.methods import CallObserver
+from server.engine.types import Array, Request, Result
+from server.engine.validation import ValidatedRequest
+from server.rpc.dispatcher import CallObserver
 from server.rpc.server import RpcOptions, RpcServer
-from tests.server.samples import Lengths, work_of
+from tests.server.samples import Lengths, validated_of
 
 PATIENCE_SECONDS = 30
-# What a runtime that fails says.
-WORDS = "what the runtime said"
+# The message of errors that tests cause.
+MESSAGE = "what the runtime said"
 Tap = Callable[[dict[str, Array]], None]
 # A second that no sequence adds to: to run together always gains.
 SAME_FOR_ALL = RunCost(call=1, row=0, pair=0)
@@ -39,9 +40,9 @@ class Tapped(Session):
         self._tap = tap
         self.provider = session.provider
 
-    def run(self, inputs: dict[str, Array], *, give_back: bool = False) -> dict[str, Array]:
+    def run(self, inputs: dict[str, Array], *, shrink_arena: bool = False) -> dict[str, Array]:
         self._tap(inputs)
-        return self._tapped.run(inputs, give_back=give_back)
+        return self._tapped.run(inputs, shrink_arena=shrink_arena)
 
 
 def tapped(model: LoadedModel, tap: Tap) -> LoadedModel:
@@ -80,12 +81,12 @@ class Culprits:
 
     def __call__(self, inputs: dict[str, Array]) -> None:
         if self.marks & set(inputs["query"][:, 0, 0].tolist()):
-            raise RuntimeError(WORDS)
+            raise RuntimeError(MESSAGE)
 
 
-def mark(work: Work, sequence: int = 0) -> float:
+def mark(request: ValidatedRequest, sequence: int = 0) -> float:
     """Tells one sequence from every other."""
-    return float(work.items[sequence].inputs["query"][0, 0])
+    return float(request.sequences[sequence].inputs["query"][0, 0])
 
 
 class Threads:
@@ -102,9 +103,9 @@ class Recorder:
     """Keeps what it is told."""
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[BatchReport] = []
 
-    def ran(self, run: Run) -> None:
+    def batch_completed(self, run: BatchReport) -> None:
         self.runs.append(run)
 
     @property
@@ -134,10 +135,10 @@ class Held:
         self.first = self.submit([(1, 1)], model=tapped(model, self.gate))
         assert self.gate.entered.wait(PATIENCE_SECONDS)
 
-    def submit(self, lengths: Lengths, model: LoadedModel | None = None, **options: Any) -> Work:
-        work = work_of(model or self.model, lengths, **options)
-        self.scheduler.submit(work)
-        return work
+    def submit(self, lengths: Lengths, model: LoadedModel | None = None, **options: Any) -> ValidatedRequest:
+        request = validated_of(model or self.model, lengths, **options)
+        self.scheduler.submit(request)
+        return request
 
     def finish(self) -> None:
         self.gate.open()
@@ -155,9 +156,9 @@ class Held:
         return self.recorder.sizes[1:]
 
 
-def outcome(work: Work) -> Result:
-    """The result of a work, or its error raised."""
-    return work.future.result(PATIENCE_SECONDS)
+def outcome(request: ValidatedRequest) -> Result:
+    """The result of a request, or its error raised."""
+    return request.future.result(PATIENCE_SECONDS)
 
 
 class Calls:
@@ -186,7 +187,7 @@ class WatchedEngine(Engine):
     def __init__(self, models: list[LoadedModel], limits: Limits) -> None:
         self.recorder = Recorder()
         self._queued = threading.Semaphore(0)
-        super().__init__(Repository([*models]), limits, self.recorder, short_run_seconds=0, parallel_runs=1)
+        super().__init__(Repository([*models]), limits, self.recorder, inline_seconds=0, parallel_runs=1)
 
     def submit(self, model: LoadedModel, request: Request) -> Future[Result]:
         future = super().submit(model, request)
@@ -221,8 +222,9 @@ class Served:
             max_streams=2,
             stream_window=3,
         )
-        self.server = RpcServer(self.engine, dataclasses.replace(defaults, **options), observer or self.calls)
-        self._target = f"{defaults.host}:{self.server.start()}"
+        self.server = RpcServer(dataclasses.replace(defaults, **options), observer or self.calls)
+        self._target = f"{defaults.host}:{self.server.bind()}"
+        self.server.start(self.engine)
         self.channel = self.connect()
 
     @classmethod

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.engine.observer import Run
+from server.engine.observer import BatchReport
 from server.engine.repository import FailedModel, Repository
 from server.errors import BindError
 from server.metrics import Metrics, MetricsServer
@@ -76,8 +76,12 @@ def test_calls_are_counted_by_method_and_code(metrics: Metrics, endpoint: Metric
 def test_runs_are_shown_with_sequences_rows_padding_and_waits(
     metrics: Metrics, endpoint: MetricsServer
 ) -> None:
-    metrics.ran(Run(model="m", sequences=3, tokens=10, padding=2, waited=[0.1, 0.2, 0.3], seconds=0.5))
-    metrics.ran(Run(model="m", sequences=1, tokens=5, padding=0, waited=[0.4], seconds=0.25))
+    metrics.batch_completed(
+        BatchReport(model="m", sequences=3, tokens=10, padding=2, queue_seconds=[0.1, 0.2, 0.3], seconds=0.5)
+    )
+    metrics.batch_completed(
+        BatchReport(model="m", sequences=1, tokens=5, padding=0, queue_seconds=[0.4], seconds=0.25)
+    )
     samples = scrape(endpoint.port)
     expected = {
         "attention_tokens_total": 15,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
 from server import cores
-from server.engine.session import Device, Provider
+from server.engine.provider import Device, Provider
 from server.settings import Settings
 from tests.server.samples import ROOT
 
@@ -150,7 +150,7 @@ def test_a_repository_without_models_ends_the_process_with_its_reason(tmp_path: 
     status, said = run_server("--model-repository", str(tmp_path), "--port=0", "--metrics-port=0")
     assert status == 1
     assert "ERROR cannot serve reason='model repository" in said
-    assert "holds no <name>/<version>/ folder" in said
+    assert "does not contain a <name>/<version>/ folder" in said
 
 
 def test_options_reach_engine_and_surface() -> None:

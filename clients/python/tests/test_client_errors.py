@@ -1,4 +1,4 @@
-"""Statuses to exceptions; changes with the exception tree and the details that the server sends."""
+"""Conversion of gRPC statuses to exceptions."""
 
 import pickle
 
@@ -13,11 +13,11 @@ from grpc_status import rpc_status
 
 import attention_client as ac
 from attention_client import AttendInputs
+from attention_client._encoding import encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.encoding import encode_vectors
+from attention_client._streaming import SentRequest, decode_response
+from attention_client._values import RequestOptions
 from attention_client.errors import from_rpc_error, from_stream_error
-from attention_client.streaming import Sent, decode_answer
-from attention_client.values import Ask
 
 CLASSES = [
     (grpc.StatusCode.INVALID_ARGUMENT, ac.InvalidArgumentError, ValueError),
@@ -33,7 +33,7 @@ CLASSES = [
     (grpc.StatusCode.UNIMPLEMENTED, ac.AttentionClientError, Exception),
 ]
 IDS = [code.name for code, _, _ in CLASSES]
-INFO = error_details_pb2.ErrorInfo(reason="LIMIT_EXCEEDED", domain="attention.v1")
+INFO = error_details_pb2.ErrorInfo(reason="SOME_REASON", domain="attention.v1")
 FOREIGN = error_details_pb2.ErrorInfo(reason="QUOTA", domain="proxy.example")
 VIOLATION = error_details_pb2.BadRequest.FieldViolation
 BAD_REQUEST = error_details_pb2.BadRequest(
@@ -67,7 +67,7 @@ def test_each_status_has_its_class(
     error = from_rpc_error(rpc_error(code, "too many rows", INFO, BAD_REQUEST))
     assert type(error) is cls
     assert isinstance(error, base)
-    assert (error.code, error.reason, error.field) == (code, "LIMIT_EXCEEDED", "query")
+    assert (error.code, error.reason, error.field) == (code, "SOME_REASON", "query")
     assert error.message == str(error) == "too many rows"
 
 
@@ -81,6 +81,44 @@ def test_an_error_within_a_stream_is_the_same(
     assert (error.code, error.reason, error.field, error.message) == (code, "R", "mask", "why")
 
 
+REASONS = [
+    pytest.param(grpc.StatusCode.INVALID_ARGUMENT, "LIMIT_EXCEEDED", ac.LimitExceededError, id="limit"),
+    pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", ac.OverloadedError, id="overloaded"),
+    pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "OTHER", ac.ResourceExhaustedError, id="other-reason"),
+    pytest.param(grpc.StatusCode.INTERNAL, "OVERLOADED", ac.InternalError, id="reason-of-another-code"),
+]
+
+
+@pytest.mark.parametrize(("code", "reason", "cls"), REASONS)
+def test_a_reason_selects_the_class(code: grpc.StatusCode, reason: str, cls: type[ac.AttentionClientError]):
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="attention.v1")
+    for error in (
+        from_rpc_error(rpc_error(code, "why", info)),
+        from_stream_error(pb.StreamError(code=code.value[0], reason=reason, message="why")),
+    ):
+        assert type(error) is cls
+        assert (error.code, error.reason) == (code, reason)
+
+
+def test_the_docstring_shows_every_exception():
+    tree = ac.errors.__doc__
+    classes = [ac.AttentionClientError]
+    for cls in classes:
+        classes += cls.__subclasses__()
+        assert cls.__name__ in tree
+        assert getattr(ac, cls.__name__) is cls
+
+
+def test_a_message_that_is_too_large_crosses_process_boundaries():
+    error = from_rpc_error(
+        rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (7 vs. 5)")
+    )
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert type(copy) is ac.MessageTooLargeError
+    assert copy.message == error.message
+    assert "the request is 7 bytes; the server allows 5" in copy.message
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "field"),
     [
@@ -88,7 +126,7 @@ def test_an_error_within_a_stream_is_the_same(
         pytest.param(not_found(FOREIGN), "", "", id="another-domain"),
         pytest.param(
             not_found(BAD_REQUEST, INFO),
-            "LIMIT_EXCEEDED",
+            "SOME_REASON",
             "query",
             id="any-order",
         ),
@@ -101,13 +139,13 @@ def test_an_error_within_a_stream_is_the_same(
         ),
     ],
 )
-def test_details_are_read_where_they_are_ours(error: grpc.RpcError, reason: str, field: str):
+def test_details_of_the_servers_domain_are_read(error: grpc.RpcError, reason: str, field: str):
     translated = from_rpc_error(error)
     assert isinstance(translated, ac.NotFoundError)
     assert (translated.message, translated.reason, translated.field) == ("m", reason, field)
 
 
-def test_a_status_without_a_message_has_one():
+def test_a_status_without_a_message_gets_one():
     assert str(from_rpc_error(rpc_error(grpc.StatusCode.NOT_FOUND, ""))) == "not found"
 
 
@@ -118,17 +156,19 @@ def test_errors_cross_process_boundaries(
     error = pickle.loads(pickle.dumps(from_rpc_error(rpc_error(code, "why", INFO, BAD_REQUEST))))  # noqa: S301
     assert type(error) is cls
     assert isinstance(error, base)
-    assert (error.message, error.code, error.reason, error.field) == ("why", code, "LIMIT_EXCEEDED", "query")
+    assert (error.message, error.code, error.reason, error.field) == ("why", code, "SOME_REASON", "query")
 
 
 @pytest.fixture
 def sent():
-    return Sent("4", encode_vectors(Ask(model="m"), AttendInputs(np.ones((1, 1)))).layout)
+    return SentRequest(
+        "4", encode_vectors(RequestOptions(model="m"), AttendInputs(np.ones((1, 1)))).response_shape
+    )
 
 
-def test_a_stream_refuses_the_answer_to_another_request(sent: Sent):
+def test_a_stream_refuses_the_response_to_another_request(sent: SentRequest):
     with pytest.raises(ac.InternalError, match="'3'"):
-        decode_answer(pb.AttendStreamResponse(id="3"), sent)
+        decode_response(pb.AttendStreamResponse(id="3"), sent)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +187,7 @@ def test_a_stream_refuses_the_answer_to_another_request(sent: Sent):
         pytest.param(pb.AttendStreamResponse(id="4"), ac.InternalError, id="empty"),
     ],
 )
-def test_an_answer_of_a_stream_that_is_no_result_is_an_error_in_its_place(
-    answer: pb.AttendStreamResponse, cls: type[ac.AttentionClientError], sent: Sent
+def test_a_response_without_a_result_is_an_error_in_its_place(
+    answer: pb.AttendStreamResponse, cls: type[ac.AttentionClientError], sent: SentRequest
 ):
-    assert type(decode_answer(answer, sent)) is cls
+    assert type(decode_response(answer, sent)) is cls

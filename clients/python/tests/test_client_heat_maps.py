@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from attention_client.heat_maps import HeatMaps, draw
+from attention_client._heat_maps import HeatMaps, draw
 
 WORDS = ["eat", "dessert", "first"]
 
@@ -60,5 +60,5 @@ def test_a_word_with_dollar_signs_is_no_formula():
 
 
 def test_no_global_state_of_pyplot_is_touched():
-    code = "import sys, attention_client.heat_maps; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, attention_client._heat_maps; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

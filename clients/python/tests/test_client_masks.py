@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from attention_client import AttendInputs
+from attention_client._encoding import encode_texts, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.encoding import encode_texts, encode_vectors
-from attention_client.values import Ask
+from attention_client._values import RequestOptions
 
-ASK = Ask(model="m")
+OPTIONS = RequestOptions(model="m")
 HEADS = 3
 KINDS = [pb.AttentionMask.KIND_KEYS, pb.AttentionMask.KIND_PAIRS, pb.AttentionMask.KIND_HEADS]
 SIZES = st.integers(1, 5)
@@ -45,7 +45,7 @@ def test_the_mask_of_one_sequence(data: st.DataObject):
     rank, queries, keys = data.draw(RANKS), data.draw(SIZES), data.draw(SIZES)
     mask = data.draw(arrays(bool, mask_shape(rank, queries, keys)))
     inputs = AttendInputs(np.ones((queries, 2)), np.ones((keys, 2)), mask=mask)
-    check(encode_vectors(ASK, inputs).request.mask, rank, [mask])
+    check(encode_vectors(OPTIONS, inputs).request.mask, rank, [mask])
 
 
 @given(st.data())
@@ -54,7 +54,7 @@ def test_the_masks_of_a_list(data: st.DataObject):
     sizes = data.draw(st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=4))
     masks = [data.draw(arrays(bool, mask_shape(rank, *size))) for size in sizes]
     queries, keys = ([np.ones((size[side], 2)) for size in sizes] for side in (0, 1))
-    check(encode_vectors(ASK, AttendInputs(queries, keys, mask=masks)).request.mask, rank, masks)
+    check(encode_vectors(OPTIONS, AttendInputs(queries, keys, mask=masks)).request.mask, rank, masks)
 
 
 @given(st.data(), st.sampled_from(["self", "cross"]))
@@ -70,7 +70,7 @@ def test_the_mask_of_a_padded_batch_is_cut_to_the_valid_part(data: st.DataObject
         mask[index, :length] if rank == 1 else mask[index, ..., : None if cross else length, :length]
         for index, length in enumerate(lengths)
     ]
-    check(encode_vectors(ASK, inputs).request.mask, rank, pieces)
+    check(encode_vectors(OPTIONS, inputs).request.mask, rank, pieces)
 
 
 @given(st.data(), st.sampled_from(["self", "cross"]))
@@ -80,22 +80,22 @@ def test_leading_axes_come_before_every_rank_of_mask(data: st.DataObject, attent
     leading = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=3).map(tuple))
     mask = data.draw(arrays(bool, (*leading, *mask_shape(rank, queries, keys))))
     key = np.ones((*leading, keys, 2)) if attention == "cross" else None
-    request = encode_vectors(ASK, AttendInputs(np.ones((*leading, queries, 2)), key, mask=mask)).request
+    request = encode_vectors(OPTIONS, AttendInputs(np.ones((*leading, queries, 2)), key, mask=mask)).request
     check(request.mask, rank, [mask[index] for index in np.ndindex(leading)])
 
 
 def test_the_first_bit_is_the_lowest():
     inputs = AttendInputs(np.ones((9, 1)), mask=[True] + [False] * 7 + [True])
-    assert encode_vectors(ASK, inputs).request.mask.bits == bytes([1, 1])
+    assert encode_vectors(OPTIONS, inputs).request.mask.bits == bytes([1, 1])
 
 
 def test_a_mask_for_text_has_any_size():
-    mask = encode_texts(ASK, ["a b", "c"], mask=[np.ones(2, bool), np.zeros(1, bool)]).request.mask
+    mask = encode_texts(OPTIONS, ["a b", "c"], mask=[np.ones(2, bool), np.zeros(1, bool)]).request.mask
     assert (mask.kind, mask.bits) == (KINDS[0], bytes([0b011]))
 
 
 def test_no_mask_is_absent():
-    assert not encode_vectors(ASK, AttendInputs(np.ones((2, 1)))).request.HasField("mask")
+    assert not encode_vectors(OPTIONS, AttendInputs(np.ones((2, 1)))).request.HasField("mask")
 
 
 BATCH = np.ones((2, 3, 1))
@@ -126,5 +126,5 @@ TRUE = np.ones
 )
 def test_a_mask_that_does_not_fit_is_refused(query: Any, mask: Any):
     with pytest.raises(ValueError, match=r"^mask.*expected .*; found ") as caught:
-        encode_vectors(ASK, AttendInputs(query, mask=mask))
+        encode_vectors(OPTIONS, AttendInputs(query, mask=mask))
     assert caught.value.field.startswith("mask")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from attention_client import AttendInputs
-from attention_client.encoding import encode_vectors
-from attention_client.values import Ask
+from attention_client._encoding import encode_vectors
+from attention_client._values import RequestOptions
 
-ASK = Ask(model="m")
+OPTIONS = RequestOptions(model="m")
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ ASK = Ask(model="m")
     ],
 )
 def test_positions_travel_concatenated(inputs: AttendInputs, sent: list[int]):
-    assert list(encode_vectors(ASK, inputs).request.positions) == sent
+    assert list(encode_vectors(OPTIONS, inputs).request.positions) == sent

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from attention_client import AttendInputs, InternalError
+from attention_client._decoding import decode_result
+from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
-from attention_client.decoding import decode_result
-from attention_client.encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
-from attention_client.values import Array, Ask, FloatArray
+from attention_client._values import Array, FloatArray, RequestOptions
 
-ASK = Ask(model="m", version="7", return_weights=True)
+OPTIONS = RequestOptions(model="m", version="7", return_weights=True)
 SIZES = st.integers(1, 5)
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
@@ -52,8 +52,8 @@ def parts(sizes: list[tuple[int, ...]]):
 
 @given(SIZES.flatmap(matrices))
 def test_one_sequence_comes_back_as_one(query: FloatArray):
-    call = encode_vectors(ASK, AttendInputs(query))
-    result = decode_result(echo(call), call.layout)
+    call = encode_vectors(OPTIONS, AttendInputs(query))
+    result = decode_result(echo(call), call.response_shape)
     np.testing.assert_array_equal(result.context_vectors, query)
     assert result.attention_weights.shape == (2, len(query), len(query))
     assert (result.model_name, result.model_version) == ("m", "7")
@@ -64,8 +64,8 @@ def test_one_sequence_comes_back_as_one(query: FloatArray):
     st.sampled_from([list, tuple]),
 )
 def test_a_list_comes_back_as_a_list(queries: list[FloatArray], kind: type[Any]):
-    call = encode_vectors(ASK, AttendInputs(kind(queries)))
-    result = decode_result(echo(call), call.layout)
+    call = encode_vectors(OPTIONS, AttendInputs(kind(queries)))
+    result = decode_result(echo(call), call.response_shape)
     assert isinstance(result.context_vectors, list)
     for answered, query in zip(result.context_vectors, queries, strict=True):
         np.testing.assert_array_equal(answered, query)
@@ -79,9 +79,9 @@ def test_a_padded_batch_sends_valid_rows_only_and_answers_zeros_elsewhere(data: 
     count, rows, width = (data.draw(SIZES) for _ in range(3))
     query = data.draw(arrays(np.float32, (count, rows, width), elements=FLOATS))
     lengths = data.draw(st.lists(st.integers(1, rows), min_size=count, max_size=count))
-    call = encode_vectors(ASK, AttendInputs(query, lengths=lengths))
+    call = encode_vectors(OPTIONS, AttendInputs(query, lengths=lengths))
     assert len(call.request.query.data) == 4 * width * sum(lengths)
-    result = decode_result(echo(call), call.layout)
+    result = decode_result(echo(call), call.response_shape)
     expected = np.zeros((count, 2, rows, rows), np.float32)
     for index, weights in enumerate(parts([(2, length, length) for length in lengths])):
         query[index, lengths[index] :] = 0
@@ -95,14 +95,14 @@ def test_lengths_cut_key_and_value_and_never_the_query_of_cross_attention(data: 
     count, queries, keys = (data.draw(SIZES) for _ in range(3))
     lengths = data.draw(st.lists(st.integers(1, keys), min_size=count, max_size=count))
     query, key = np.ones((count, queries, 3)), np.arange(count * keys * 2.0).reshape(count, keys, 2)
-    call = encode_vectors(ASK, AttendInputs(query, key, key[..., :1], lengths=lengths))
+    call = encode_vectors(OPTIONS, AttendInputs(query, key, key[..., :1], lengths=lengths))
     request = call.request
     assert list(request.query.lengths) == [queries] * count
     assert list(request.key.lengths) == list(request.value.lengths) == lengths
     sent = np.concatenate([key[index, :length] for index, length in enumerate(lengths)])
     np.testing.assert_array_equal(np.frombuffer(request.key.data, "<f4").reshape(-1, 2), sent)
     np.testing.assert_array_equal(np.frombuffer(request.value.data, "<f4"), sent[:, 0])
-    result = decode_result(echo(call), call.layout)
+    result = decode_result(echo(call), call.response_shape)
     assert result.context_vectors.shape == (count, queries, 3)
     assert result.attention_weights.shape == (count, 2, queries, keys)
     assert (result.attention_weights[0, :, :, lengths[0] :] == 0).all()
@@ -114,8 +114,8 @@ def test_leading_axes_come_back_as_they_were(data: st.DataObject):
     rows, width = data.draw(SIZES), data.draw(SIZES)
     query = data.draw(arrays(np.float32, (*leading, rows, width), elements=FLOATS))
     lengths = data.draw(st.none() | arrays(np.int64, leading, elements=st.integers(1, rows)))
-    call = encode_vectors(ASK, AttendInputs(query, lengths=lengths))
-    result = decode_result(echo(call), call.layout)
+    call = encode_vectors(OPTIONS, AttendInputs(query, lengths=lengths))
+    result = decode_result(echo(call), call.response_shape)
     valid = np.full(leading, rows) if lengths is None else lengths
     weights = parts([(2, length, length) for length in valid.flat])
     expected = np.zeros((*leading, 2, rows, rows), np.float32)
@@ -128,10 +128,10 @@ def test_leading_axes_come_back_as_they_were(data: st.DataObject):
 
 def test_key_and_value_travel_with_the_querys_leading_axes():
     key = np.arange(2 * 3 * 4 * 2.0).reshape(2, 3, 4, 2)
-    call = encode_vectors(ASK, AttendInputs(np.ones((2, 3, 1, 5)), key, key[..., :1]))
+    call = encode_vectors(OPTIONS, AttendInputs(np.ones((2, 3, 1, 5)), key, key[..., :1]))
     assert list(call.request.key.lengths) == list(call.request.value.lengths) == [4] * 6
     np.testing.assert_array_equal(np.frombuffer(call.request.key.data, "<f4"), key.ravel())
-    result = decode_result(echo(call), call.layout)
+    result = decode_result(echo(call), call.response_shape)
     assert result.context_vectors.shape == (2, 3, 1, 5)
     assert result.attention_weights.shape == (2, 3, 2, 1, 4)
 
@@ -149,23 +149,23 @@ def test_key_and_value_travel_with_the_querys_leading_axes():
 )
 @pytest.mark.parametrize("copies", [1, 2], ids=["alone", "in-a-list"])
 def test_any_layout_and_real_type_travels_as_row_major_float32(array: Array, copies: int):
-    call = encode_vectors(ASK, AttendInputs([array] * copies if copies > 1 else array))
+    call = encode_vectors(OPTIONS, AttendInputs([array] * copies if copies > 1 else array))
     sent = np.frombuffer(call.request.query.data, "<f4").reshape(-1, array.shape[1])
     np.testing.assert_array_equal(sent, np.concatenate([array] * copies))
 
 
 def test_bfloat16_travels_as_float32():
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    call = encode_vectors(ASK, AttendInputs(np.array([[1.5, -2.0]], bfloat16)))
+    call = encode_vectors(OPTIONS, AttendInputs(np.array([[1.5, -2.0]], bfloat16)))
     assert np.frombuffer(call.request.query.data, "<f4").tolist() == [1.5, -2.0]
 
 
 def test_results_are_writable_and_their_own():
     query = np.ones((2, 3), np.float32)
-    call = encode_vectors(ASK, AttendInputs(query))
+    call = encode_vectors(OPTIONS, AttendInputs(query))
     response = echo(call)
-    decode_result(response, call.layout).context_vectors[:] = 5
-    np.testing.assert_array_equal(decode_result(response, call.layout).context_vectors, query)
+    decode_result(response, call.response_shape).context_vectors[:] = 5
+    np.testing.assert_array_equal(decode_result(response, call.response_shape).context_vectors, query)
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,14 @@ def test_results_are_writable_and_their_own():
 def test_token_ids_travel_concatenated(
     ids: Any, lengths: list[int] | None, sent: list[int], sent_lengths: list[int]
 ):
-    request = encode_tokens(ASK, ids, lengths=lengths).request
+    request = encode_tokens(OPTIONS, ids, lengths=lengths).request
     assert list(request.token_ids.ids) == sent
     assert list(request.token_ids.lengths) == sent_lengths
 
 
 @pytest.mark.parametrize("text", ["one text", ["one", "two words"]], ids=["one", "list"])
 def test_texts_travel_as_they_are(text: Any):
-    call = encode_texts(ASK, text)
+    call = encode_texts(OPTIONS, text)
     assert list(call.request.text.texts) == ([text] if isinstance(text, str) else text)
     assert (call.request.model_name, call.request.model_version) == ("m", "7")
     assert call.request.return_weights
@@ -204,15 +204,15 @@ def test_texts_travel_as_they_are(text: Any):
     ],
 )
 def test_an_answer_that_contradicts_itself_is_an_internal_error(damage: dict[str, Any]):
-    call = encode_vectors(ASK, AttendInputs(np.ones((2, 3))))
+    call = encode_vectors(OPTIONS, AttendInputs(np.ones((2, 3))))
     fields = {"data_type": pb.DATA_TYPE_FP32, "width": 3, "lengths": [2], "data": b"\0" * 24}
     response = pb.AttendResponse(context_vectors=pb.VectorSequences(**{**fields, **damage}))
     with pytest.raises(InternalError, match="context_vectors"):
-        decode_result(response, call.layout)
+        decode_result(response, call.response_shape)
 
 
 def test_an_answer_with_more_rows_than_the_batch_is_an_internal_error():
-    call = encode_vectors(ASK, AttendInputs(np.ones((2, 3, 1))))
+    call = encode_vectors(OPTIONS, AttendInputs(np.ones((2, 3, 1))))
     context = pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=1, lengths=[4, 2], data=b"\0" * 24)
     with pytest.raises(InternalError, match="larger"):
-        decode_result(pb.AttendResponse(context_vectors=context), call.layout)
+        decode_result(pb.AttendResponse(context_vectors=context), call.response_shape)

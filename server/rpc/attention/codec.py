@@ -1,4 +1,4 @@
-"""attention.v1 messages to the engine's values and back."""
+"""Converts attention.v1 messages to the engine's types and back."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from artifact.manifest import POSITIONS
+from artifact.manifest import BATCH_AXIS, POSITIONS
 from protos.attention.v1 import attention_pb2 as pb
-from server.engine.errors import InvalidRequestError, ModelNotReadyError
+from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
 from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
 from server.rpc import protobuf_bytes
@@ -35,6 +35,8 @@ TENSORS: protobuf_bytes.Tree = {QUERY: VECTORS, KEY: VECTORS, VALUE: VECTORS}
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
 CACHED_MODELS = 1024
+# (B, T, d).
+MAX_OUTPUT_AXES = 3
 STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 
 read = protobuf_bytes.reader(pb.AttendRequest.FromString, TENSORS)
@@ -44,12 +46,30 @@ read_streamed = protobuf_bytes.reader(
 
 
 @lru_cache(maxsize=CACHED_MODELS)
-def roles(model: LoadedModel) -> dict[str, str]:
-    """Which inputs of a module that is no attention the query, the key and the value stand for."""
+def input_names(model: LoadedModel) -> dict[str, str]:
+    """The model's input for each field of a request, if the names differ, as for non-attention modules.
+
+    Raises:
+        InvalidRequestError: attention.v1 cannot carry the model's first output.
+    """
+    _check_output(model)
     if model.manifest.num_heads:
         return {}
     names = [spec.name for spec in model.inputs]
     return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
+
+
+def _check_output(model: LoadedModel) -> None:
+    """The first output must be rows of one width: (B, T, d), or one row (B, d) or (B,) per sequence."""
+    spec = model.outputs[model.default_outputs[0]]
+    is_rows = len(spec.axes) <= MAX_OUTPUT_AXES and not isinstance(spec.axes[-1], str)
+    if not is_rows and spec.axes != (BATCH_AXIS,):
+        shape = ", ".join(map(str, spec.axes))
+        raise InvalidRequestError(
+            "model_name",
+            f"{spec.name} of model {model.name!r} has shape ({shape}), which is not a sequence of vectors; "
+            "use ModelInfer of the Open Inference Protocol",
+        )
 
 
 def decode(
@@ -58,16 +78,16 @@ def decode(
     names: Mapping[str, str] | None = None,
     data: Mapping[int, memoryview] | None = None,
 ) -> Request:
-    """Reads a request. Its tensors share memory with the bytes that protobuf hands out.
+    """Decodes a request. Its arrays share memory with the message, and with `data`.
 
     Args:
         message: The request.
         deadline: On `time.monotonic`'s clock.
-        names: The model's names of its inputs where they are not the message's, as of `roles`.
-        data: By field number of query, key and value: their data where it was cut out of the message.
+        names: The result of `input_names`.
+        data: The elements of query, key and value by field number, if they were cut out of the message.
 
     Raises:
-        InvalidRequestError: The message contradicts itself or states no data type.
+        InvalidRequestError: The message contradicts itself, or states no data type.
     """
     inputs = {}
     data = data or {}
@@ -98,7 +118,7 @@ def _decode_vectors(field: str, message: pb.VectorSequences, data: memoryview | 
     dtype = DTYPES.get(message.data_type)
     if dtype is None:
         known = ", ".join(dtype.name for dtype in DTYPES.values())
-        raise InvalidRequestError(f"{field}.data_type", f"is {message.data_type}; known are {known}")
+        raise InvalidRequestError(f"{field}.data_type", f"is {message.data_type}; must be one of {known}")
     if message.width == 0:
         raise InvalidRequestError(f"{field}.width", "must be at least 1")
     lengths = tuple(message.lengths)
@@ -110,55 +130,53 @@ def _decode_tokens(message: pb.TokenSequences) -> Ragged:
     lengths = tuple(message.lengths)
     ids = np.array(message.ids, dtype=np.int64)
     if len(ids) != sum(lengths):
-        raise InvalidRequestError("token_ids.ids", f"holds {len(ids)} ids; the lengths sum to {sum(lengths)}")
+        raise InvalidRequestError("token_ids.ids", f"has {len(ids)} ids; the lengths sum to {sum(lengths)}")
     return Ragged(ids, lengths)
 
 
 def _decode_positions(message: pb.AttendRequest, inputs: Mapping[str, Ragged]) -> Ragged:
     query = next(iter(inputs.values()), None)
     if query is None:
-        raise InvalidRequestError(POSITIONS, "come beside vectors or token ids")
+        raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
     positions = np.array(message.positions, dtype=np.int64)
     if len(positions) != (rows := sum(query.lengths)):
-        raise InvalidRequestError(POSITIONS, f"holds {len(positions)} positions; the query has {rows} rows")
+        raise InvalidRequestError(POSITIONS, f"has {len(positions)} positions; the query has {rows} rows")
     return Ragged(positions, query.lengths)
 
 
 def _decode_texts(message: pb.TextSequences) -> tuple[str, ...]:
     if not message.texts:
-        raise InvalidRequestError("text", "holds no sequence")
+        raise InvalidRequestError("text", "has no sequences; at least one is required")
     return tuple(message.texts)
 
 
 def _decode_mask(message: pb.AttentionMask) -> Mask:
     kind = MASK_KINDS.get(message.kind)
     if kind is None:
-        raise InvalidRequestError("mask.kind", f"is {message.kind}; known are {', '.join(MaskKind)}")
+        raise InvalidRequestError("mask.kind", f"is {message.kind}; must be one of {', '.join(MaskKind)}")
     return Mask(kind, np.frombuffer(message.bits, dtype=np.uint8))
 
 
 def encode(result: Result, model: LoadedModel) -> bytes:
-    """Serialises a result as an AttendResponse."""
+    """Serializes a result as an AttendResponse."""
     response, tensors = _response(result, model, ())
     return b"".join([response.SerializeToString(), *tensors])
 
 
 def encode_streamed(request_id: str, result: Result, model: LoadedModel) -> bytes:
-    """Serialises a result as an AttendStreamResponse."""
+    """Serializes a result as an AttendStreamResponse."""
     response, tensors = _response(result, model, STREAMED)
     streamed = pb.AttendStreamResponse(id=request_id, response=response)
     return b"".join([streamed.SerializeToString(), *tensors])
 
 
 def _response(result: Result, model: LoadedModel, path: Path) -> tuple[pb.AttendResponse, list[Buffer]]:
-    """A response without its tensors, and the tensors to put behind it once it is serialised.
+    """A response without its tensors, and the tensors to append once it is serialized.
 
-    `path` is where the response lies in the message that carries it.
+    `path` is the field path of the response in the message that carries it.
     """
-    # The first output of a module that is no attention may be one row for each sequence.
+    # The first output of a non-attention module may be one row for each sequence.
     context = [np.atleast_2d(array) for array in next(iter(result.outputs.values()))]
-    if context[0].ndim != 2:  # noqa: PLR2004 - rows of vectors
-        raise ModelNotReadyError("the result is no sequence of vectors; ask over the Open Inference Protocol")
     response = pb.AttendResponse(model_name=model.name, model_version=model.version)
     vectors = response.context_vectors
     vectors.data_type = DATA_TYPES[context[0].dtype]

@@ -1,6 +1,6 @@
-"""Models as attention.v1 describes them."""
+"""Describes models in attention.v1 messages."""
 
-from artifact.manifest import POSITIONS, GraphKind, TensorSpec
+from artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.model import LoadedModel
 from server.engine.repository import FailedModel, Model
@@ -13,7 +13,7 @@ DATA_TYPES = {
 
 
 def describe(model: Model) -> pb.Model:
-    """A model in whatever state."""
+    """Describes a model, loaded or failed."""
     if isinstance(model, FailedModel):
         return pb.Model(
             name=model.name, version=model.version, state=pb.Model.STATE_FAILED, state_reason=model.reason
@@ -26,7 +26,7 @@ def describe(model: Model) -> pb.Model:
         description=manifest.description,
         inputs=_inputs(model),
         outputs=_outputs(model),
-        num_heads=manifest.num_heads,
+        num_heads=manifest.num_heads or None,
         causal=manifest.causal,
         accepts_text=model.text_encoder is not None,
         parity=pb.Parity(
@@ -35,9 +35,15 @@ def describe(model: Model) -> pb.Model:
             measured_max_abs_error=model.measured_error,
         ),
         parameters=manifest.parameters,
-        cost=pb.Cost(**manifest.cost.model_dump()),
+        cost=_cost(manifest.cost),
         provider=model.provider,
     )
+
+
+def _cost(cost: Cost) -> pb.Cost | None:
+    """None if the operations are unknown: the manifest then has only zeros."""
+    known = cost.model_dump()
+    return pb.Cost(**known) if any(known.values()) else None
 
 
 def _inputs(model: LoadedModel) -> list[pb.Tensor]:

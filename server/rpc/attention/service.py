@@ -1,4 +1,4 @@
-"""attention.v1: the typed service."""
+"""The handlers of attention.v1."""
 
 import logging
 from concurrent.futures import CancelledError, Future
@@ -10,52 +10,50 @@ from server.engine.model import LoadedModel
 from server.engine.types import Result
 from server.rpc.attention import codec
 from server.rpc.attention.model_codec import describe
-from server.rpc.calls import Later, reads
-from server.rpc.completion_queue import Call
+from server.rpc.calls.deferred import DeferredReply
 from server.rpc.protobuf_bytes import Blobs, Parsed
 from server.rpc.status import UNEXPECTED, code_of
+from server.rpc.transport.seam import Call
 
 log = logging.getLogger(__name__)
 
 
 class AttentionService:
-    """Decodes, submits, encodes."""
+    """Resolves the model, decodes, submits, encodes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @reads(codec.read)
-    def Attend(self, request: Parsed[pb.AttendRequest], context: Call) -> Later:
-        """One request, one answer."""
-        model, future = self._submit(request.message, request.blobs, context.deadline)
-        return Later(future, lambda resolved: codec.encode(resolved.result(), model))
+    def attend(self, request: Parsed[pb.AttendRequest], call: Call) -> DeferredReply:
+        """Computes the context vectors of one request."""
+        model, future = self._submit(request.message, request.blobs, call.deadline)
+        return DeferredReply(future, lambda resolved: codec.encode(resolved.result(), model))
 
-    @reads(codec.read_streamed)
-    def AttendStream(
-        self, request: Parsed[pb.AttendStreamRequest], context: Call
-    ) -> Later | pb.AttendStreamResponse:
-        """One request of a stream; its failure takes its place and does not end the stream."""
+    def attend_stream(
+        self, request: Parsed[pb.AttendStreamRequest], call: Call
+    ) -> DeferredReply | pb.AttendStreamResponse:
+        """Answers one request of a stream. If it fails, an error takes its place and the stream goes on."""
         message = request.message
         try:
-            model, future = self._submit(message.request, request.blobs, context.deadline)
+            model, future = self._submit(message.request, request.blobs, call.deadline)
         except Exception as error:
-            return _refusal(message.id, error)
-        return Later(future, lambda resolved: _encode_streamed(message.id, resolved, model))
+            return _error_reply(message.id, error)
+        return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, model))
 
     def _submit(
-        self, message: pb.AttendRequest, blobs: Blobs, until: float
+        self, message: pb.AttendRequest, blobs: Blobs, deadline: float
     ) -> tuple[LoadedModel, Future[Result]]:
         model = self._engine.model(message.model_name, message.model_version)
         data = {path[-2]: content for path, content in blobs}
-        decoded = codec.decode(message, until, codec.roles(model), data)
-        return model, self._engine.submit(model, decoded)
+        request = codec.decode(message, deadline, codec.input_names(model), data)
+        return model, self._engine.submit(model, request)
 
-    def ListModels(self, request: pb.ListModelsRequest, context: Call) -> pb.ListModelsResponse:
-        """Every model."""
+    def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
+        """Describes every model, those that failed to load included."""
         return pb.ListModelsResponse(models=[describe(model) for model in self._engine.repository])
 
-    def GetModel(self, request: pb.GetModelRequest, context: Call) -> pb.GetModelResponse:
-        """One model."""
+    def get_model(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
+        """Describes one model."""
         return pb.GetModelResponse(
             model=describe(self._engine.repository.find(request.name, request.version))
         )
@@ -66,14 +64,14 @@ def _encode_streamed(
 ) -> bytes | pb.AttendStreamResponse:
     try:
         return codec.encode_streamed(request_id, resolved.result(), model)
-    except CancelledError:  # the caller left
+    except CancelledError:  # the call has ended
         raise
     except Exception as error:
-        return _refusal(request_id, error)
+        return _error_reply(request_id, error)
 
 
-def _refusal(request_id: str, error: Exception) -> pb.AttendStreamResponse:
-    """An error that nobody foresaw tells the log only."""
+def _error_reply(request_id: str, error: Exception) -> pb.AttendStreamResponse:
+    """The reply to a request that failed. An unexpected error is described in the log only."""
     if not isinstance(error, EngineError):
         log.error("stream request failed", exc_info=error)
         error = EngineError(UNEXPECTED)

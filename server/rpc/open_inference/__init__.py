@@ -1,1 +1,1 @@
-"""The Open Inference Protocol: its service and its codec."""
+"""The Open Inference Protocol: its handlers and its codec."""

@@ -1,7 +1,7 @@
-"""Requests and results of the Open Inference Protocol to the engine's values and back.
+"""Converts requests and results of the Open Inference Protocol to the engine's types and back.
 
-The protocol's tensors are rectangular: (B, T, ...). Key lengths, where a request states them, cut the
-padding off before anything is computed, and answers are padded with zeros to the request's length.
+The protocol's tensors are rectangular: (B, T, ...). If a request contains key lengths, its padding is
+removed before anything is computed, and the outputs are padded with zeros to the request's length.
 """
 
 import math
@@ -15,12 +15,12 @@ from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, TensorSpe
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.model import LoadedModel
-from server.engine.tokenizer import FIELD as TEXT
+from server.engine.tokenizer import TEXT
 from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
+from server.rpc.deadlines import deadline_after
 from server.rpc.open_inference.tensors import DATATYPES, Raw, decode_tensors, decode_texts, in_shared_memory
 from server.rpc.protobuf_bytes import Buffer, field, reader
 from server.rpc.tensors import buffers
-from server.rpc.timers import after
 
 ATTENTION_WEIGHTS = "attention_weights"
 LENGTHS = "lengths"
@@ -32,12 +32,13 @@ read = reader(pb.ModelInferRequest.FromString, {RAW_INPUT_CONTENTS: True})
 
 @dataclass(frozen=True)
 class Decoded:
-    """A request of the protocol.
+    """A decoded request.
 
     Attributes:
-        request: What the engine reads.
-        outputs: Names of the outputs that are asked for, in order.
-        sizes: Size of each symbolic axis in the answer, padding included; empty for the longest's.
+        request: The request to the engine.
+        outputs: Names of the requested outputs, in order.
+        sizes: Size of each symbolic axis in the response, padding included. An axis that is not here is as
+            long as its longest sequence.
     """
 
     request: Request
@@ -47,20 +48,20 @@ class Decoded:
 
 @lru_cache(maxsize=CACHED_MODELS)
 def default_outputs(model: LoadedModel) -> tuple[str, ...]:
-    """Outputs of a request that names none. Texts of different lengths need their lengths told."""
+    """Outputs of a request that names none. Texts differ in length, so their lengths are an output."""
     return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
 
 
 def decode(
     message: pb.ModelInferRequest, model: LoadedModel, deadline: float, contents: Sequence[Raw] = ()
 ) -> Decoded:
-    """Reads a request. Its tensors share memory with the bytes of the message where these are raw.
+    """Decodes a request. Its arrays share memory with raw contents.
 
     Args:
         message: The request.
-        model: Whom it asks.
-        deadline: On `time.monotonic`'s clock.
-        contents: The raw contents where they were cut out of the message.
+        model: The model that it names.
+        deadline: The call's deadline on `time.monotonic`'s clock.
+        contents: The raw contents, if they were cut out of the message.
 
     Raises:
         InvalidRequestError: The message contradicts itself or does not fit the model.
@@ -69,7 +70,7 @@ def decode(
     texts, mask, lengths = (tensors.pop(name, None) for name in (TEXT, ATTENTION_MASK, KEY_LENGTHS))
     if texts is not None and (mask is not None or lengths is not None):
         field = ATTENTION_MASK if mask is not None else KEY_LENGTHS
-        raise InvalidRequestError(field, "comes beside tensors; how many words a text has is not known yet")
+        raise InvalidRequestError(field, "cannot be combined with text; send token ids instead")
     rectangle = _Rectangle(model, tensors)
     cut = None if lengths is None else rectangle.key_lengths(lengths)
     outputs = _requested(message, model)
@@ -84,7 +85,7 @@ def decode(
 
 
 class _Rectangle:
-    """The tensors of a request, which agree in their sequences and in the axes that they share.
+    """The tensors of a request: their sequences and shared axes agree.
 
     Attributes:
         sizes: Size of each symbolic axis, padding included.
@@ -114,11 +115,11 @@ class _Rectangle:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tq and Tk, padding included."""
+        """Tq and Tk, padding included; 0 if the request lacks the input."""
         return self.sizes.get(self._query_axis, 0), self.sizes.get(self._key_axis, 0)
 
     def key_lengths(self, lengths: Array) -> tuple[int, ...]:
-        """B lengths, each within the key's rows."""
+        """Checks and returns the B key lengths."""
         batch, (_, longest) = self.sizes.get(BATCH_AXIS, 0), self.lengths
         if lengths.dtype.kind not in "iu" or lengths.shape != (batch,) or batch == 0:
             raise InvalidRequestError(KEY_LENGTHS, f"must be integers, one for each of {batch} sequences")
@@ -127,7 +128,7 @@ class _Rectangle:
         return tuple(lengths.tolist())
 
     def rows(self, spec: TensorSpec, cut: tuple[int, ...] | None) -> Ragged:
-        """(B, T, ...) to its rows; to those within the key lengths, where it has the key's axis."""
+        """The rows of (B, T, ...); of an input with the key's axis, only those within the key lengths."""
         tensor = self._tensors[spec.name]
         batch, length, *row = tensor.shape
         if cut is None or spec.axes[1] != self._key_axis:
@@ -135,7 +136,7 @@ class _Rectangle:
         return Ragged(np.concatenate([rows[:end] for rows, end in zip(tensor, cut, strict=True)]), cut)
 
     def mask(self, mask: Array, cut: tuple[int, ...] | None) -> Mask:
-        """(B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) to the flags within the key lengths."""
+        """The flags of (B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) within the key lengths."""
         batch, (query_length, key_length) = self.sizes.get(BATCH_AXIS, 0), self.lengths
         expected = {
             (batch, key_length): MaskKind.KEYS,
@@ -147,7 +148,7 @@ class _Rectangle:
         if kind is None or mask.dtype != np.bool_:
             shapes = " or ".join(map(str, expected))
             raise InvalidRequestError(
-                ATTENTION_MASK, f"is {mask.dtype.name} {mask.shape}; the model takes bool {shapes}"
+                ATTENTION_MASK, f"is {mask.dtype.name} {mask.shape}; must be bool {shapes}"
             )
         if cut is None:
             return Mask(kind, mask.ravel())
@@ -168,29 +169,29 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, 
         name = output.name
         if name not in names and name not in model.outputs:
             known = ", ".join(dict.fromkeys((*names, *model.outputs)))
-            raise InvalidRequestError(f"outputs[{name}]", f"is unknown; known are {known}")
+            raise InvalidRequestError(f"outputs[{name}]", f"is unknown; must be one of {known}")
         if in_shared_memory(output.parameters):
-            raise InvalidRequestError(f"outputs[{name}]", "shared memory is not written by this server")
+            raise InvalidRequestError(f"outputs[{name}]", "shared memory is not supported by this server")
         requested.append(name)
     return tuple(requested)
 
 
 def _timeout(message: pb.ModelInferRequest) -> float:
-    """The protocol's own deadline: parameter `timeout`, in microseconds; 0 for none."""
+    """The deadline of the parameter `timeout`, in microseconds; 0 for none."""
     if "timeout" not in message.parameters:
         return math.inf
     parameter = message.parameters["timeout"]
     if parameter.WhichOneof("parameter_choice") not in ("int64_param", "uint64_param"):
-        raise InvalidRequestError("timeout", "must be an integer, in microseconds")
+        raise InvalidRequestError("timeout", "must be an integer: microseconds, or 0 for no timeout")
     microseconds = parameter.int64_param or parameter.uint64_param
-    return after(microseconds / 1e6) if microseconds > 0 else math.inf
+    return deadline_after(microseconds / 1e6) if microseconds > 0 else math.inf
 
 
 def encode(result: Result, decoded: Decoded, model: LoadedModel, request_id: str, limit: int) -> bytes:
-    """Serialises a result: one raw entry for each output that was asked for.
+    """Serializes a result, with one raw entry for each requested output.
 
     Raises:
-        LimitExceededError: Padded to a rectangle, an output would be larger than the limit, in bytes.
+        LimitExceededError: An output, padded to a rectangle, would be larger than the limit, in bytes.
     """
     response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
     parts: list[Buffer] = [response.SerializeToString()]
@@ -209,7 +210,7 @@ def encode(result: Result, decoded: Decoded, model: LoadedModel, request_id: str
 
 @lru_cache(maxsize=CACHED_SHAPES)
 def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """What a response says of an output; merges with the rest of it."""
+    """The description of an output as a serialized response, which merges with the rest of the response."""
     response = pb.ModelInferResponse()
     response.outputs.add(name=name, datatype=datatype, shape=shape)
     return response.SerializeToString()
@@ -218,16 +219,19 @@ def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 def _rectangle(
     name: str, arrays: list[Array], model: LoadedModel, sizes: Mapping[str, int], limit: int
 ) -> tuple[list[Array], tuple[int, ...]]:
-    """The arrays of all sequences padded to one shape, and the shape of all together."""
+    """The arrays of all sequences, padded to one shape, and the shape of the whole output."""
     shape = _padded_shape(model.outputs[name], arrays, sizes)
     size = len(arrays) * math.prod(shape) * arrays[0].itemsize
     if size > limit:
-        raise LimitExceededError(name, f"would be {size} bytes with its padding; the limit is {limit}")
+        raise LimitExceededError(
+            name,
+            f"would have {size} bytes with padding; the limit is {limit}",
+        )
     return [_pad(array, shape) for array in arrays], (len(arrays), *shape)
 
 
 def _padded_shape(spec: TensorSpec, arrays: list[Array], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Shape of each sequence's array in a rectangular answer."""
+    """Shape of each sequence's array in a rectangular output."""
     longest = [max(size) for size in zip(*[array.shape for array in arrays], strict=True)]
     return tuple(
         [

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's service."""
+"""The handlers of the Open Inference Protocol."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,13 +11,13 @@ from protos.inference import open_inference_pb2 as pb
 from server import VERSION
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
-from server.engine.tokenizer import FIELD as TEXT
+from server.engine.tokenizer import TEXT
 from server.engine.types import Result
-from server.rpc.calls import Later, reads
-from server.rpc.completion_queue import Call
+from server.rpc.calls.deferred import DeferredReply
 from server.rpc.open_inference import codec
 from server.rpc.open_inference.tensors import BYTES, DATATYPES
 from server.rpc.protobuf_bytes import Parsed
+from server.rpc.transport.seam import Call
 
 SERVER_NAME = "attention-serving"
 EXTENSIONS = ("binary_tensor_data", "model_configuration")
@@ -26,31 +26,31 @@ TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 
 
 class OpenInferenceService:
-    """Decodes, submits, waits, encodes; and describes."""
+    """Resolves the model, decodes, submits, encodes; and describes server and models."""
 
-    def __init__(self, engine: Engine, is_ready: Callable[[], bool]) -> None:
+    def __init__(self, engine: Engine, is_serving: Callable[[], bool]) -> None:
         self._engine = engine
-        self._is_ready = is_ready
+        self._is_serving = is_serving
 
-    def ServerLive(self, request: pb.ServerLiveRequest, context: Call) -> pb.ServerLiveResponse:
-        """Answering at all is being alive."""
+    def server_live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
+        """Replies true: a server that replies is live."""
         return pb.ServerLiveResponse(live=True)
 
-    def ServerReady(self, request: pb.ServerReadyRequest, context: Call) -> pb.ServerReadyResponse:
-        """Ready from the end of the self-test to the beginning of the drain."""
-        return pb.ServerReadyResponse(ready=self._is_ready())
+    def server_ready(self, request: pb.ServerReadyRequest, call: Call) -> pb.ServerReadyResponse:
+        """Replies true from the end of the self-test until the drain."""
+        return pb.ServerReadyResponse(ready=self._is_serving())
 
-    def ModelReady(self, request: pb.ModelReadyRequest, context: Call) -> pb.ModelReadyResponse:
-        """Ready when loaded; an unknown model is an error."""
+    def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
+        """Replies true for a loaded model; an unknown model is an error."""
         model = self._engine.repository.find(request.name, request.version)
-        return pb.ModelReadyResponse(ready=isinstance(model, LoadedModel) and self._is_ready())
+        return pb.ModelReadyResponse(ready=isinstance(model, LoadedModel) and self._is_serving())
 
-    def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Call) -> pb.ServerMetadataResponse:
-        """Who answers."""
+    def server_metadata(self, request: pb.ServerMetadataRequest, call: Call) -> pb.ServerMetadataResponse:
+        """Describes the server."""
         return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=EXTENSIONS)
 
-    def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Call) -> pb.ModelMetadataResponse:
-        """Inputs that a request must bring, and outputs that it gets without naming any."""
+    def model_metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
+        """Lists the inputs that a request must contain, and the outputs of a request that names none."""
         model = self._engine.repository.ready(request.name, request.version)
         versions = [m.version for m in self._engine.repository if m.name == model.name]
         return pb.ModelMetadataResponse(
@@ -61,8 +61,8 @@ class OpenInferenceService:
             outputs=_outputs(model),
         )
 
-    def ModelConfig(self, request: pb.ModelConfigRequest, context: Call) -> pb.ModelConfigResponse:
-        """The same tensors in the words of Triton's configuration; `perf_analyzer` asks for them."""
+    def model_config(self, request: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
+        """Describes the same tensors as a Triton model configuration, which `perf_analyzer` needs."""
         model = self._engine.repository.ready(request.name, request.version)
         config = pb.ModelConfig(
             name=model.name,
@@ -73,19 +73,18 @@ class OpenInferenceService:
         )
         return pb.ModelConfigResponse(config=config)
 
-    @reads(codec.read)
-    def ModelInfer(self, request: Parsed[pb.ModelInferRequest], context: Call) -> Later:
-        """One request, one answer."""
+    def model_infer(self, request: Parsed[pb.ModelInferRequest], call: Call) -> DeferredReply:
+        """Computes the outputs of one request."""
         message, contents = request.message, [content for _, content in request.blobs]
         model = self._engine.model(message.model_name, message.model_version)
-        decoded = codec.decode(message, model, context.deadline, contents)
+        decoded = codec.decode(message, model, call.deadline, contents)
         future = self._engine.submit(model, decoded.request)
         limit = self._engine.limits.max_result_bytes
 
         def encode(resolved: Future[Result]) -> bytes:
             return codec.encode(resolved.result(), decoded, model, message.id, limit)
 
-        return Later(future, encode, decoded.request.deadline)
+        return DeferredReply(future, encode, decoded.request.deadline)
 
 
 def _inputs(model: LoadedModel) -> list[TensorMetadata]:

@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol as arrays and back."""
+"""Converts tensors of the Open Inference Protocol to arrays."""
 
 import math
 import struct
@@ -29,7 +29,7 @@ DTYPES = {
     "FP64": np.dtype("<f8"),
 }
 DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
-# The typed field that carries elements of each type; FP16 travels raw only.
+# The typed field for elements of each type. FP16 has none: it is sent as raw contents.
 CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -49,14 +49,14 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 
 
 def decode_tensors(message: pb.ModelInferRequest, contents: Sequence[Raw] = ()) -> dict[str, Array]:
-    """The inputs of a request by name; BYTES become arrays of `bytes` objects.
+    """Decodes the inputs of a request, by name. BYTES become arrays of `bytes` objects.
 
     Args:
         message: The request.
-        contents: Its raw_input_contents where they were cut out of it.
+        contents: Its raw_input_contents, if they were cut out of the message.
 
     Raises:
-        InvalidRequestError: An input contradicts itself, comes twice or in a form that is not known.
+        InvalidRequestError: An input contradicts itself, is repeated, or is not in a known form.
     """
     contents = contents or message.raw_input_contents
     raw = iter(contents)
@@ -64,31 +64,31 @@ def decode_tensors(message: pb.ModelInferRequest, contents: Sequence[Raw] = ()) 
     for tensor in message.inputs:
         name, datatype = tensor.name, tensor.datatype
         if name in tensors:
-            raise InvalidRequestError(name, "comes twice")
+            raise InvalidRequestError(name, "is given twice; each input must be given once")
         if in_shared_memory(tensor.parameters):
-            raise InvalidRequestError(name, "lies in shared memory, which this server does not read")
+            raise InvalidRequestError(name, "is in shared memory, which this server does not support")
         if datatype not in DTYPES and datatype != BYTES:
             known = ", ".join([*DTYPES, BYTES])
-            raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; known are {known}")
+            raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; must be one of {known}")
         tensors[name] = _decode_raw(tensor, raw) if contents else _decode_typed(tensor)
     if next(raw, None) is not None:
         raise InvalidRequestError(
-            "raw_input_contents", f"holds {len(contents)} entries for {len(tensors)} inputs"
+            "raw_input_contents", f"has {len(contents)} entries; the request has {len(tensors)} inputs"
         )
     return tensors
 
 
 def in_shared_memory(parameters: Mapping[str, object]) -> bool:
-    """Whether a tensor's parameters say that it lies outside of the message."""
+    """Whether a tensor's parameters say that it is in shared memory."""
     return bool(parameters) and any(name.startswith("shared_memory") for name in parameters)
 
 
 def _decode_raw(tensor: InputTensor, raw: Iterator[Raw]) -> Array:
     if tensor.HasField("contents"):
-        raise InvalidRequestError(tensor.name, "has contents beside raw_input_contents")
+        raise InvalidRequestError(tensor.name, "has contents, but the request has raw_input_contents too")
     data = next(raw, None)
     if data is None:
-        raise InvalidRequestError("raw_input_contents", f"holds no entry for input {tensor.name!r}")
+        raise InvalidRequestError("raw_input_contents", f"has no entry for input {tensor.name!r}")
     if tensor.datatype == BYTES:
         return _shaped(tensor, list(_split_bytes(tensor.name, data)), np.dtype(object))
     return from_bytes(tensor.name, data, DTYPES[tensor.datatype], tensor.shape)
@@ -97,11 +97,11 @@ def _decode_raw(tensor: InputTensor, raw: Iterator[Raw]) -> Array:
 def _decode_typed(tensor: InputTensor) -> Array:
     field = CONTENTS.get(tensor.datatype)
     if field is None:
-        raise InvalidRequestError(tensor.name, f"{tensor.datatype} travels in raw_input_contents only")
+        raise InvalidRequestError(tensor.name, f"{tensor.datatype} must be sent in raw_input_contents")
     filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]
     if filled not in ([], [field]):
         raise InvalidRequestError(
-            tensor.name, f"is {tensor.datatype} and fills {', '.join(filled)}, not {field}"
+            tensor.name, f"is {tensor.datatype} and fills {', '.join(filled)}; must fill {field} only"
         )
     elements = list(getattr(tensor.contents, field))
     dtype = DTYPES.get(tensor.datatype, np.dtype(object))
@@ -114,31 +114,31 @@ def _decode_typed(tensor: InputTensor) -> Array:
 def _shaped(tensor: InputTensor, elements: list[Any], dtype: np.dtype[Any]) -> Array:
     if len(elements) != math.prod(tensor.shape):
         raise InvalidRequestError(
-            tensor.name, f"holds {len(elements)} elements; its shape is {list(tensor.shape)}"
+            tensor.name, f"has {len(elements)} elements; its shape is {list(tensor.shape)}"
         )
     return reshaped(tensor.name, np.array(elements, dtype), tensor.shape)
 
 
 def _split_bytes(name: str, data: Raw) -> Iterator[bytes]:
-    """Elements of a BYTES tensor: each its length in 4 bytes, little-endian, and its data."""
+    """Elements of a BYTES tensor: for each its length in 4 bytes, little-endian, and its data."""
     at = 0
     while at < len(data):
         start = at + 4
         end = start + struct.unpack_from("<I", data, at)[0] if start <= len(data) else start
         if end > len(data):
-            raise InvalidRequestError(name, f"an element at byte {at} reaches beyond the end of the data")
+            raise InvalidRequestError(name, f"the element at byte {at} extends beyond the end of the data")
         yield bytes(data[start:end])
         at = end
 
 
 def decode_texts(name: str, tensor: NDArray[Any]) -> tuple[str, ...]:
-    """The texts of a BYTES tensor, in row-major order.
+    """Decodes the texts of a BYTES tensor, in row-major order.
 
     Raises:
-        InvalidRequestError: It is no BYTES tensor, is empty or holds bytes that are not UTF-8.
+        InvalidRequestError: It is not a BYTES tensor, is empty, or has bytes that are not UTF-8.
     """
     if tensor.dtype != object or tensor.size == 0:
-        raise InvalidRequestError(name, "must be a BYTES tensor with one element or more")
+        raise InvalidRequestError(name, "must be a BYTES tensor with at least one element")
     try:
         return tuple(element.decode() for element in tensor.ravel())
     except UnicodeDecodeError as error:

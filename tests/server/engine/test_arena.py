@@ -1,54 +1,54 @@
-"""Memory that large runs leave behind is given back when they are over, and not between them."""
+"""Memory of a burst of large runs is returned to the system after the burst, not during it."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from server.engine.arena import LARGE_BYTES, REST_SECONDS, Burst
+from server.engine.arena import IDLE_SECONDS, LARGE_RUN_BYTES, ArenaTrimmer
 from server.engine.model import LoadedModel
 from tests.server.samples import ROOT
 
 
-def test_small_runs_leave_nothing_to_give_back(self_model: LoadedModel) -> None:
-    burst = Burst()
-    burst.note(self_model, LARGE_BYTES - 1, 0.0)
-    assert burst.wait_seconds is None
-    assert burst.over(2 * REST_SECONDS) is None
+def test_small_runs_do_not_trim(self_model: LoadedModel) -> None:
+    trimmer = ArenaTrimmer()
+    trimmer.note_run(self_model, LARGE_RUN_BYTES - 1, 0.0)
+    assert trimmer.wait_seconds is None
+    assert trimmer.due(2 * IDLE_SECONDS) is None
 
 
-def test_memory_is_given_back_once_some_time_after_the_last_large_run(self_model: LoadedModel) -> None:
-    burst = Burst()
-    burst.note(self_model, LARGE_BYTES, 0.0)
-    burst.note(self_model, LARGE_BYTES, 1.0)
-    burst.note(self_model, 1, 2.0)
-    assert burst.wait_seconds == REST_SECONDS
-    assert burst.over(REST_SECONDS + 0.9) is None
-    assert burst.over(REST_SECONDS + 1) is self_model
-    assert burst.over(REST_SECONDS + 1) is None
-    assert burst.wait_seconds is None
+def test_the_arena_is_trimmed_once_after_the_last_large_run(self_model: LoadedModel) -> None:
+    trimmer = ArenaTrimmer()
+    trimmer.note_run(self_model, LARGE_RUN_BYTES, 0.0)
+    trimmer.note_run(self_model, LARGE_RUN_BYTES, 1.0)
+    trimmer.note_run(self_model, 1, 2.0)
+    assert trimmer.wait_seconds == IDLE_SECONDS
+    assert trimmer.due(IDLE_SECONDS + 0.9) is None
+    assert trimmer.due(IDLE_SECONDS + 1) is self_model
+    assert trimmer.due(IDLE_SECONDS + 1) is None
+    assert trimmer.wait_seconds is None
 
 
-IN_A_PROCESS_OF_ITS_OWN = """
-import sys, time
+PROGRAM = """
+import resource, sys, time
 from pathlib import Path
 import numpy as np
 from server.engine import arena
 from server.engine.engine import Engine
 from server.engine.repository import load_repository
-from server.engine.session import Device
+from server.engine.provider import Device
 from server.engine.types import Ragged, Request
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-arena.REST_SECONDS = 0.5
+arena.IDLE_SECONDS = 0.5
 engine = Engine(load_repository(Path(sys.argv[1]), Device(threads=1)))
 rows = Ragged(np.ones((4096, 4), np.float32), (4096,))
 request = Request(inputs={"query": rows})
 before = resident()
 engine.submit(engine.model("tiny-self"), request).result()
-held, until = resident(), time.monotonic() + 30
+held, until = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.monotonic() + 30
 while resident() > (before + held) / 2 and time.monotonic() < until:
     time.sleep(0.05)
 print(held - before, resident() - before)
@@ -56,10 +56,10 @@ engine.close()
 """
 
 
-def test_an_engine_that_rests_holds_no_more_than_before_the_burst(artifacts: Path) -> None:
+def test_an_idle_engine_does_not_hold_the_memory_of_a_burst(artifacts: Path) -> None:
     """One sequence of 4,096 rows and two heads needs 128 MiB for its scores."""
     result = subprocess.run(
-        [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, str(artifacts)],
+        [sys.executable, "-c", PROGRAM, str(artifacts)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=True,

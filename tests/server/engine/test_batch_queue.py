@@ -13,12 +13,13 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from server.engine import batch_queue
-from server.engine.batch_queue import RunQueue
+from server.engine.batch import FULL_AT_CALL_COSTS
+from server.engine.batch_queue import BatchQueue
 from server.engine.cost import RunCost
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from tests.server.engine.test_batch_queue_machine import QueueMachine
-from tests.server.samples import work_of
+from tests.server.samples import validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
 
 LIMITS = Limits(max_in_flight_bytes=6000, max_batch_sequences=4, max_batch_bytes=20_000)
@@ -27,7 +28,7 @@ MIXED = RunCost(call=1.0, row=3e-4, pair=3e-4)
 
 
 @pytest.fixture
-def lanes(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedModel]:
+def buckets(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedModel]:
     """Models that differ in who may join a run."""
     lowered = self_model.manifest.model_copy(update={"precision": "int8"})
     return [
@@ -40,36 +41,36 @@ def lanes(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedModel
 
 @pytest.mark.parametrize("look_ahead", [2, 256], ids=["near", "far"])
 def test_every_sequence_runs_once_and_in_time(
-    lanes: list[LoadedModel], look_ahead: int, monkeypatch: pytest.MonkeyPatch
+    buckets: list[LoadedModel], look_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_queue, "LOOK_AHEAD", look_ahead)
-    machine: Any = partial(QueueMachine, lanes, LIMITS)  # the stubs ask for a class
+    machine: Any = partial(QueueMachine, buckets, LIMITS)  # the stubs ask for a class
     run_state_machine_as_test(
         machine,
         settings=settings(max_examples=80, stateful_step_count=40, deadline=None),
     )
 
 
-def test_the_lanes_differ_in_who_may_join(lanes: list[LoadedModel]) -> None:
+def test_the_lanes_differ_in_who_may_join(buckets: list[LoadedModel]) -> None:
     def sizes(model: LoadedModel) -> list[int]:
-        queue = RunQueue(Limits())
-        queue.add(work_of(model, [(40, 40), (1, 1), (40, 40)]), 0)
-        return [len(group.entries) for group in iter(lambda: queue.next(0)[0], None)]
+        queue = BatchQueue(Limits())
+        queue.add(validated_of(model, [(40, 40), (1, 1), (40, 40)]), 0)
+        return [len(batch.sequences) for batch in iter(lambda: queue.next(0)[0], None)]
 
-    assert [sizes(model) for model in lanes] == [[3], [2, 1], [2, 1], [1, 1, 1]]
+    assert [sizes(model) for model in buckets] == [[3], [2, 1], [2, 1], [1, 1, 1]]
 
 
 @pytest.mark.parametrize(
-    ("works", "expected"), [([1] * 9, [4, 4, 1]), ([9], [9])], ids=["of many requests", "of one request"]
+    ("requests", "expected"), [([1] * 9, [4, 4, 1]), ([9], [9])], ids=["of many requests", "of one request"]
 )
 def test_a_run_that_has_little_to_gain_takes_no_other_request(
-    self_model: LoadedModel, works: list[int], expected: list[int]
+    self_model: LoadedModel, requests: list[int], expected: list[int]
 ) -> None:
     rows, _ = self_model.operations(1, 4, 4)
-    one = RunCost(call=1, row=(batch_queue.ENOUGH_CALLS / 4) / rows, pair=0)
-    queue = RunQueue(Limits())
+    one = RunCost(call=1, row=(FULL_AT_CALL_COSTS / 4) / rows, pair=0)
+    queue = BatchQueue(Limits())
     model = costing(self_model, one)
-    for count in works:
-        queue.add(work_of(model, [(4, 4)] * count), 0)
+    for count in requests:
+        queue.add(validated_of(model, [(4, 4)] * count), 0)
     # Beside its call, each sequence costs a quarter of what is enough.
-    assert [len(group.entries) for group in iter(lambda: queue.next(0)[0], None)] == expected
+    assert [len(batch.sequences) for batch in iter(lambda: queue.next(0)[0], None)] == expected

@@ -1,4 +1,4 @@
-"""A queue under random works, cancellations, failures and time, beside a plain model of what it owes."""
+"""A queue under random requests, cancellations, failures and time, beside a plain model of what it owes."""
 
 import math
 from collections import Counter
@@ -11,20 +11,21 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.engine.batch_queue import Entry, Group, RunQueue
+from server.engine.batch import Batch, QueuedSequence
+from server.engine.batch_queue import BatchQueue
 from server.engine.errors import DeadlineExceededError, OverloadedError, RunFailedError
-from server.engine.execute import choose_graph
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.types import MaskKind, Work
-from tests.server.samples import work_of
+from server.engine.types import MaskKind
+from server.engine.validation import ValidatedRequest
+from tests.server.samples import validated_of
 
 LONG, SHORT = 40, 6
 one_long_among_short = st.tuples(
     st.lists(st.tuples(st.integers(1, SHORT), st.integers(1, SHORT)), max_size=5),
     st.sampled_from([(1, 1), (SHORT, SHORT), (LONG, 1), (LONG, LONG)]),
 ).map(lambda drawn: [*drawn[0], drawn[1]])
-lengths_of_a_work = one_long_among_short.flatmap(st.permutations)
+lengths_of_a_request = one_long_among_short.flatmap(st.permutations)
 patience = st.sampled_from([math.inf, math.inf, 0.0, 1.0, 5.0])
 
 
@@ -32,14 +33,14 @@ patience = st.sampled_from([math.inf, math.inf, 0.0, 1.0, 5.0])
 class Ticket:
     """One sequence: where it belongs, what was before it, and how often it ran."""
 
-    work: Work
+    request: ValidatedRequest
     index: int
     sequences_before: int
     runs_before: int
     runs: int = 0
 
     def is_wanted(self, now: float) -> bool:
-        return not self.work.future.done() and now < self.work.deadline
+        return not self.request.future.done() and now < self.request.deadline
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -49,23 +50,23 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.models = models
         self.limits = limits
-        self.queue = RunQueue(limits)
+        self.queue = BatchQueue(limits)
         self.now = 0.0
         self.runs = 0
-        self.works: list[Work] = []
+        self.requests: list[ValidatedRequest] = []
         self.waiting: list[Ticket] = []
         self.tickets: list[Ticket] = []
-        self.expired: Counter[Work] = Counter()
-        self.failed: set[Work] = set()
-        self.group: Group | None = None
+        self.expired: Counter[ValidatedRequest] = Counter()
+        self.failed: set[ValidatedRequest] = set()
+        self.batch: Batch | None = None
 
     @property
-    def live(self) -> list[Work]:
-        return [work for work in self.works if not work.future.done()]
+    def live(self) -> list[ValidatedRequest]:
+        return [request for request in self.requests if not request.future.done()]
 
     @rule(
         model=st.integers(0, 3),
-        lengths=lengths_of_a_work,
+        lengths=lengths_of_a_request,
         return_weights=st.booleans(),
         kind=st.sampled_from([None, MaskKind.KEYS]),
         seconds=patience,
@@ -79,25 +80,25 @@ class QueueMachine(RuleBasedStateMachine):
         seconds: float,
     ) -> None:
         deadline = self.now + seconds
-        work = work_of(
+        request = validated_of(
             self.models[model], lengths, kind=kind, return_weights=return_weights, deadline=deadline
         )
-        if self._is_too_much(work):
+        if self._is_too_much(request):
             with pytest.raises(OverloadedError):
-                self.queue.add(work, self.now)
+                self.queue.add(request, self.now)
         else:
-            self._add(work)
+            self._add(request)
 
-    def _is_too_much(self, work: Work) -> bool:
+    def _is_too_much(self, request: ValidatedRequest) -> bool:
         held = sum(live.in_flight_bytes for live in self.live)
-        return bool(self.live) and held + work.in_flight_bytes > self.limits.max_in_flight_bytes
+        return bool(self.live) and held + request.in_flight_bytes > self.limits.max_in_flight_bytes
 
-    def _add(self, work: Work) -> None:
-        number = self.queue.add(work, self.now)
-        work.future.add_done_callback(lambda _: self.queue.release(number))
-        before = sum(not ticket.work.future.done() for ticket in self.waiting)
-        new = [Ticket(work, index, before + index, self.runs) for index in range(len(work.items))]
-        self.works.append(work)
+    def _add(self, request: ValidatedRequest) -> None:
+        number = self.queue.add(request, self.now)
+        request.future.add_done_callback(lambda _: self.queue.release(number))
+        before = sum(not ticket.request.future.done() for ticket in self.waiting)
+        new = [Ticket(request, index, before + index, self.runs) for index in range(len(request.sequences))]
+        self.requests.append(request)
         self.waiting += new
         self.tickets += new
 
@@ -110,78 +111,79 @@ class QueueMachine(RuleBasedStateMachine):
     def let_time_pass(self, seconds: float) -> None:
         self.now += seconds
 
-    @precondition(lambda self: self.group is None)
+    @precondition(lambda self: self.batch is None)
     @rule()
     def take(self) -> None:
         wanted = [ticket for ticket in self.waiting if ticket.is_wanted(self.now)]
-        group, expired = self.queue.next(self.now)
-        assert (group is None) == (not wanted)
-        if group is not None:
-            assert (group.work, group.entries[0].index) == (wanted[0].work, wanted[0].index)
-            self._check_limits(group)
-            self._note_runs(group)
-        for work in expired:
-            assert not work.future.done()
-            assert work.deadline <= self.now
-            self.expired[work] += 1
-            work.future.set_exception(DeadlineExceededError("too late"))
-        self.group = group
+        batch, expired = self.queue.next(self.now)
+        assert (batch is None) == (not wanted)
+        if batch is not None:
+            head = batch.sequences[0]
+            assert (head.request, head.index) == (wanted[0].request, wanted[0].index)
+            self._check_limits(batch)
+            self._note_runs(batch)
+        for request in expired:
+            assert not request.future.done()
+            assert request.deadline <= self.now
+            self.expired[request] += 1
+            request.future.set_exception(DeadlineExceededError("too late"))
+        self.batch = batch
 
-    def _check_limits(self, group: Group) -> None:
-        model, count = group.work.model, len(group.entries)
-        lanes = {(e.work.model, e.work.return_weights, e.work.masked) for e in group}
-        assert len(lanes) == 1
+    def _check_limits(self, batch: Batch) -> None:
+        model, count = batch.model, len(batch)
+        ((_, own_graph),) = {(queued.request.model, queued.request.graph) for queued in batch}
         assert count <= (1 if model.runs_alone else self.limits.max_batch_sequences)
-        longest = (max(e.lengths[0] for e in group), max(e.lengths[1] for e in group))
+        longest = (max(e.lengths[0] for e in batch), max(e.lengths[1] for e in batch))
         assert count == 1 or model.padded_bytes(count, *longest) <= self.limits.max_batch_bytes
-        kind = choose_graph(model, [e.item for e in group], return_weights=group.work.return_weights)
-        alone = sum(model.seconds(kind, 1, *e.lengths) for e in group)
-        assert group.seconds == model.seconds(kind, count, *longest)
-        assert group.seconds <= alone * (1 + 1e-9)
+        equal_lengths = len({queued.lengths for queued in batch}) == 1
+        assert batch.graph is model.batch_graph(own_graph, equal_lengths=equal_lengths)
+        alone = sum(model.seconds(batch.graph, 1, *queued.lengths) for queued in batch)
+        assert batch.seconds == model.seconds(batch.graph, count, *longest)
+        assert batch.seconds <= alone * (1 + 1e-9)
 
-    def _note_runs(self, group: Group) -> None:
-        for entry in group:
-            ticket = next(t for t in self.waiting if (t.work, t.index) == (entry.work, entry.index))
+    def _note_runs(self, batch: Batch) -> None:
+        for queued in batch:
+            ticket = next(t for t in self.waiting if (t.request, t.index) == (queued.request, queued.index))
             assert ticket.is_wanted(self.now)
             assert self.runs - ticket.runs_before <= ticket.sequences_before
             ticket.runs += 1
             self.waiting.remove(ticket)
         self.runs += 1
 
-    @precondition(lambda self: self.group is not None)
+    @precondition(lambda self: self.batch is not None)
     @rule()
     def finish(self) -> None:
-        for entry in self._ended():
-            self._deliver(entry)
+        for queued in self._ended():
+            self._deliver(queued)
 
-    @precondition(lambda self: self.group is not None)
+    @precondition(lambda self: self.batch is not None)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        entries = self._ended()
-        culprit = data.draw(st.integers(0, len(entries) - 1))
-        for index, entry in enumerate(entries):
-            if entry.work.future.done():
+        sequences = self._ended()
+        culprit = data.draw(st.integers(0, len(sequences) - 1))
+        for index, queued in enumerate(sequences):
+            if queued.request.future.done():
                 continue
             if index == culprit:
-                self.failed.add(entry.work)
-                entry.work.future.set_exception(RunFailedError("no"))
+                self.failed.add(queued.request)
+                queued.request.future.set_exception(RunFailedError("no"))
             else:
-                self._deliver(entry)
+                self._deliver(queued)
 
-    def _ended(self) -> list[Entry]:
-        assert self.group is not None
-        group, self.group = self.group, None
-        return group.entries
+    def _ended(self) -> list[QueuedSequence]:
+        assert self.batch is not None
+        batch, self.batch = self.batch, None
+        return batch.sequences
 
-    def _deliver(self, entry: Entry) -> None:
-        marker = np.array([self.works.index(entry.work), entry.index])
-        if entry.progress.deliver(entry.index, {"context_vectors": marker}):
-            self.queue.release(entry.progress.number)
-            entry.progress.resolve()
+    def _deliver(self, queued: QueuedSequence) -> None:
+        marker = np.array([self.requests.index(queued.request), queued.index])
+        if queued.pending.deliver(queued.index, {"context_vectors": marker}):
+            self.queue.release(queued.pending.number)
+            queued.pending.resolve()
 
     @invariant()
     def holds_no_more_than_the_limit(self) -> None:
-        held = [work.in_flight_bytes for work in self.live]
+        held = [request.in_flight_bytes for request in self.live]
         assert len(held) <= 1 or sum(held) <= self.limits.max_in_flight_bytes
 
     @invariant()
@@ -189,26 +191,26 @@ class QueueMachine(RuleBasedStateMachine):
         assert all(ticket.runs <= 1 for ticket in self.tickets)
 
     def teardown(self) -> None:
-        while self.group is not None or self.queue:
-            if self.group is not None:
+        while self.batch is not None or self.queue:
+            if self.batch is not None:
                 self.finish()
             self.take()
-        assert self.group is None
-        for number, work in enumerate(self.works):
-            self._check_outcome(number, work)
+        assert self.batch is None
+        for number, request in enumerate(self.requests):
+            self._check_outcome(number, request)
         self._check_account()
 
-    def _check_outcome(self, number: int, work: Work) -> None:
-        assert self.expired[work] <= 1
-        if work.future.cancelled():
+    def _check_outcome(self, number: int, request: ValidatedRequest) -> None:
+        assert self.expired[request] <= 1
+        if request.future.cancelled():
             return
-        if error := work.future.exception(timeout=0):
-            assert isinstance(error, RunFailedError if work in self.failed else DeadlineExceededError)
-            assert self.expired[work] == (work not in self.failed)
+        if error := request.future.exception(timeout=0):
+            assert isinstance(error, RunFailedError if request in self.failed else DeadlineExceededError)
+            assert self.expired[request] == (request not in self.failed)
             return
-        assert all(ticket.runs == 1 for ticket in self.tickets if ticket.work is work)
-        markers = work.future.result(timeout=0).outputs["context_vectors"]
-        assert [marker.tolist() for marker in markers] == [[number, i] for i in range(len(work.items))]
+        assert all(ticket.runs == 1 for ticket in self.tickets if ticket.request is request)
+        markers = request.future.result(timeout=0).outputs["context_vectors"]
+        assert [marker.tolist() for marker in markers] == [[number, i] for i in range(len(request.sequences))]
 
     def _check_account(self) -> None:
         """Whatever ended gave its bytes back: the whole limit is free, and not a byte more."""
@@ -218,6 +220,6 @@ class QueueMachine(RuleBasedStateMachine):
         with pytest.raises(OverloadedError):
             self.queue.add(third, self.now)
 
-    def _of_bytes(self, *sizes: int) -> Iterator[Work]:
-        work = work_of(self.models[0], [(1, 1)])
-        return (replace(work, in_flight_bytes=size, future=Future()) for size in sizes)
+    def _of_bytes(self, *sizes: int) -> Iterator[ValidatedRequest]:
+        request = validated_of(self.models[0], [(1, 1)])
+        return (replace(request, in_flight_bytes=size, future=Future()) for size in sizes)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifact.manifest import GraphKind
-from server.engine.execute import choose_graph, run_batch
+from server.engine.execute import Outputs, run_batch
 from server.engine.model import LoadedModel
-from server.engine.types import Array, Item, MaskKind
-from tests.server.samples import CROSS, HEADS, SELF, assert_outputs, work_of
+from server.engine.types import Array, MaskKind, SequenceInputs
+from tests.server.samples import CROSS, HEADS, SELF, assert_outputs, validated_of
 from tests.server.seams import tapped
 
 # The shape of a batch changes the order of sums, which moves the last bits of a float32.
@@ -24,12 +24,26 @@ sequences = st.lists(
 )
 
 
-def items_of(model: LoadedModel, specs: Sequence[tuple[int, int, MaskKind | None]]) -> list[Item]:
+def sequences_of(
+    model: LoadedModel, specs: Sequence[tuple[int, int, MaskKind | None]]
+) -> list[SequenceInputs]:
     """One random sequence for each pair of lengths and kind of mask."""
     return [
-        work_of(model, [(query, key)], kind=kind, seed=seed).items[0]
+        validated_of(model, [(query, key)], kind=kind, seed=seed).sequences[0]
         for seed, (query, key, kind) in enumerate(specs)
     ]
+
+
+def run(
+    model: LoadedModel, sequences: list[SequenceInputs], *, return_weights: bool = False
+) -> list[Outputs]:
+    """Runs sequences together on the cheapest graph that can compute them."""
+    graph = GraphKind.WEIGHTS
+    if not return_weights:
+        masked = any(sequence.mask is not None for sequence in sequences)
+        equal_lengths = len({sequence.lengths for sequence in sequences}) == 1
+        graph = model.batch_graph(GraphKind.MASK if masked else GraphKind.PLAIN, equal_lengths=equal_lengths)
+    return run_batch(model, graph, sequences)
 
 
 @given(specs=sequences, name=st.sampled_from([SELF, CROSS]), return_weights=st.booleans())
@@ -41,15 +55,15 @@ def test_together_equals_alone_and_eager(
     *,
     return_weights: bool,
 ) -> None:
-    items = items_of(models[name], specs)
-    together = run_batch(models[name], items, return_weights=return_weights)
-    assert len(together) == len(items)
-    for item, outputs in zip(items, together, strict=True):
-        (alone,) = run_batch(models[name], [item], return_weights=return_weights)
+    sequences = sequences_of(models[name], specs)
+    together = run(models[name], sequences, return_weights=return_weights)
+    assert len(together) == len(sequences)
+    for sequence, outputs in zip(sequences, together, strict=True):
+        (alone,) = run(models[name], [sequence], return_weights=return_weights)
         assert list(outputs) == list(alone)
         for output, array in outputs.items():
             np.testing.assert_allclose(array, alone[output], rtol=RTOL, atol=ATOL)
-        assert_outputs(models[name], item, outputs)
+        assert_outputs(models[name], sequence, outputs)
 
 
 @given(specs=sequences)
@@ -57,7 +71,7 @@ def test_together_equals_alone_and_eager(
 def test_outputs_have_each_sequences_own_lengths(
     models: dict[str, LoadedModel], specs: list[tuple[int, int, MaskKind | None]]
 ) -> None:
-    results = run_batch(models[CROSS], items_of(models[CROSS], specs), return_weights=True)
+    results = run(models[CROSS], sequences_of(models[CROSS], specs), return_weights=True)
     assert [outputs["context_vectors"].shape for outputs in results] == [(query, 4) for query, _, _ in specs]
     assert [outputs["attention_weights"].shape for outputs in results] == [
         (HEADS, query, key) for query, key, _ in specs
@@ -85,72 +99,63 @@ def test_what_is_not_a_number_in_one_sequence_reaches_no_other(
     *,
     return_weights: bool,
 ) -> None:
-    items = items_of(models[name], [(length, length, kind) for length in lengths])
-    for array in items[1].inputs.values():
+    sequences = sequences_of(models[name], [(length, length, kind) for length in lengths])
+    for array in sequences[1].inputs.values():
         array[:] = poison
-    before, poisoned, after = run_batch(models[name], items, return_weights=return_weights)
-    assert_outputs(models[name], items[0], before)
-    assert_outputs(models[name], items[2], after)
+    before, poisoned, after = run(models[name], sequences, return_weights=return_weights)
+    assert_outputs(models[name], sequences[0], before)
+    assert_outputs(models[name], sequences[2], after)
     assert np.isnan(poisoned["context_vectors"]).any()
 
 
-@pytest.mark.parametrize(
-    ("specs", "return_weights", "expected"),
-    [
-        ([(3, 3, None)], False, GraphKind.PLAIN),
-        ([(3, 3, None), (3, 3, None)], False, GraphKind.PLAIN),
-        ([(3, 3, None), (4, 3, None)], False, GraphKind.LENGTHS),
-        ([(3, 3, None), (3, 4, None)], False, GraphKind.LENGTHS),
-        ([(3, 3, None), (3, 3, MaskKind.KEYS)], False, GraphKind.MASK),
-        ([(3, 3, None)], True, GraphKind.WEIGHTS),
-        ([(3, 3, MaskKind.KEYS)], True, GraphKind.WEIGHTS),
-    ],
-    ids=["one", "equal", "queries differ", "keys differ", "a mask", "weights", "weights and mask"],
-)
-def test_the_graph_is_the_cheapest_that_can_answer(
-    cross_model: LoadedModel,
-    specs: list[tuple[int, int, MaskKind | None]],
-    *,
-    return_weights: bool,
-    expected: GraphKind,
-) -> None:
-    items = items_of(cross_model, specs)
-    assert choose_graph(cross_model, items, return_weights=return_weights) is expected
-
-
-def seen_inputs(model: LoadedModel, items: list[Item]) -> dict[str, Array]:
-    """What a run of those items gives to the session."""
+def seen_inputs(model: LoadedModel, sequences: list[SequenceInputs]) -> dict[str, Array]:
+    """What a run of those sequences gives to the session."""
     seen: list[dict[str, Array]] = []
-    run_batch(tapped(model, seen.append), items, return_weights=False)
+    run(tapped(model, seen.append), sequences, return_weights=False)
     (inputs,) = seen
     return inputs
 
 
 def test_a_single_sequence_is_not_copied(cross_model: LoadedModel) -> None:
-    (item,) = items_of(cross_model, [(3, 5, None)])
-    inputs = seen_inputs(cross_model, [item])
+    (sequence,) = sequences_of(cross_model, [(3, 5, None)])
+    inputs = seen_inputs(cross_model, [sequence])
     assert list(inputs) == ["query", "key", "value"]
     for name, array in inputs.items():
-        assert np.shares_memory(array, item.inputs[name])
+        assert np.shares_memory(array, sequence.inputs[name])
 
 
 def test_padding_is_zero_and_padded_keys_may_not_be_attended_to(cross_model: LoadedModel) -> None:
-    items = items_of(cross_model, [(1, 2, MaskKind.HEADS), (3, 4, None)])
-    inputs = seen_inputs(cross_model, items)
+    sequences = sequences_of(cross_model, [(1, 2, MaskKind.HEADS), (3, 4, None)])
+    inputs = seen_inputs(cross_model, sequences)
     assert not inputs["query"][0, 1:].any()
     assert not inputs["key"][0, 2:].any()
     mask = inputs["attention_mask"]
     assert mask.shape == (2, HEADS, 3, 4)
-    np.testing.assert_array_equal(mask[0, :, :1, :2], items[0].mask)
+    np.testing.assert_array_equal(mask[0, :, :1, :2], sequences[0].mask)
     assert not mask[0, :, 1:].any()
     assert not mask[0, :, :, 2:].any()
     assert mask[1].all()
 
 
-def test_causal_self_attention_needs_no_lengths_for_padding_lies_after_every_row(
+def test_causal_self_attention_does_not_need_lengths_because_padding_follows_every_row(
     models: dict[str, LoadedModel],
 ) -> None:
-    items = items_of(models[SELF], [(3, 3, None), (7, 7, None)])
-    assert choose_graph(models[SELF], items, return_weights=False) is GraphKind.PLAIN
-    for item, outputs in zip(items, run_batch(models[SELF], items, return_weights=False), strict=True):
-        assert_outputs(models[SELF], item, outputs)
+    assert models[SELF].batch_graph(GraphKind.PLAIN, equal_lengths=False) is GraphKind.PLAIN
+    sequences = sequences_of(models[SELF], [(3, 3, None), (7, 7, None)])
+    for sequence, outputs in zip(sequences, run(models[SELF], sequences), strict=True):
+        assert_outputs(models[SELF], sequence, outputs)
+
+
+@pytest.mark.parametrize(
+    ("graph", "equal_lengths", "expected"),
+    [
+        (GraphKind.PLAIN, True, GraphKind.PLAIN),
+        (GraphKind.PLAIN, False, GraphKind.LENGTHS),
+        (GraphKind.MASK, False, GraphKind.MASK),
+        (GraphKind.WEIGHTS, False, GraphKind.WEIGHTS),
+    ],
+)
+def test_only_the_plain_graph_cannot_run_unequal_lengths(
+    cross_model: LoadedModel, graph: GraphKind, expected: GraphKind, *, equal_lengths: bool
+) -> None:
+    assert cross_model.batch_graph(graph, equal_lengths=equal_lengths) is expected

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from server.engine.engine import Engine
 from server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from server.engine.model import LoadedModel
+from server.engine.provider import Device
 from server.engine.repository import FailedModel, Repository, RepositoryError, load_repository
-from server.engine.session import Device
-from tests.server.samples import CROSS, SELF, assert_answers, request_of, work_of
+from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 
 DEVICE = Device(threads=1)
 MANIFEST, GOLDEN, GRAPH = "manifest.json", "golden.safetensors", "model.lengths.onnx"
@@ -68,7 +68,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "manifest of another version": (
         lambda folder: edit_manifest(folder, lambda content: content.update(version=2)),
         f"{SELF}/1",
-        f"the manifest is that of {SELF}/2",
+        f"the manifest describes {SELF}/2",
     ),
     "manifest without a hash": (
         lambda folder: edit_manifest(folder, lambda content: content["files"].pop(GRAPH)),
@@ -91,7 +91,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no golden vectors": (
         lambda folder: edit_golden(folder, lambda _: {}),
         GOLDEN,
-        "holds no golden vectors",
+        "contains no golden vectors",
     ),
     "golden names unreadable": (
         lambda folder: edit_golden(folder, lambda tensors: {"odd": next(iter(tensors.values()))}),
@@ -113,7 +113,7 @@ def assert_only_one_failed(repository: Repository) -> FailedModel:
     failed = repository.find(SELF)
     assert isinstance(failed, FailedModel)
     assert (failed.name, failed.version) == (SELF, "1")
-    healthy = work_of(repository.ready(CROSS), [(2, 3)])
+    healthy = validated_of(repository.ready(CROSS), [(2, 3)])
     engine = Engine(repository)
     assert_answers(healthy, engine.submit(healthy.model, request_of(healthy.model, [(2, 3)])).result())
     engine.close()
@@ -150,7 +150,7 @@ def test_a_folder_of_another_name_fails(copies: Path) -> None:
     (copies / SELF).rename(copies / "renamed")
     failed = load_repository(copies, DEVICE).find("renamed")
     assert isinstance(failed, FailedModel)
-    assert f"the manifest is that of {SELF}/1" in failed.reason
+    assert f"the manifest describes {SELF}/1" in failed.reason
 
 
 def test_a_model_that_failed_is_not_ready_and_says_why(copies: Path) -> None:
@@ -200,9 +200,9 @@ def test_every_model_publishes_an_error_within_its_tolerance(models: dict[str, L
 @pytest.mark.parametrize(
     ("folders", "says"),
     [
-        (None, "is not a folder"),
-        ([], "holds no <name>/<version>/ folder"),
-        (["name/one", "name/0", "name/01", "name/.1.tmp"], "holds no <name>/<version>/ folder"),
+        (None, "does not exist or is not a folder"),
+        ([], "does not contain a <name>/<version>/ folder"),
+        (["name/one", "name/0", "name/01", "name/.1.tmp"], "does not contain a <name>/<version>/ folder"),
     ],
     ids=["absent", "empty", "no version is a number"],
 )

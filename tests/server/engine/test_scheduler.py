@@ -14,7 +14,7 @@ from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.scheduler import Scheduler
 from server.engine.types import Array, MaskKind
-from tests.server.samples import CROSS, SELF, assert_answers, work_of
+from tests.server.samples import CROSS, SELF, assert_answers, validated_of
 from tests.server.seams import Held, Recorder, outcome
 
 THREADS, PER_THREAD = 4, 12
@@ -26,8 +26,8 @@ def test_results_go_to_their_requests_from_many_threads(models: dict[str, Loaded
     together = threading.Barrier(THREADS)
 
     def ask(thread: int) -> None:
-        works = [
-            work_of(
+        requests = [
+            validated_of(
                 models[(SELF, CROSS)[number % 2]],
                 [(1 + (thread + number) % 4, 3), (2, 1 + number % 3)],
                 seed=100 * thread + number,
@@ -37,10 +37,10 @@ def test_results_go_to_their_requests_from_many_threads(models: dict[str, Loaded
             for number in range(PER_THREAD)
         ]
         together.wait()
-        for work in works:
-            scheduler.submit(work)
-        for work in works:
-            assert_answers(work, outcome(work))
+        for request in requests:
+            scheduler.submit(request)
+        for request in requests:
+            assert_answers(request, outcome(request))
 
     with ThreadPoolExecutor(THREADS) as pool:
         for future in [pool.submit(ask, thread) for thread in range(THREADS)]:
@@ -50,17 +50,17 @@ def test_results_go_to_their_requests_from_many_threads(models: dict[str, Loaded
 
 def test_works_that_wait_run_together(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
-        works = [held.submit([(length, length)], seed=length) for length in (3, 1, 4)]
+        requests = [held.submit([(length, length)], seed=length) for length in (3, 1, 4)]
     assert held.later_sizes == [3]
-    for work in works:
-        assert_answers(work, outcome(work))
+    for request in requests:
+        assert_answers(request, outcome(request))
 
 
 def test_a_run_has_at_most_max_batch_sequences(self_model: LoadedModel) -> None:
     with Held(self_model, max_batch_sequences=3) as held:
-        work = held.submit([(length, length) for length in (3, 1, 4, 1, 5, 2, 2)])
+        request = held.submit([(length, length) for length in (3, 1, 4, 1, 5, 2, 2)])
     assert held.later_sizes == [3, 3, 1]
-    assert_answers(work, outcome(work))
+    assert_answers(request, outcome(request))
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_a_run_of_several_has_at_most_max_batch_bytes(
 ) -> None:
     limit = self_model.padded_bytes(of_sequences, 6, 6)
     with Held(self_model, max_batch_bytes=limit) as held:
-        works = [held.submit([(6, 6)], seed=seed) for seed in range(5)]
+        requests = [held.submit([(6, 6)], seed=seed) for seed in range(5)]
     assert held.later_sizes == expected
-    for work in works:
-        assert_answers(work, outcome(work))
+    for request in requests:
+        assert_answers(request, outcome(request))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_lengths_that_only_lose_together_run_apart(
     operations, _ = self_model.operations(1, LONG, LONG)
     cost = RunCost(call=call_seconds, row=1 / operations, pair=0)
     with Held(self_model, cost=cost) as held:
-        works = [held.submit([(length, length)], seed=length) for length in (LONG, SHORT, LONG, SHORT)]
+        requests = [held.submit([(length, length)], seed=length) for length in (LONG, SHORT, LONG, SHORT)]
     assert [(run.tokens, run.padding) for run in held.recorder.runs[1:]] == expected
-    for work in works:
-        assert_answers(work, outcome(work))
+    for request in requests:
+        assert_answers(request, outcome(request))
 
 
 def test_kinds_of_answers_and_models_never_mix(self_model: LoadedModel, cross_model: LoadedModel) -> None:
@@ -102,17 +102,18 @@ def test_kinds_of_answers_and_models_never_mix(self_model: LoadedModel, cross_mo
 
     twin = dataclasses.replace(self_model)
     with Held(self_model, tap) as held:
-        works = [
+        requests = [
             held.submit([(2, 3)], model=model, kind=kind, return_weights=return_weights, seed=seed)
             for seed in range(2)
             for model in (held.model, twin, cross_model)
             for kind in (None, MaskKind.KEYS)
             for return_weights in (False, True)
         ]
-    assert held.later_sizes == [2] * 12
-    assert seen == [(2, False), (2, True), (2, True), (2, True)]
-    for work in works:
-        assert_answers(work, outcome(work))
+    # Plain, weights with and without masks, masks: for each model.
+    assert held.later_sizes == [2, 4, 2] * 3
+    assert seen == [(2, False), (4, True), (2, True)]
+    for request in requests:
+        assert_answers(request, outcome(request))
 
 
 def test_an_observer_is_told_rows_and_padding(cross_model: LoadedModel) -> None:
@@ -120,8 +121,8 @@ def test_an_observer_is_told_rows_and_padding(cross_model: LoadedModel) -> None:
         held.submit([(2, 3), (4, 1)])
     run = held.recorder.runs[1]
     assert (run.model, run.sequences, run.tokens, run.padding) == (CROSS, 2, 10, 2 * (4 + 3) - 10)
-    assert len(run.waited) == 2
-    assert min(run.waited) > 0
+    assert len(run.queue_seconds) == 2
+    assert min(run.queue_seconds) > 0
     assert run.seconds > 0
 
 
@@ -139,23 +140,23 @@ def test_the_oldest_is_part_of_every_run_and_gets_its_own_answer(
     with Held(
         self_model, lambda inputs: runs.append(inputs["query"][:, 0, 0].tolist()), max_batch_sequences=most
     ) as held:
-        works = [
+        requests = [
             held.submit([(length, length)], kind=kind, return_weights=weights, seed=seed)
             for seed, (length, kind, weights) in enumerate(arrivals)
         ]
-    waiting = [float(work.items[0].inputs["query"][0, 0]) for work in works]
+    waiting = [float(request.sequences[0].inputs["query"][0, 0]) for request in requests]
     assert len(set(waiting)) == len(waiting)
     for run in runs:
         assert run[0] == waiting[0]
         assert len(run) <= most
         waiting = [mark for mark in waiting if mark not in run]
     assert not waiting
-    for work in works:
-        assert_answers(work, outcome(work))
+    for request in requests:
+        assert_answers(request, outcome(request))
 
 
 def test_results_do_not_share_memory_with_requests(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
-        work = held.submit([(3, 3)])
-    (context,) = outcome(work).outputs["context_vectors"]
-    assert not np.shares_memory(context, work.items[0].inputs["query"])
+        request = held.submit([(3, 3)])
+    (context,) = outcome(request).outputs["context_vectors"]
+    assert not np.shares_memory(context, request.sequences[0].inputs["query"])

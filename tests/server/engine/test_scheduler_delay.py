@@ -8,7 +8,7 @@ import pytest
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.scheduler import Scheduler
-from tests.server.samples import assert_answers, work_of
+from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import SAME_FOR_ALL, Recorder, Threads, costing, outcome, tapped
 
 BRIEF, AGES = 0.05, 3600.0
@@ -39,42 +39,42 @@ def test_the_oldest_waits_as_long_as_it_is_told_and_then_runs(
 ) -> None:
     scheduler = Scheduler(Limits(batch_delay_seconds=BRIEF), recorder)
     threads = Threads()
-    work = work_of(tapped(model, threads), [(3, 3)])
-    scheduler.submit(work, wake=wake)
+    request = validated_of(tapped(model, threads), [(3, 3)])
+    scheduler.submit(request, wake=wake)
     if not wake:
         assert not scheduler.run_inline(math.inf)
-    assert_answers(work, outcome(work))
+    assert_answers(request, outcome(request))
     scheduler.close()
-    assert recorder.runs[0].waited[0] >= BRIEF
+    assert recorder.runs[0].queue_seconds[0] >= BRIEF
     assert threads.names == ["scheduler"]
 
 
 def test_company_that_comes_in_time_runs_with_the_oldest(
     model: LoadedModel, patient: Scheduler, recorder: Recorder
 ) -> None:
-    works = [work_of(model, [(length, length)], seed=length) for length in (3, 4)]
-    patient.submit(works[0])
-    assert not works[0].future.done()
-    patient.submit(works[1])
-    for work in works:
-        assert_answers(work, outcome(work))
+    requests = [validated_of(model, [(length, length)], seed=length) for length in (3, 4)]
+    patient.submit(requests[0])
+    assert not requests[0].future.done()
+    patient.submit(requests[1])
+    for request in requests:
+        assert_answers(request, outcome(request))
     assert recorder.sizes == [FULL]
 
 
 def test_a_full_lane_does_not_wait_for_its_turn(model: LoadedModel, patient: Scheduler) -> None:
     threads = Threads()
-    work = work_of(tapped(model, threads), [(3, 3)] * FULL)
-    patient.submit(work, wake=False)
+    request = validated_of(tapped(model, threads), [(3, 3)] * FULL)
+    patient.submit(request, wake=False)
     assert patient.run_inline(math.inf)
-    assert_answers(work, outcome(work))
+    assert_answers(request, outcome(request))
     assert len(threads.names) == 1
 
 
 def test_closing_does_not_wait_for_company(model: LoadedModel, recorder: Recorder) -> None:
     scheduler = Scheduler(Limits(batch_delay_seconds=AGES), recorder)
-    work = work_of(model, [(3, 3)])
-    scheduler.submit(work)
-    assert not work.future.done()
+    request = validated_of(model, [(3, 3)])
+    scheduler.submit(request)
+    assert not request.future.done()
     scheduler.close()
-    assert work.future.done()
-    assert_answers(work, outcome(work))
+    assert request.future.done()
+    assert_answers(request, outcome(request))

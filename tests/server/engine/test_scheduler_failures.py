@@ -19,25 +19,26 @@ from server.engine.errors import (
 )
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.observer import Run
+from server.engine.observer import BatchReport
 from server.engine.scheduler import Scheduler
-from server.engine.types import Array, Work
-from tests.server.samples import assert_answers, work_of
-from tests.server.seams import PATIENCE_SECONDS, WORDS, Culprits, Held, Recorder, mark, outcome, tapped
+from server.engine.types import Array
+from server.engine.validation import ValidatedRequest
+from tests.server.samples import assert_answers, validated_of
+from tests.server.seams import MESSAGE, PATIENCE_SECONDS, Culprits, Held, Recorder, mark, outcome, tapped
 
 
 @pytest.mark.parametrize("position", [0, 1, 2], ids=["oldest", "middle", "youngest"])
 def test_a_failing_run_fails_only_its_culprit(self_model: LoadedModel, position: int) -> None:
     culprits = Culprits()
     with Held(self_model, culprits) as held:
-        works = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
-        culprits.marks.add(mark(works[position]))
-    culprit = works.pop(position)
+        requests = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
+        culprits.marks.add(mark(requests[position]))
+    culprit = requests.pop(position)
     with pytest.raises(RunFailedError) as caught:
         outcome(culprit)
-    assert WORDS not in str(caught.value)
-    for work in works:
-        assert_answers(work, outcome(work))
+    assert MESSAGE not in str(caught.value)
+    for request in requests:
+        assert_answers(request, outcome(request))
 
 
 def test_one_failing_sequence_fails_its_whole_request(self_model: LoadedModel) -> None:
@@ -56,19 +57,19 @@ def test_after_a_session_that_always_fails_later_works_still_run(self_model: Loa
 
     def tap(_: dict[str, Array]) -> None:
         if broken.is_set():
-            raise RuntimeError(WORDS)
+            raise RuntimeError(MESSAGE)
 
     model = tapped(self_model, tap)
     scheduler = Scheduler(Limits(), Recorder())
     broken.set()
-    failed = [work_of(model, [(2, 2), (3, 3)], seed=seed) for seed in range(3)]
-    for work in failed:
-        scheduler.submit(work)
-    for work in failed:
+    failed = [validated_of(model, [(2, 2), (3, 3)], seed=seed) for seed in range(3)]
+    for request in failed:
+        scheduler.submit(request)
+    for request in failed:
         with pytest.raises(RunFailedError):
-            outcome(work)
+            outcome(request)
     broken.clear()
-    later = work_of(model, [(2, 2), (3, 3)])
+    later = validated_of(model, [(2, 2), (3, 3)])
     scheduler.submit(later)
     assert_answers(later, outcome(later))
     scheduler.close()
@@ -76,14 +77,14 @@ def test_after_a_session_that_always_fails_later_works_still_run(self_model: Loa
 
 def test_a_cancelled_work_is_not_run(self_model: LoadedModel) -> None:
     with Held(self_model, max_batch_sequences=2) as held:
-        works = [held.submit([(2, 2)], seed=seed) for seed in range(4)]
-        assert works[0].future.cancel()
-        assert works[2].future.cancel()
+        requests = [held.submit([(2, 2)], seed=seed) for seed in range(4)]
+        assert requests[0].future.cancel()
+        assert requests[2].future.cancel()
     assert held.later_sizes == [2]
     with pytest.raises(CancelledError):
-        outcome(works[0])
-    assert_answers(works[1], outcome(works[1]))
-    assert_answers(works[3], outcome(works[3]))
+        outcome(requests[0])
+    assert_answers(requests[1], outcome(requests[1]))
+    assert_answers(requests[3], outcome(requests[3]))
 
 
 def test_a_caller_may_leave_during_its_run(self_model: LoadedModel) -> None:
@@ -99,32 +100,32 @@ def test_an_expired_work_is_told_so_and_not_run(self_model: LoadedModel) -> None
         kept = held.submit([(2, 2)], seed=1)
         company = held.submit([(2, 2)], deadline=time.monotonic())
     assert held.later_sizes == [1]
-    for work in (head, company):
+    for request in (head, company):
         with pytest.raises(DeadlineExceededError, match="deadline passed"):
-            outcome(work)
+            outcome(request)
     assert_answers(kept, outcome(kept))
 
 
-def released(work: Work) -> threading.Event:
-    """Set once the scheduler has given the memory of a work back."""
+def released(request: ValidatedRequest) -> threading.Event:
+    """Set once the scheduler has given the memory of a request back."""
     event = threading.Event()
-    work.future.add_done_callback(lambda _: event.set())  # after the scheduler's own
+    request.future.add_done_callback(lambda _: event.set())  # after the scheduler's own
     return event
 
 
 @pytest.mark.parametrize("ending", ["result", "cancelled"])
 def test_bytes_in_flight_are_bounded_and_given_back(self_model: LoadedModel, ending: str) -> None:
-    size = work_of(self_model, [(5, 5)]).in_flight_bytes
-    limit = work_of(self_model, [(1, 1)]).in_flight_bytes + 2 * size
+    size = validated_of(self_model, [(5, 5)]).in_flight_bytes
+    limit = validated_of(self_model, [(1, 1)]).in_flight_bytes + 2 * size
     with Held(self_model, max_in_flight_bytes=limit) as held:
-        works = [held.submit([(5, 5)]) for _ in range(2)]
+        requests = [held.submit([(5, 5)]) for _ in range(2)]
         with pytest.raises(OverloadedError, match=rf"{limit + size} bytes; the limit is {limit};"):
             held.submit([(5, 5)])
-        given_back = released(works[0])
+        given_back = released(requests[0])
         if ending == "result":
             held.gate.open()
         else:
-            works[0].future.cancel()
+            requests[0].future.cancel()
         assert given_back.wait(PATIENCE_SECONDS)
         again = held.submit([(5, 5)], seed=1)
     assert_answers(again, outcome(again))
@@ -134,23 +135,23 @@ def test_one_request_beyond_the_limit_is_taken_when_nothing_else_is_in_flight(
     self_model: LoadedModel,
 ) -> None:
     scheduler = Scheduler(Limits(max_in_flight_bytes=1), Recorder())
-    work = work_of(self_model, [(5, 5)])
-    scheduler.submit(work)
-    assert_answers(work, outcome(work))
+    request = validated_of(self_model, [(5, 5)])
+    scheduler.submit(request)
+    assert_answers(request, outcome(request))
     scheduler.close()
 
 
 def test_works_that_were_given_up_hold_no_more_than_the_limit(self_model: LoadedModel) -> None:
-    size = work_of(self_model, [(5, 5)]).in_flight_bytes
+    size = validated_of(self_model, [(5, 5)]).in_flight_bytes
     limit = 4 * size
     references = []
     with Held(self_model, max_in_flight_bytes=limit) as held:
         for seed in range(20):
             with suppress(OverloadedError):
-                work = held.submit([(5, 5)], seed=seed)
-                references.append(weakref.ref(work))
-                work.future.cancel()
-                del work
+                request = held.submit([(5, 5)], seed=seed)
+                references.append(weakref.ref(request))
+                request.future.cancel()
+                del request
         gc.collect()
         alive = sum(reference() is not None for reference in references)
     assert alive * size <= limit
@@ -158,17 +159,17 @@ def test_works_that_were_given_up_hold_no_more_than_the_limit(self_model: Loaded
 
 def test_close_finishes_what_is_queued_and_then_refuses(self_model: LoadedModel) -> None:
     with Held(self_model, max_batch_sequences=1) as held:
-        works = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
-    for work in works:
-        assert work.future.done()
-        assert_answers(work, outcome(work))
+        requests = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
+    for request in requests:
+        assert request.future.done()
+        assert_answers(request, outcome(request))
     with pytest.raises(ShuttingDownError, match="shutting down"):
         held.submit([(1, 1)])
     held.scheduler.close()
 
 
 def test_closing_refuses_while_what_was_accepted_still_runs(self_model: LoadedModel) -> None:
-    accepted: list[Work] = []
+    accepted: list[ValidatedRequest] = []
     with Held(self_model) as held:
         closing = threading.Thread(target=held.scheduler.close)
         closing.start()
@@ -178,8 +179,8 @@ def test_closing_refuses_while_what_was_accepted_still_runs(self_model: LoadedMo
         assert not held.first.future.done()
         assert closing.is_alive()
     closing.join(PATIENCE_SECONDS)
-    for work in [held.first, *accepted]:
-        assert_answers(work, outcome(work))
+    for request in [held.first, *accepted]:
+        assert_answers(request, outcome(request))
 
 
 class FailsOnce:
@@ -188,7 +189,7 @@ class FailsOnce:
     def __init__(self) -> None:
         self._failed = False
 
-    def ran(self, run: Run) -> None:
+    def batch_completed(self, run: BatchReport) -> None:
         if not self._failed:
             self._failed = True
             raise RuntimeError(run.model)
@@ -196,14 +197,14 @@ class FailsOnce:
 
 def test_an_observer_that_fails_changes_no_result(self_model: LoadedModel) -> None:
     scheduler = Scheduler(Limits(max_batch_sequences=2), FailsOnce())
-    work = work_of(self_model, [(2, 2), (3, 3), (4, 4)])
-    scheduler.submit(work)
-    result = outcome(work)
+    request = validated_of(self_model, [(2, 2), (3, 3), (4, 4)])
+    scheduler.submit(request)
+    result = outcome(request)
     scheduler.close()
-    assert_answers(work, result)
+    assert_answers(request, result)
 
 
 def test_no_deadline_never_expires(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
-        work = held.submit([(2, 2)], deadline=math.inf)
-    assert np.isfinite(outcome(work).outputs["context_vectors"][0]).all()
+        request = held.submit([(2, 2)], deadline=math.inf)
+    assert np.isfinite(outcome(request).outputs["context_vectors"][0]).all()

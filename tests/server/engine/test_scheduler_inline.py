@@ -11,12 +11,12 @@ import pytest
 from server.engine.errors import DeadlineExceededError, RunFailedError, ShuttingDownError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.scheduler import ALONE_FACTOR, Scheduler
-from tests.server.samples import assert_answers, work_of
+from server.engine.scheduler import IDLE_FACTOR, Scheduler
+from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import (
+    MESSAGE,
     PATIENCE_SECONDS,
     SAME_FOR_ALL,
-    WORDS,
     Culprits,
     Gate,
     Held,
@@ -45,7 +45,7 @@ class Taking:
 
     def __init__(self, scheduler: Scheduler, model: LoadedModel, *, turns: int) -> None:
         self.gate = Gate()
-        self.held = work_of(tapped(model, self.gate), [(2, 2)])
+        self.held = validated_of(tapped(model, self.gate), [(2, 2)])
         scheduler.submit(self.held, wake=False)
         self._thread = threading.Thread(
             target=lambda: [scheduler.run_inline(ANY_RUN) for _ in range(turns)], name="caller"
@@ -62,18 +62,18 @@ class Taking:
 
 def test_an_idle_scheduler_runs_on_the_callers_thread(self_model: LoadedModel, scheduler: Scheduler) -> None:
     threads = Threads()
-    work = work_of(tapped(self_model, threads), [(3, 3), (3, 3)])
-    scheduler.submit(work, wake=False)
-    assert not work.future.done()
+    request = validated_of(tapped(self_model, threads), [(3, 3), (3, 3)])
+    scheduler.submit(request, wake=False)
+    assert not request.future.done()
     assert scheduler.run_inline(ANY_RUN)
-    assert work.future.done()
+    assert request.future.done()
     assert threads.names == [HERE]
-    assert_answers(work, outcome(work))
+    assert_answers(request, outcome(request))
 
 
 @pytest.mark.parametrize(
     ("limit_seconds", "thread"),
-    [(1 / ALONE_FACTOR, HERE), (0.9 / ALONE_FACTOR, THREAD)],
+    [(1 / IDLE_FACTOR, HERE), (0.9 / IDLE_FACTOR, THREAD)],
     ids=["short", "long"],
 )
 def test_a_run_that_is_expected_to_be_long_is_handed_to_the_schedulers_thread(
@@ -81,12 +81,12 @@ def test_a_run_that_is_expected_to_be_long_is_handed_to_the_schedulers_thread(
 ) -> None:
     threads = Threads()
     model = tapped(costing(self_model, SAME_FOR_ALL), threads)
-    works = [work_of(model, [(length, length)], seed=length) for length in (3, 4)]
-    for work in works:
-        scheduler.submit(work, wake=False)
+    requests = [validated_of(model, [(length, length)], seed=length) for length in (3, 4)]
+    for request in requests:
+        scheduler.submit(request, wake=False)
     assert scheduler.run_inline(limit_seconds) == (thread == HERE)
-    for work in works:
-        assert_answers(work, outcome(work))
+    for request in requests:
+        assert_answers(request, outcome(request))
     assert threads.names == [thread]
 
 
@@ -95,7 +95,7 @@ def test_without_work_there_is_nothing_to_run(scheduler: Scheduler) -> None:
 
 
 def test_what_was_run_is_not_run_again(self_model: LoadedModel, scheduler: Scheduler) -> None:
-    scheduler.submit(work_of(self_model, [(3, 3)]), wake=False)
+    scheduler.submit(validated_of(self_model, [(3, 3)]), wake=False)
     assert scheduler.run_inline(ANY_RUN)
     assert not scheduler.run_inline(ANY_RUN)
 
@@ -104,12 +104,12 @@ def test_while_another_run_goes_on_a_turn_does_nothing_and_the_work_runs_afterwa
     self_model: LoadedModel,
 ) -> None:
     with Held(self_model) as held:
-        work = work_of(held.model, [(3, 3)])
-        held.scheduler.submit(work, wake=False)
+        request = validated_of(held.model, [(3, 3)])
+        held.scheduler.submit(request, wake=False)
         assert not held.scheduler.run_inline(ANY_RUN)
-        assert not work.future.done()
+        assert not request.future.done()
         held.gate.open()
-        assert_answers(work, outcome(work))
+        assert_answers(request, outcome(request))
 
 
 def test_what_comes_during_a_callers_turn_runs_in_its_next(
@@ -117,7 +117,7 @@ def test_what_comes_during_a_callers_turn_runs_in_its_next(
 ) -> None:
     threads = Threads()
     taking = Taking(scheduler, self_model, turns=2)
-    later = work_of(tapped(self_model, threads), [(3, 3)])
+    later = validated_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later, wake=False)
     assert not scheduler.run_inline(ANY_RUN)
     assert not later.future.done()
@@ -131,7 +131,7 @@ def test_the_thread_is_not_called_for_what_a_caller_takes_a_turn_for(
 ) -> None:
     threads = Threads()
     taking = Taking(scheduler, self_model, turns=1)
-    later = work_of(tapped(self_model, threads), [(3, 3)])
+    later = validated_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later, wake=False)
     taking.finish()
     assert scheduler.run_inline(ANY_RUN)
@@ -144,7 +144,7 @@ def test_the_thread_runs_what_it_was_called_for_although_callers_take_turns(
 ) -> None:
     threads = Threads()
     taking = Taking(scheduler, self_model, turns=1)
-    later = work_of(tapped(self_model, threads), [(3, 3)])
+    later = validated_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later)
     assert not later.future.done()
     taking.finish()
@@ -157,14 +157,14 @@ def test_a_failing_turn_resolves_its_future_and_the_next_one_runs(
 ) -> None:
     culprits = Culprits()
     model = tapped(self_model, culprits)
-    failing, good = (work_of(model, [(2, 2)], seed=seed) for seed in range(2))
+    failing, good = (validated_of(model, [(2, 2)], seed=seed) for seed in range(2))
     culprits.marks.add(mark(failing))
-    for work in (failing, good):
-        scheduler.submit(work, wake=False)
+    for request in (failing, good):
+        scheduler.submit(request, wake=False)
         assert scheduler.run_inline(ANY_RUN)
     error = failing.future.exception(PATIENCE_SECONDS)
     assert isinstance(error, RunFailedError)
-    assert WORDS not in str(error)
+    assert MESSAGE not in str(error)
     assert_answers(good, outcome(good))
 
 
@@ -175,7 +175,7 @@ def test_closing_waits_for_a_callers_run(self_model: LoadedModel) -> None:
     closing.start()
     with suppress(ShuttingDownError):
         while True:
-            scheduler.submit(work_of(self_model, [(1, 1)]), wake=False).cancel()
+            scheduler.submit(validated_of(self_model, [(1, 1)]), wake=False).cancel()
             time.sleep(0.001)
     assert closing.is_alive()
     assert not taking.held.future.done()
@@ -186,29 +186,29 @@ def test_closing_waits_for_a_callers_run(self_model: LoadedModel) -> None:
 
 def test_closing_runs_what_nobody_took_a_turn_for(self_model: LoadedModel) -> None:
     scheduler = Scheduler(Limits(), Recorder())
-    work = work_of(self_model, [(3, 3)])
-    scheduler.submit(work, wake=False)
+    request = validated_of(self_model, [(3, 3)])
+    scheduler.submit(request, wake=False)
     scheduler.close()
-    assert work.future.done()
-    assert_answers(work, outcome(work))
+    assert request.future.done()
+    assert_answers(request, outcome(request))
 
 
 def test_an_expired_work_is_told_so_on_a_turn_and_not_run(
     self_model: LoadedModel, scheduler: Scheduler
 ) -> None:
     threads = Threads()
-    work = work_of(tapped(self_model, threads), [(2, 2)], deadline=time.monotonic())
-    scheduler.submit(work, wake=False)
+    request = validated_of(tapped(self_model, threads), [(2, 2)], deadline=time.monotonic())
+    scheduler.submit(request, wake=False)
     assert not scheduler.run_inline(ANY_RUN)
-    assert isinstance(work.future.exception(timeout=0), DeadlineExceededError)
+    assert isinstance(request.future.exception(timeout=0), DeadlineExceededError)
     assert threads.names == []
 
 
 def test_a_turn_runs_what_waits_behind_an_expired_work(self_model: LoadedModel, scheduler: Scheduler) -> None:
-    expired = work_of(self_model, [(2, 2)], deadline=time.monotonic())
-    kept = work_of(self_model, [(2, 2)], seed=1)
-    for work in (expired, kept):
-        scheduler.submit(work, wake=False)
+    expired = validated_of(self_model, [(2, 2)], deadline=time.monotonic())
+    kept = validated_of(self_model, [(2, 2)], seed=1)
+    for request in (expired, kept):
+        scheduler.submit(request, wake=False)
     assert scheduler.run_inline(ANY_RUN)
     assert isinstance(expired.future.exception(timeout=0), DeadlineExceededError)
     assert_answers(kept, outcome(kept))

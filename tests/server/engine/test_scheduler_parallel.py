@@ -10,7 +10,7 @@ from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.scheduler import Scheduler
 from server.engine.types import Array
-from tests.server.samples import assert_answers, work_of
+from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import (
     PATIENCE_SECONDS,
     SAME_FOR_ALL,
@@ -34,20 +34,22 @@ def scheduler() -> Iterator[Scheduler]:
 
 def test_as_many_runs_go_on_at_once_as_are_allowed(self_model: LoadedModel, scheduler: Scheduler) -> None:
     gates = [Gate() for _ in range(3)]
-    works = [work_of(tapped(self_model, gate), [(2, 2)], seed=seed) for seed, gate in enumerate(gates)]
-    for work in works:
-        scheduler.submit(work)
+    requests = [
+        validated_of(tapped(self_model, gate), [(2, 2)], seed=seed) for seed, gate in enumerate(gates)
+    ]
+    for request in requests:
+        scheduler.submit(request)
     assert gates[0].entered.wait(PATIENCE_SECONDS)
     assert gates[1].entered.wait(PATIENCE_SECONDS)
     assert not scheduler.run_inline(math.inf)
     assert not gates[2].entered.is_set()
     gates[1].open()
     assert gates[2].entered.wait(PATIENCE_SECONDS)
-    assert not works[0].future.done()
+    assert not requests[0].future.done()
     for gate in gates:
         gate.open()
-    for work in works:
-        assert_answers(work, outcome(work))
+    for request in requests:
+        assert_answers(request, outcome(request))
 
 
 def test_sequences_of_one_request_run_beside_each_other(
@@ -59,9 +61,9 @@ def test_sequences_of_one_request_run_beside_each_other(
         meeting.wait(PATIENCE_SECONDS)
 
     model = tapped(self_model, meet)
-    work = work_of(model, [(length, length) for length in (3, 1, 4, 1, 5, 9)])
-    scheduler.submit(work)
-    assert_answers(work, outcome(work))
+    request = validated_of(model, [(length, length) for length in (3, 1, 4, 1, 5, 9)])
+    scheduler.submit(request)
+    assert_answers(request, outcome(request))
 
 
 @pytest.mark.parametrize(("limit_seconds", "is_here"), [(1.0, True), (0.9, False)], ids=["short", "long"])
@@ -69,10 +71,10 @@ def test_a_run_beside_another_is_the_callers_only_where_it_is_short(
     self_model: LoadedModel, scheduler: Scheduler, limit_seconds: float, is_here: bool
 ) -> None:
     gate, threads = Gate(), Threads()
-    held = work_of(tapped(self_model, gate), [(2, 2)])
+    held = validated_of(tapped(self_model, gate), [(2, 2)])
     scheduler.submit(held)
     assert gate.entered.wait(PATIENCE_SECONDS)
-    beside = work_of(tapped(costing(self_model, SAME_FOR_ALL), threads), [(3, 3)])
+    beside = validated_of(tapped(costing(self_model, SAME_FOR_ALL), threads), [(3, 3)])
     scheduler.submit(beside, wake=False)
     assert scheduler.run_inline(limit_seconds) == is_here
     assert_answers(beside, outcome(beside))
@@ -85,10 +87,10 @@ def test_a_caller_takes_a_turn_beside_a_run_of_the_thread(
     self_model: LoadedModel, scheduler: Scheduler
 ) -> None:
     gate, threads = Gate(), Threads()
-    held = work_of(tapped(self_model, gate), [(2, 2)])
+    held = validated_of(tapped(self_model, gate), [(2, 2)])
     scheduler.submit(held)
     assert gate.entered.wait(PATIENCE_SECONDS)
-    beside = work_of(tapped(self_model, threads), [(3, 3)])
+    beside = validated_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(beside, wake=False)
     assert scheduler.run_inline(math.inf)
     assert threads.names == [threading.current_thread().name]

@@ -13,8 +13,9 @@ from server.engine.errors import DeadlineExceededError, OverloadedError, RunFail
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.scheduler import Scheduler
-from server.engine.types import MaskKind, Work
-from tests.server.samples import assert_answers, work_of
+from server.engine.types import MaskKind
+from server.engine.validation import ValidatedRequest
+from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Culprits, Gate, Recorder, mark, outcome, tapped
 
 CALLERS, PER_CALLER = 4, 40
@@ -26,33 +27,33 @@ FATES = ("answered", "answered", "answered", "cancelled", "expired", "failed")
 
 @dataclass(eq=False)
 class Caller:
-    """Submits works of its own, takes turns or calls the thread, and leaves some."""
+    """Submits requests of its own, takes turns or calls the thread, and leaves some."""
 
     scheduler: Scheduler
     models: list[LoadedModel]
     culprits: Culprits
     seed: int
-    fates: list[tuple[Work, str]] = field(default_factory=list)
+    fates: list[tuple[ValidatedRequest, str]] = field(default_factory=list)
 
     def __call__(self, together: threading.Barrier) -> None:
         rng = np.random.default_rng(self.seed)
-        works = [self._work(rng, number) for number in range(PER_CALLER)]
+        requests = [self._work(rng, number) for number in range(PER_CALLER)]
         together.wait(PATIENCE_SECONDS)
-        for work, fate in works:
+        for request, fate in requests:
             wake = bool(rng.integers(2))
-            self.scheduler.submit(work, wake=wake)
-            left = fate == "cancelled" and work.future.cancel()
-            self.fates.append((work, fate if left or fate != "cancelled" else "answered"))
+            self.scheduler.submit(request, wake=wake)
+            left = fate == "cancelled" and request.future.cancel()
+            self.fates.append((request, fate if left or fate != "cancelled" else "answered"))
             limit = LIMIT_SECONDS[rng.integers(2)]
             while not wake and self.scheduler.run_inline(limit):
                 pass
 
-    def _work(self, rng: np.random.Generator, number: int) -> tuple[Work, str]:
+    def _work(self, rng: np.random.Generator, number: int) -> tuple[ValidatedRequest, str]:
         fate = FATES[rng.integers(len(FATES))]
         lengths = [(int(pair[0]), int(pair[1])) for pair in rng.integers(1, 9, (rng.integers(1, 5), 2))]
         if not rng.integers(4):
             lengths.append((60, 60))
-        work = work_of(
+        request = validated_of(
             self.models[rng.integers(len(self.models))],
             lengths,
             seed=1000 * self.seed + number,
@@ -61,28 +62,28 @@ class Caller:
             deadline=time.monotonic() if fate == "expired" else math.inf,
         )
         if fate == "failed":
-            self.culprits.marks.add(mark(work, int(rng.integers(len(lengths)))))
-        return work, fate
+            self.culprits.marks.add(mark(request, int(rng.integers(len(lengths)))))
+        return request, fate
 
 
-def check(work: Work, fate: str) -> None:
-    """A work ended as its fate was."""
+def check(request: ValidatedRequest, fate: str) -> None:
+    """A request ended as its fate was."""
     errors = {"cancelled": CancelledError, "expired": DeadlineExceededError, "failed": RunFailedError}
     if fate in errors:
         with pytest.raises(errors[fate]):
-            outcome(work)
+            outcome(request)
     else:
-        assert_answers(work, outcome(work))
+        assert_answers(request, outcome(request))
 
 
 def assert_all_bytes_are_free(scheduler: Scheduler, model: LoadedModel) -> None:
     """With one byte held, the rest of the limit may be taken, and no byte more."""
     gate = Gate()
-    work = work_of(tapped(model, gate), [(1, 1)])
+    request = validated_of(tapped(model, gate), [(1, 1)])
     for size in (1, LIMITS.max_in_flight_bytes - 1):
-        scheduler.submit(replace(work, in_flight_bytes=size, future=Future()))
+        scheduler.submit(replace(request, in_flight_bytes=size, future=Future()))
     with pytest.raises(OverloadedError):
-        scheduler.submit(replace(work, in_flight_bytes=1, future=Future()))
+        scheduler.submit(replace(request, in_flight_bytes=1, future=Future()))
     gate.open()
 
 
@@ -99,8 +100,8 @@ def test_every_caller_gets_its_own_answers(
         for started in [pool.submit(caller, together) for caller in callers]:
             started.result(PATIENCE_SECONDS)
     fates = [pair for caller in callers for pair in caller.fates]
-    for work, fate in fates:
-        check(work, fate)
+    for request, fate in fates:
+        check(request, fate)
     assert {fate for _, fate in fates} == set(FATES)
     assert len(fates) == CALLERS * PER_CALLER
     assert max(recorder.sizes) <= LIMITS.max_batch_sequences

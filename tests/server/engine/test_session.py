@@ -8,8 +8,9 @@ import pytest
 
 from artifact.golden import load_golden
 from artifact.manifest import GraphKind
+from server.engine.provider import Device, Provider, ProviderError
 from server.engine.repository import FailedModel, load_repository
-from server.engine.session import Device, Provider, ProviderError, Session
+from server.engine.session import Session
 from tests.server.samples import HEADS, SELF
 
 WITHOUT_CUDA = pytest.mark.skipif(

@@ -41,8 +41,8 @@ def test_commas_and_spaces_make_no_words(encoder: TextEncoder) -> None:
     [
         (("Life is long, and long",), "text: unknown words: 'long', 'and'"),
         (("Life", "life"), "text: unknown words: 'life'"),
-        (("Life", ""), "text: text 1 has no words"),
-        ((" , ",), "text: text 0 has no words"),
+        (("Life", ""), "text: text 1 does not contain any words"),
+        ((" , ",), "text: text 0 does not contain any words"),
     ],
     ids=["each once and in order", "case counts", "empty", "only commas"],
 )

@@ -207,10 +207,10 @@ def test_an_empty_text_is_refused_by_its_index(build: Build, tmp_path: Path) -> 
     with pytest.raises(InvalidRequestError) as refusal:
         encoder(build(), tmp_path).encode(("low", ""))
     assert refusal.value.field == "text"
-    assert refusal.value.message == "text: text 1 has no words"
+    assert refusal.value.message == "text: text 1 does not contain any words"
 
 
 @pytest.mark.parametrize("build", [bpe, word_piece, word_level], ids=lambda build: build.__name__)
 def test_a_text_of_spaces_is_refused(build: Build, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="text 0 has no words"):
+    with pytest.raises(InvalidRequestError, match="text 0 does not contain any words"):
         encoder(build(), tmp_path).encode((" \t\n",))

@@ -78,7 +78,13 @@ INPUTS = [
         "is missing; model 'tiny-cross' takes query, key, value",
     ),
     Refusal("missing query", SELF, changed(query=None), "query", "is missing; model 'tiny-self' takes query"),
-    Refusal("unknown", SELF, changed(key=of_lengths(3, width=6)), "key", "model 'tiny-self' takes query"),
+    Refusal(
+        "unknown",
+        SELF,
+        changed(key=of_lengths(3, width=6)),
+        "key",
+        "is not an input; model 'tiny-self' takes query",
+    ),
     Refusal("float64", SELF, changed(query=of_type("f8")), "query", "is float64; the model takes float32"),
     Refusal("float16", SELF, changed(query=of_type("f2")), "query", "is float16; the model takes float32"),
     Refusal(
@@ -91,10 +97,16 @@ INPUTS = [
         "query",
         "rows are 1 wide; the model takes 4",
     ),
-    Refusal("zero rows", SELF, changed(query=of_lengths(2, 0, width=4)), "query", "sequence 1 has no rows"),
-    Refusal("no sequences", SELF, changed(query=of_lengths(width=4)), "query", "holds no sequence"),
+    Refusal("zero rows", SELF, changed(query=of_lengths(2, 0, width=4)), "query", "sequence 1 is empty"),
     Refusal(
-        "fewer keys", CROSS, changed(key=of_lengths(3, width=6)), "key", "holds 1 sequences; query holds 2"
+        "no sequences", SELF, changed(query=of_lengths(width=4)), "query", "does not contain any sequence"
+    ),
+    Refusal(
+        "fewer keys",
+        CROSS,
+        changed(key=of_lengths(3, width=6)),
+        "key",
+        "contains 1 sequences; query contains 2",
     ),
     Refusal(
         "value unlike key",
@@ -109,10 +121,10 @@ INPUTS = [
         TEXT,
         lambda _: Request(texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), (1,))}),
         "text",
-        "comes in place of token_ids, not beside",
+        "replaces token_ids; send one of them",
     ),
-    Refusal("id too large", TEXT, ids(0, 6), "token_ids", "holds id 6; ids must lie in 0..5"),
-    Refusal("id negative", TEXT, ids(-1, 3), "token_ids", "holds id -1; ids must lie in 0..5"),
+    Refusal("id too large", TEXT, ids(0, 6), "token_ids", "contains id 6; ids must be between 0 and 5"),
+    Refusal("id negative", TEXT, ids(-1, 3), "token_ids", "contains id -1; ids must be between 0 and 5"),
     Refusal("unknown word", TEXT, texts("Life", "Death"), "text", "unknown words: 'Death'"),
 ]
 
@@ -131,7 +143,7 @@ SIZES = [
         SELF,
         changed(),
         "query",
-        "2 sequences in one request; the limit is 1",
+        "contains 2 sequences; the limit is 1",
         LimitExceededError,
         Limits(max_sequences=1),
     ),
@@ -140,7 +152,7 @@ SIZES = [
         TEXT,
         texts("Life", "is"),
         "text",
-        "2 sequences in one request; the limit is 1",
+        "contains 2 sequences; the limit is 1",
         LimitExceededError,
         Limits(max_sequences=1),
     ),
@@ -171,7 +183,7 @@ MASKS = [
         CROSS,
         masked(kind, np.ones(size, dtype)),
         "mask",
-        f"holds {found}; {kind} masks of these sequences hold {expected} flags",
+        f"contains {found}; {kind} masks of these sequences need {expected} flags",
     )
     for kind, expected in ((MaskKind.KEYS, 7), (MaskKind.PAIRS, 10), (MaskKind.HEADS, 20))
     for size, dtype, found in (
@@ -213,4 +225,4 @@ def test_a_refusal_of_text_names_the_text(limits: Limits, text_model: LoadedMode
     ids=["each limit reached"],
 )
 def test_what_reaches_a_limit_is_accepted(limits: Limits, cross_model: LoadedModel) -> None:
-    assert len(validate(weighted(cross_model), cross_model, limits).items) == len(LENGTHS)
+    assert len(validate(weighted(cross_model), cross_model, limits).sequences) == len(LENGTHS)

@@ -85,7 +85,7 @@ def test_every_kind_of_mask_can_be_asked_for() -> None:
     assert set(MASK_KINDS.values()) == set(MaskKind)
 
 
-KNOWN = "known are float32, float16, int64, bool"
+KNOWN = "must be one of float32, float16, int64, bool"
 REFUSALS = {
     "no data type": (
         pb.AttendRequest(query=sequences(data_type=pb.DATA_TYPE_UNSPECIFIED)),
@@ -112,7 +112,7 @@ REFUSALS = {
             key=pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=3, lengths=[2, 1], data=bytes(35))
         ),
         "key.data",
-        "holds 35 bytes; 3 x 3 elements of float32 are 36 bytes",
+        "has 35 bytes; 3 x 3 elements of float32 need 36 bytes",
     ),
     "largest lengths": (
         pb.AttendRequest(
@@ -121,18 +121,22 @@ REFUSALS = {
             )
         ),
         "key.data",
-        f"holds 8 bytes; {2 * (2**32 - 1)} x {2**32 - 1} elements of int64 are {16 * (2**32 - 1) ** 2} bytes",
+        f"has 8 bytes; {2 * (2**32 - 1)} x {2**32 - 1} elements of int64 need {16 * (2**32 - 1) ** 2} bytes",
     ),
     "ids": (
         pb.AttendRequest(token_ids=pb.TokenSequences(lengths=[2, 2], ids=[1, 2, 3])),
         "token_ids.ids",
-        "holds 3 ids; the lengths sum to 4",
+        "has 3 ids; the lengths sum to 4",
     ),
-    "no text": (pb.AttendRequest(text=pb.TextSequences()), "text", "holds no sequence"),
+    "no text": (
+        pb.AttendRequest(text=pb.TextSequences()),
+        "text",
+        "has no sequences; at least one is required",
+    ),
     "no kind of mask": (
         pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")),
         "mask.kind",
-        "is 0; known are keys, pairs, heads",
+        "is 0; must be one of keys, pairs, heads",
     ),
 }
 

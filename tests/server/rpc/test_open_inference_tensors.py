@@ -84,58 +84,64 @@ def test_bytes_elements_come_back_as_they_were(elements: list[bytes], *, as_raw:
     assert found.ravel().tolist() == elements
 
 
-KNOWN = "known are BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FP16, FP32, FP64, BYTES"
+KNOWN = (
+    "must be one of BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FP16, FP32, FP64, BYTES"
+)
 REFUSALS = {
     "too few bytes": (
         raw("FP32", [2, 3], bytes(23)),
         "query",
-        "holds 23 bytes; 2 x 3 elements of float32 are 24 bytes",
+        "has 23 bytes; 2 x 3 elements of float32 need 24 bytes",
     ),
     "unknown type": (raw("FP8", [1], b"1"), "query", f"datatype 'FP8' is unknown; {KNOWN}"),
     "bf16": (raw("BF16", [1], b"12"), "query", f"datatype 'BF16' is unknown; {KNOWN}"),
     "no type": (raw("", [1], b"1"), "query", f"datatype '' is unknown; {KNOWN}"),
-    "negative size": (raw("FP32", [-1, -1], bytes(4)), "query", "shape [-1, -1] has a negative size"),
+    "negative size": (
+        raw("FP32", [-1, -1], bytes(4)),
+        "query",
+        "shape [-1, -1] has a negative size; sizes must be 0 or more",
+    ),
     "raw beside typed": (
         raw("FP32", [1], bytes(4), fp32_contents=[1.0]),
         "query",
-        "has contents beside raw_input_contents",
+        "has contents, but the request has raw_input_contents too",
     ),
     "missing raw entry": (
         prepared(lambda message: message.raw_input_contents.pop()),
         "raw_input_contents",
-        "holds no entry for input 'key'",
+        "has no entry for input 'key'",
     ),
     "extra raw entry": (
         prepared(lambda message: message.raw_input_contents.append(b"")),
         "raw_input_contents",
-        "holds 3 entries for 2 inputs",
+        "has 3 entries; the request has 2 inputs",
     ),
     "input twice": (
         prepared(lambda message: setattr(message.inputs[1], "name", "query")),
         "query",
-        "comes twice",
+        "is given twice; each input must be given once",
     ),
     "shared memory": (
         prepared(lambda m: setattr(m.inputs[1].parameters["shared_memory_region"], "string_param", "r")),
         "key",
-        "lies in shared memory, which this server does not read",
+        "is in shared memory, which this server does not support",
     ),
     "typed count": (
         typed("FP32", [2, 2], fp32_contents=[1]),
         "query",
-        "holds 1 elements; its shape is [2, 2]",
+        "has 1 elements; its shape is [2, 2]",
     ),
     "typed in the wrong field": (
         typed("FP32", [1], fp64_contents=[1]),
         "query",
-        "is FP32 and fills fp64_contents, not fp32_contents",
+        "is FP32 and fills fp64_contents; must fill fp32_contents only",
     ),
     "typed in two fields": (
         typed("INT32", [1], int_contents=[1], int64_contents=[1]),
         "query",
-        "is INT32 and fills int_contents, int64_contents, not int_contents",
+        "is INT32 and fills int_contents, int64_contents; must fill int_contents only",
     ),
-    "typed fp16": (typed("FP16", [1], fp32_contents=[1]), "query", "FP16 travels in raw_input_contents only"),
+    "typed fp16": (typed("FP16", [1], fp32_contents=[1]), "query", "FP16 must be sent in raw_input_contents"),
     "int8 overflow": (
         typed("INT8", [1], int_contents=[128]),
         "query",
@@ -146,16 +152,16 @@ REFUSALS = {
         "query",
         "Python integer 65536 out of bounds for uint16",
     ),
-    "bytes count": (raw(BYTES, [2], packed([b"a"])), "query", "holds 1 elements; its shape is [2]"),
+    "bytes count": (raw(BYTES, [2], packed([b"a"])), "query", "has 1 elements; its shape is [2]"),
     "bytes cut in a length": (
         raw(BYTES, [2], packed([b"ab"]) + b"\1\0"),
         "query",
-        "an element at byte 6 reaches beyond the end of the data",
+        "the element at byte 6 extends beyond the end of the data",
     ),
     "bytes cut in an element": (
         raw(BYTES, [1], struct.pack("<I", 2**32 - 1) + b"ab"),
         "query",
-        "an element at byte 0 reaches beyond the end of the data",
+        "the element at byte 0 extends beyond the end of the data",
     ),
 }
 
@@ -190,8 +196,8 @@ def test_texts_are_read_in_row_major_order() -> None:
 @pytest.mark.parametrize(
     ("tensor", "says"),
     [
-        (np.zeros(2, np.int64), "must be a BYTES tensor with one element or more"),
-        (np.array([], object), "must be a BYTES tensor with one element or more"),
+        (np.zeros(2, np.int64), "must be a BYTES tensor with at least one element"),
+        (np.array([], object), "must be a BYTES tensor with at least one element"),
         (np.array([b"Life", b"\xff"], object), "is not UTF-8: 'utf-8' codec can't decode byte 0xff"),
     ],
     ids=["numbers", "none", "not utf-8"],

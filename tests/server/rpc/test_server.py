@@ -52,8 +52,10 @@ def channel(self_model: LoadedModel, text_model: LoadedModel) -> Iterator[grpc.C
     assert text_model.text_encoder is not None
     broken = dataclasses.replace(text_model, text_encoder=BrokenEncoder(text_model.text_encoder))
     engine = Engine(Repository([self_model, broken]), Limits(max_result_bytes=MAX_RESULT_BYTES))
-    server = RpcServer(engine, OPTIONS, Metrics())
-    with grpc.insecure_channel(f"{OPTIONS.host}:{server.start()}") as channel:
+    server = RpcServer(OPTIONS, Metrics())
+    port = server.bind()
+    server.start(engine)
+    with grpc.insecure_channel(f"{OPTIONS.host}:{port}") as channel:
         yield channel
     assert server.stop(10)
     engine.close()
@@ -142,14 +144,14 @@ def test_an_answer_that_is_large_by_its_padding_is_refused(
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_port_that_is_taken_is_an_error(self_model: LoadedModel) -> None:
-    engine = Engine(Repository([self_model]))
-    first = RpcServer(engine, OPTIONS, Metrics())
-    port = first.start()
+def test_a_port_in_use_is_refused() -> None:
+    first = RpcServer(OPTIONS, Metrics())
+    port = first.bind()
+    second = RpcServer(dataclasses.replace(OPTIONS, port=port), Metrics())
     with pytest.raises(BindError, match=f"cannot listen on 127.0.0.1:{port}"):
-        RpcServer(engine, dataclasses.replace(OPTIONS, port=port), Metrics()).start()
+        second.bind()
+    second.stop(0)
     first.stop(0)
-    engine.close()
 
 
 @pytest.mark.parametrize(

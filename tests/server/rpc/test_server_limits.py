@@ -44,9 +44,11 @@ def channel(self_model: LoadedModel, gate: Gate) -> Iterator[grpc.Channel]:
     """To a server that takes one call at a time and holds its run until the gate is opened."""
     limits = Limits(max_result_bytes=RESULT_BYTES)
     # Not on the thread that takes calls, or the gate would hold those too.
-    engine = Engine(Repository([tapped(self_model, gate)]), limits, short_run_seconds=0)
-    server = RpcServer(engine, OPTIONS, Metrics())
-    with grpc.insecure_channel(f"{OPTIONS.host}:{server.start()}", ANY_SIZE) as channel:
+    engine = Engine(Repository([tapped(self_model, gate)]), limits, inline_seconds=0)
+    server = RpcServer(OPTIONS, Metrics())
+    port = server.bind()
+    server.start(engine)
+    with grpc.insecure_channel(f"{OPTIONS.host}:{port}", ANY_SIZE) as channel:
         yield channel
     gate.open()
     server.stop(PATIENCE_SECONDS)
@@ -116,9 +118,10 @@ def has_ipv6() -> bool:
 )
 def test_a_server_listens_on_ipv6(self_model: LoadedModel, host: str) -> None:
     engine = Engine(Repository([self_model]))
-    server = RpcServer(engine, dataclasses.replace(OPTIONS, host=host), Metrics())
+    server = RpcServer(dataclasses.replace(OPTIONS, host=host), Metrics())
     try:
-        assert server.start() > 0
+        assert server.bind() > 0
+        server.start(engine)
     finally:
         server.stop(0)
         engine.close()

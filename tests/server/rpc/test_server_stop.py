@@ -11,11 +11,14 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from protos.attention.v1 import attention_pb2 as pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from server.engine.engine import Engine
 from server.engine.model import LoadedModel
-from server.rpc.server import SERVICES
-from tests.server.rpc.test_server_limits import request
+from server.engine.repository import Repository
+from server.rpc.routes import SERVICES
+from server.rpc.server import RpcServer
+from tests.server.rpc.test_server_limits import OPTIONS, request
 from tests.server.samples import CROSS, SELF
-from tests.server.seams import PATIENCE_SECONDS, Served
+from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -56,6 +59,25 @@ def wait_until_refused(served: Served) -> None:
             # CANCELLED is what gRPC's core says of a call that comes in the very moment.
             assert call.code() in {grpc.StatusCode.OK, *GIVEN_UP}
             refused += call.code() is not grpc.StatusCode.OK
+
+
+def test_calls_before_the_start_wait_for_it(self_model: LoadedModel) -> None:
+    server = RpcServer(OPTIONS, Calls())
+    with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
+        waiting = AttentionServiceStub(channel).Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        engine = Engine(Repository([self_model]))
+        server.start(engine)
+        assert list(waiting.result(PATIENCE_SECONDS).context_vectors.lengths) == [2]
+    server.stop(PATIENCE_SECONDS)
+    engine.close()
+
+
+def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait() -> None:
+    server = RpcServer(OPTIONS, Calls())
+    with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
+        waiting = AttentionServiceStub(channel).Attend.future(request([2]), timeout=PATIENCE_SECONDS)
+        server.stop(PATIENCE_SECONDS)
+        assert waiting.code() in GIVEN_UP
 
 
 def test_stopping_before_any_call_is_done_at_once(self_model: LoadedModel) -> None:

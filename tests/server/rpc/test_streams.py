@@ -13,7 +13,7 @@ from server.engine.cost import RunCost
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from tests.server.rpc.test_server_limits import request
-from tests.server.samples import SELF, work_of
+from tests.server.samples import SELF, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served, costing
 
 STREAM = "/attention.v1.AttentionService/AttendStream"
@@ -129,7 +129,7 @@ def test_a_request_is_answered_while_the_stream_stays_open(self_model: LoadedMod
 
 
 def test_a_stream_that_its_caller_leaves_gives_up_what_is_on_its_way(self_model: LoadedModel) -> None:
-    size = work_of(self_model, [(2, 2)]).in_flight_bytes
+    size = validated_of(self_model, [(2, 2)]).in_flight_bytes
     limits = Limits(max_in_flight_bytes=(1 + WINDOW) * size)
     with Served.held(self_model, limits=limits, stream_window=WINDOW) as served:
         stub = AttentionServiceStub(served.channel)

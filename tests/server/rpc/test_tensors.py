@@ -36,7 +36,7 @@ def test_another_number_of_bytes_than_the_shape_needs_is_refused(array: Array, w
     if count == array.nbytes:
         count += 1
     with pytest.raises(
-        InvalidRequestError, match=rf"holds {count} bytes; .* are {array.nbytes} bytes"
+        InvalidRequestError, match=rf"has {count} bytes; .* need {array.nbytes} bytes"
     ) as caught:
         from_bytes("query", bytes(count), array.dtype, array.shape)
     assert caught.value.field == "query"
@@ -44,7 +44,7 @@ def test_another_number_of_bytes_than_the_shape_needs_is_refused(array: Array, w
 
 def test_a_shape_too_large_for_any_memory_is_refused_by_its_size() -> None:
     shape = (2**62, 2**62)
-    with pytest.raises(InvalidRequestError, match=f"are {4 * math.prod(shape)} bytes"):
+    with pytest.raises(InvalidRequestError, match=f"need {4 * math.prod(shape)} bytes"):
         from_bytes("query", b"", np.dtype("f4"), shape)
 
 

@@ -194,5 +194,8 @@ def test_a_repository_that_cannot_load_ends_the_service_with_its_reason(
         assert service.process.wait(timeout=60) == 1
         said = service.rest()
     assert said.count("ERROR") == 1
-    assert f"ERROR cannot serve reason='model repository {tmp_path}/absent is not a folder'" in said
+    assert (
+        f"ERROR cannot serve reason='model repository {tmp_path}/absent does not exist or is not a folder'"
+        in said
+    )
     assert not list(temporary.iterdir())

@@ -1,4 +1,4 @@
-"""The client of an attention inference service; what is imported from here is its public interface.
+"""A client for the attention inference service. The names exported here are its public interface.
 
 ```python
 from attention_client import AttentionClient
@@ -9,23 +9,27 @@ with AttentionClient("127.0.0.1:8001") as client:
 ```
 """
 
-from attention_client.aio import AsyncAttentionClient
-from attention_client.client import AttentionClient
+from attention_client._async_client import AsyncAttentionClient
+from attention_client._client import AttentionClient
+from attention_client._models import CostInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client._values import AttendInputs, AttentionResult, TextInputs, TokenInputs
 from attention_client.errors import (
     AttentionClientError,
     CallCancelledError,
+    ClientClosedError,
     DeadlineExceededError,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
+    LimitExceededError,
+    MessageTooLargeError,
     NotFoundError,
+    OverloadedError,
     PermissionDeniedError,
     ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
 )
-from attention_client.models import CostInfo, ModelInfo, ParityInfo, TensorInfo
-from attention_client.values import AttendInputs, AttentionResult, TextInputs, TokenInputs
 
 __version__ = "0.1.0"
 
@@ -36,13 +40,17 @@ __all__ = [
     "AttentionClientError",
     "AttentionResult",
     "CallCancelledError",
+    "ClientClosedError",
     "CostInfo",
     "DeadlineExceededError",
     "FailedPreconditionError",
     "InternalError",
     "InvalidArgumentError",
+    "LimitExceededError",
+    "MessageTooLargeError",
     "ModelInfo",
     "NotFoundError",
+    "OverloadedError",
     "ParityInfo",
     "PermissionDeniedError",
     "ResourceExhaustedError",

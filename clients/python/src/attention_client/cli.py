@@ -12,11 +12,11 @@ from types import ModuleType
 
 import numpy as np
 
-from attention_client.client import AttentionClient
-from attention_client.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from attention_client._client import AttentionClient
+from attention_client._connection import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from attention_client._printing import description, models_table, vectors_table, weights_table, word_labels
+from attention_client._values import Array
 from attention_client.errors import AttentionClientError, invalid
-from attention_client.printing import description, models_table, vectors_table, weights_table, word_labels
-from attention_client.values import Array
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +112,7 @@ def _heads(chosen: int | None, count: int) -> list[int]:
 
 def _heat_maps() -> ModuleType:
     try:
-        return import_module("attention_client.heat_maps")
+        return import_module("attention_client._heat_maps")
     except ModuleNotFoundError as error:
         message = "--plot needs matplotlib: pip install matplotlib"
         raise ValueError(message) from error

@@ -1,20 +1,25 @@
-"""The client's exceptions: changes where a new kind of refusal should be told apart.
+"""Exceptions raised by the client.
 
 AttentionClientError
-├── InvalidArgumentError     (ValueError)       the request is wrong, to the client or to the server
-├── NotFoundError                               no such model or version
-├── FailedPreconditionError                     the model exists and cannot answer, or not in this way
-├── ResourceExhaustedError                      too large, or the server is full: ask for less, or later
-├── DeadlineExceededError    (TimeoutError)     no answer in time
-├── UnavailableError         (ConnectionError)  no server, or it went away: the call may be repeated
-├── CallCancelledError                          cancelled, for example because the client was closed
-├── InternalError                               the server failed, or its answer cannot be read
-├── UnauthenticatedError                        the server does not know who asks
-└── PermissionDeniedError                       the server knows, and does not allow it
+├── InvalidArgumentError      (ValueError)       an argument is wrong, found by the client or by the server
+│   └── LimitExceededError                       larger than a limit, which the message states
+│       └── MessageTooLargeError                 larger than a message may be; also a ResourceExhaustedError
+├── NotFoundError                                the server does not have this model or version
+├── FailedPreconditionError                      the model exists but cannot answer, or not this call
+├── ResourceExhaustedError                       the server lacks a resource that the call needs
+│   └── OverloadedError                          the server's queue is full: call again later
+├── DeadlineExceededError     (TimeoutError)     the call's timeout passed before its result arrived
+├── UnavailableError          (ConnectionError)  no server could be reached, or the connection broke
+├── CallCancelledError                           the call was cancelled
+│   └── ClientClosedError                        the client was closed before or during the call
+├── InternalError                                the server failed, or its response cannot be read
+├── UnauthenticatedError                         the server does not accept the caller's credentials
+└── PermissionDeniedError                        the caller may not make this call
 
 A status without a class of its own, such as UNIMPLEMENTED, is an AttentionClientError.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,16 +31,18 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 
 _DOMAIN = "attention.v1"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+# The message of gRPC's core: who refused, in which direction, the message's size and the limit.
+_TOO_LARGE = re.compile(r"(CLIENT|SERVER): (Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")
 
 
 class AttentionClientError(Exception):
-    """Why a call has no result.
+    """A call that has no result.
 
     Attributes:
-        message: For people.
-        code: The gRPC status; an error of the client's own has the code of its class.
-        reason: Short and stable, for programs, such as "LIMIT_EXCEEDED"; empty where the server gave none.
-        field: The request's field or the call's argument at fault; empty where none is.
+        message: What was given, what is allowed and what to do, for people.
+        code: The gRPC status code; for an error found by the client, the code of its class.
+        reason: Short and stable, for programs, such as "LIMIT_EXCEEDED"; empty if the server gave none.
+        field: The argument or the request's field at fault; empty if none is.
     """
 
     code: grpc.StatusCode | None = None
@@ -51,81 +58,104 @@ class AttentionClientError(Exception):
 
 
 class InvalidArgumentError(AttentionClientError, ValueError):
-    """The request is wrong and stays wrong; `field` says where."""
+    """An argument is wrong, and repeating the call does not help; `field` names the argument."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
+class LimitExceededError(InvalidArgumentError):
+    """The request is larger than a limit of the server or of the client; the message states the limit."""
+
+
 class NotFoundError(AttentionClientError):
-    """The server has no such model or version."""
+    """The server does not have this model or this version of it."""
 
     code = grpc.StatusCode.NOT_FOUND
 
 
 class FailedPreconditionError(AttentionClientError):
-    """The model exists and cannot answer, or not in this way."""
+    """The model exists but cannot answer, or cannot answer this kind of call."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class ResourceExhaustedError(AttentionClientError):
-    """The request is larger than a limit, or the server's queue is full."""
+    """The server lacks a resource that the call needs."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class OverloadedError(ResourceExhaustedError):
+    """The server's queue is full and the request was not queued; the same call may succeed later."""
+
+
+class MessageTooLargeError(ResourceExhaustedError, LimitExceededError):
+    """A request or a response exceeds the largest message that the client or the server accepts."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class DeadlineExceededError(AttentionClientError, TimeoutError):
-    """No answer came in time."""
+    """The call's timeout passed before its result arrived."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class UnavailableError(AttentionClientError, ConnectionError):
-    """There is no server at the target, or it went away."""
+    """No server could be reached, or the connection broke; the call may be repeated."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class CallCancelledError(AttentionClientError):
-    """The call was cancelled by the server, or because the client was closed."""
+    """The call was cancelled."""
 
     code = grpc.StatusCode.CANCELLED
 
 
+class ClientClosedError(CallCancelledError):
+    """The client was closed before or during the call."""
+
+
 class InternalError(AttentionClientError):
-    """The server failed, or its answer cannot be read."""
+    """The server failed, or its response cannot be read."""
 
     code = grpc.StatusCode.INTERNAL
 
 
 class UnauthenticatedError(AttentionClientError):
-    """The server does not know who asks."""
+    """The server does not accept the caller's credentials."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDeniedError(AttentionClientError):
-    """The server does not allow the call."""
+    """The caller is known and may not make this call."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
-_CLASSES = {cls.code: cls for cls in AttentionClientError.__subclasses__()}
+_BY_CODE = {cls.code: cls for cls in AttentionClientError.__subclasses__()}
+# The server's reasons that have a class of their own.
+_BY_REASON: dict[tuple[grpc.StatusCode, str], type[AttentionClientError]] = {
+    (grpc.StatusCode.INVALID_ARGUMENT, "LIMIT_EXCEEDED"): LimitExceededError,
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"): OverloadedError,
+}
 
 
 def invalid(field: str, expected: str, found: object) -> InvalidArgumentError:
-    """The refusal of a call's argument, made before anything is sent."""
+    """The error for a wrong argument, raised before anything is sent."""
     message = f"{field}: expected {expected}; found {found}"
     return InvalidArgumentError(message, reason="INVALID_FIELD", field=field)
 
 
 def from_rpc_error(error: grpc.RpcError) -> AttentionClientError:
-    """Translates a failed call, with the google.rpc details that it carries."""
+    """Converts the error of a call, including its google.rpc details."""
     code, message = error.code(), error.details() or ""
     reason = field = ""
     try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]  # both kinds of RpcError are calls
-    except ValueError:  # the details contradict the status they came with: they are not to be trusted
+    except ValueError:  # the details contradict the call's status and cannot be trusted
         status = None
     if status is not None:
         reason, field = _details(status)
@@ -133,14 +163,14 @@ def from_rpc_error(error: grpc.RpcError) -> AttentionClientError:
 
 
 def from_stream_error(error: pb.StreamError) -> AttentionClientError:
-    """Translates the refusal of one request of a stream."""
+    """Converts the error of one request of a stream."""
     code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
     return _make(code, error.message, reason=error.reason, field=error.field)
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns a grpc.RpcError inside the block into the client's own."""
+    """Converts a grpc.RpcError raised in the block to an AttentionClientError."""
     try:
         yield
     except grpc.RpcError as error:
@@ -148,8 +178,22 @@ def translated() -> Iterator[None]:
 
 
 def _make(code: grpc.StatusCode, message: str, *, reason: str, field: str) -> AttentionClientError:
-    cls = _CLASSES.get(code, AttentionClientError)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (found := _TOO_LARGE.search(message)):
+        return _too_large(found)
+    cls = _BY_REASON.get((code, reason)) or _BY_CODE.get(code, AttentionClientError)
     return cls(message or code.value[1], code=code, reason=reason, field=field)
+
+
+def _too_large(found: re.Match[str]) -> MessageTooLargeError:
+    """Names both settings that bound a message: gRPC names neither."""
+    side, direction, size, limit = found.groups()
+    # A message that the client sends and the server receives is a request.
+    what = "request" if (side, direction) in {("CLIENT", "Sent"), ("SERVER", "Received")} else "response"
+    message = (
+        f"the {what} is {size} bytes; the {side.lower()} allows {limit}. Put fewer or shorter sequences into "
+        "a request, or raise both limits: the client's max_message_bytes and the server's --max-message-bytes"
+    )
+    return MessageTooLargeError(message, reason="MESSAGE_TOO_LARGE")
 
 
 def _details(status: status_pb2.Status) -> tuple[str, str]:

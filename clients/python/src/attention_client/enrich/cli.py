@@ -60,8 +60,8 @@ Servers: TypeAlias = Annotated[
     typer.Option(
         "--server",
         metavar="HOST:PORT",
-        help="Server to compute on; repeat it for several servers. Each address of a host name is one "
-        "server.",
+        help="Server to compute on. For several servers, repeat the option or separate them by commas. Each "
+        "address of a host name is one server.",
         rich_help_panel=SERVERS,
         show_default=False,
     ),
@@ -218,10 +218,15 @@ def enrich_command(
 
     Without --server, the server is that of the environment variable ATTENTION_SERVER, or 127.0.0.1:8001.
     """
-    targets = servers or [_default_server(context)]
+    targets = split_servers(servers or [_default_server(context)])
     run_and_report(
         job, lambda: enrich(source, output, servers=targets, retry_seconds=retry_seconds, **job.options)
     )
+
+
+def split_servers(servers: list[str]) -> list[str]:
+    """Every server of options that may each name several, separated by commas."""
+    return [server.strip() for option in servers for server in option.split(",") if server.strip()]
 
 
 def _default_server(context: typer.Context) -> str:

@@ -12,8 +12,6 @@ from attention_client import AttendInputs, AttentionClientError, TextInputs, Tok
 from attention_client.enrich.backend import BackendRequest, BackendResult, Role
 from attention_client.enrich.errors import RefusedError
 
-# Reason of a request that exceeds a limit of the server or of its messages.
-LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
 # Seconds after which a stream that has no request to send checks whether it has ended.
 POLL_SECONDS = 0.1
 # gRPC ends a stream whose message is too large without saying which message it was. Every request that was
@@ -82,7 +80,7 @@ class StreamRequests(Iterator[StreamInputs]):
         for queued in unanswered or ():
             queued.attempts += too_large is not None
             if too_large and queued.attempts >= MAX_ATTEMPTS:
-                queued.future.set_exception(RefusedError(too_large.message, LIMIT_EXCEEDED))
+                queued.future.set_exception(RefusedError(too_large.message, too_large.reason))
             else:
                 self._requests.put(queued)
 

@@ -16,6 +16,7 @@ from attention_client import (
     CallCancelledError,
     DeadlineExceededError,
     InvalidArgumentError,
+    MessageTooLargeError,
     ModelInfo,
     ResourceExhaustedError,
     UnavailableError,
@@ -23,7 +24,7 @@ from attention_client import (
 from attention_client.enrich.addresses import resolve
 from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec
 from attention_client.enrich.errors import EnrichError, RefusedError
-from attention_client.enrich.request_queue import LIMIT_EXCEEDED, QueuedRequest, RequestQueue, StreamRequests
+from attention_client.enrich.request_queue import QueuedRequest, RequestQueue, StreamRequests
 
 log = logging.getLogger(__name__)
 # Unanswered requests on one stream.
@@ -134,7 +135,7 @@ class ServerBackend:
                 else:
                     backoff = self._wait(backoff)
         except AttentionClientError as error:
-            too_large = error if _is_too_large(error) else None
+            too_large = error if isinstance(error, MessageTooLargeError) else None
             self._note_failure(error)
         finally:
             requests.requeue(too_large)
@@ -150,7 +151,7 @@ class ServerBackend:
         if not isinstance(outcome, AttentionClientError):
             self._answered_at = time.monotonic()
             queued.future.set_result(BackendResult(outcome.context_vectors, outcome.attention_weights))
-        elif isinstance(outcome, InvalidArgumentError) or outcome.reason == LIMIT_EXCEEDED:
+        elif isinstance(outcome, InvalidArgumentError):
             self._answered_at = time.monotonic()
             queued.future.set_exception(RefusedError(outcome.message, outcome.reason))
         elif isinstance(outcome, TRANSIENT):
@@ -182,18 +183,14 @@ class ServerBackend:
             queued.future.set_exception(self._failure)
 
 
-def _is_too_large(error: AttentionClientError) -> bool:
-    """Whether a stream ended because of the size of a message, rather than the load of the server."""
-    return isinstance(error, ResourceExhaustedError) and error.reason in ("", LIMIT_EXCEEDED)
-
-
 def _connect(targets: str | Sequence[str]) -> dict[str, AttentionClient]:
     """A client for each address of each target."""
     given = [targets] if isinstance(targets, str) else targets
     if not given:
         raise EnrichError("name at least one server as HOST:PORT")
     addresses = [address for target in given for address in resolve(target)]
-    return {address: AttentionClient(address) for address in addresses}
+    # Requests of a failed stream are queued again, so the client itself must not retry.
+    return {address: AttentionClient(address, max_retries=0, wait_for_ready=False) for address in addresses}
 
 
 def _describe(client: AttentionClient, model: str, version: str, patience: float) -> ModelInfo:

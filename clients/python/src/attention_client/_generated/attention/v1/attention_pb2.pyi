@@ -485,19 +485,25 @@ class Axis(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Symbolic name, such as "batch" or "query_length"; empty for a fixed axis."""
     size: _builtins.int
-    """Size of a fixed axis; 0 for a symbolic one."""
+    """Size of a fixed axis; 0 for a symbolic axis."""
+    max_length: _builtins.int
+    """Largest size of a symbolic axis that the model accepts; 0 if the model sets
+    no limit. The server's own limits apply in addition.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         size: _builtins.int = ...,
+        max_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_length", b"max_length", "name", b"name", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -657,7 +663,7 @@ class Model(_message.Message):
     description: _builtins.str
     """One line on what the model is."""
     num_heads: _builtins.int
-    """H; 0 for a module that is no attention."""
+    """Number of attention heads, H. Absent for a non-attention module."""
     causal: _builtins.bool
     """Whether a query row sees no key after its own position."""
     accepts_text: _builtins.bool
@@ -680,7 +686,9 @@ class Model(_message.Message):
 
     @_builtins.property
     def cost(self) -> Global___Cost:
-        """Arithmetic."""
+        """Arithmetic of one request. Absent if it is unknown, as for most
+        non-attention modules.
+        """
 
     def __init__(
         self,
@@ -692,7 +700,7 @@ class Model(_message.Message):
         description: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Tensor] | None = ...,
         outputs: _abc.Iterable[Global___Tensor] | None = ...,
-        num_heads: _builtins.int = ...,
+        num_heads: _builtins.int | None = ...,
         causal: _builtins.bool = ...,
         accepts_text: _builtins.bool = ...,
         parity: Global___Parity | None = ...,
@@ -700,11 +708,13 @@ class Model(_message.Message):
         cost: Global___Cost | None = ...,
         provider: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "parity", b"parity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_text", b"accepts_text", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
+    _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_heads) -> _WhichOneofReturnType__num_heads | None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
 

@@ -1,0 +1,101 @@
+"""A working copy of this repository at any commit, of which only the command line is used."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from benchmarks.channel import CallFailedError, call_once
+from benchmarks.processes import ServerAddress, free_ports, running
+from benchmarks.workload import AttentionKind, Model
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSION = 1
+HEALTH_CHECK = b"/grpc.health.v1.Health/Check"
+FIRST_PORT = 18001
+READY_SECONDS = 120
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout, by its root folder. Its code runs in processes of its own."""
+
+    root: Path = ROOT
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the checkout's environment; that of this process if it has none."""
+        own = self.root / ".venv/bin/python"
+        return own if own.exists() else Path(sys.executable)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables: the checkout's own packages come first; no setting of the server is set."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+        return {**kept, "PYTHONPATH": f"{self.root}{os.pathsep}{self.root / 'clients/python/src'}"}
+
+    def repository(self, cache: Path) -> Path:
+        """Returns the folder for models made by this checkout's exporter, by the content of its code."""
+        digest = sha256()
+        for package in ("artifact", "export", "model"):
+            for file in sorted((self.root / package).rglob("*.py")):
+                digest.update(file.relative_to(self.root).as_posix().encode() + file.read_bytes())
+        return (cache / "models" / digest.hexdigest()[:12]).resolve()
+
+    def export(self, model: Model, weights: Path, repository: Path) -> None:
+        """Exports a model from its weights unless it is present.
+
+        Raises:
+            RuntimeError: The exporter failed; the message holds its output.
+        """
+        if (repository / model.name / str(VERSION) / "manifest.json").exists():
+            return
+        command: list[str | Path] = [self.python, "-m", "export", "--weights", weights, "--layout", "generic"]
+        command += ["--heads", str(model.heads), "--name", model.name, "--out", repository]
+        if model.kind is not AttentionKind.SELF:
+            command.append(f"--{model.kind}")
+        result = subprocess.run(  # noqa: S603 - a command of this repository
+            command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
+        )
+        if result.returncode:
+            raise RuntimeError(
+                f"exporting {model.name} in {self.root} failed:\n{result.stdout}{result.stderr}"
+            )
+
+    @contextmanager
+    def serving(self, repository: Path, log: Path, *options: str) -> Iterator[ServerAddress]:
+        """Runs `python -m server` on loopback until the block ends.
+
+        Raises:
+            RuntimeError: The server ended before it was ready; the message holds its log.
+            TimeoutError: The server was not ready within 120 seconds.
+        """
+        port = free_ports(1, start=FIRST_PORT)
+        command: list[str | Path] = [self.python, "-m", "server", "--model-repository", repository]
+        command += ["--port", str(port), "--metrics-port", "0", *options]
+        with running(command, log, self.environment, self.root) as process:
+            address = f"127.0.0.1:{port}"
+            until = time.monotonic() + READY_SECONDS
+            while not _is_ready(address):
+                if process.poll() is not None:
+                    raise RuntimeError(f"the server of {self.root} ended:\n{log.read_text()}")
+                if time.monotonic() > until:
+                    raise TimeoutError(f"the server of {self.root} is not ready:\n{log.read_text()}")
+                time.sleep(POLL_SECONDS)
+            yield ServerAddress(address, process.pid)
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        response = call_once(address, HEALTH_CHECK, HealthCheckRequest().SerializeToString())
+    except CallFailedError:
+        return False
+    return bool(HealthCheckResponse.FromString(response).status == HealthCheckResponse.SERVING)

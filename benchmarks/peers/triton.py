@@ -1,0 +1,88 @@
+"""Starts NVIDIA Triton for one ONNX graph, with its Python backend or its own C++ ONNX Runtime backend."""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+from benchmarks.peers.launch import Command, Launch
+from benchmarks.processes import cores
+
+CPP_BACKENDS = "triton-onnxruntime/backends"
+"""Below the peers' home: the folder `backends` of a Triton distribution with the ONNX Runtime backend."""
+PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
+MAX_BATCH = 32
+PYTHON_DELAY_MICROSECONDS = 500
+
+CONFIG = """\
+name: "{name}"
+backend: "{backend}"
+max_batch_size: {max_batch}
+{inputs}output [ {{ name: "context_vectors" data_type: TYPE_FP32 dims: [ -1, {width} ] }} ]
+dynamic_batching {{ max_queue_delay_microseconds: {delay} }}
+instance_group [ {{ kind: KIND_CPU count: {instances} }} ]
+"""
+INPUT = 'input [ {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1, {width} ] }} ]\n'
+ONE_THREAD = 'parameters { key: "intra_op_thread_count" value: { string_value: "1" } }\n'
+
+
+def python_backend(launch: Launch) -> Command:
+    """One instance that runs ONNX Runtime on all cores; requests of equal shape are batched."""
+    version = _repository(launch, backend="python", delay=PYTHON_DELAY_MICROSECONDS, instances=1)
+    shutil.copy(PYTHON_MODEL, version / "model.py")
+    site = _site_packages(launch.home)
+    libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH", "")]
+    environment = {
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+        "PATH": os.pathsep.join([str(launch.home / "triton/bin"), os.environ["PATH"]]),
+        "PYTHONPATH": str(site),
+    }
+    return Command(_arguments(launch, site / "pytriton/tritonserver/backends"), environment)
+
+
+def onnxruntime_backend(launch: Launch) -> Command:
+    """One instance of one thread for each core, batches without delay: fastest under load on two cores."""
+    version = _repository(launch, backend="onnxruntime", delay=0, instances=cores())
+    config = version.parent / "config.pbtxt"
+    config.write_text(config.read_text() + f'default_model_filename: "{launch.graph.name}"\n' + ONE_THREAD)
+    arguments = _arguments(launch, launch.home / CPP_BACKENDS)
+    return Command([*arguments, "--grpc-infer-allocation-pool-size=64"])
+
+
+def _repository(launch: Launch, *, backend: str, delay: int, instances: int) -> Path:
+    """Writes Triton's model repository, and returns the folder of the model's version."""
+    model = launch.model
+    version = launch.folder / "repository" / model.name / "1"
+    shutil.rmtree(launch.folder / "repository", ignore_errors=True)
+    version.mkdir(parents=True)
+    for file in launch.graph.parent.iterdir():
+        (version / file.name).symlink_to(file)
+    inputs = "".join(INPUT.format(name=name, width=model.width) for name in model.inputs)
+    text = CONFIG.format(
+        name=model.name,
+        backend=backend,
+        max_batch=MAX_BATCH,
+        inputs=inputs,
+        width=model.width,
+        delay=delay,
+        instances=instances,
+    )
+    (version.parent / "config.pbtxt").write_text(text)
+    return version
+
+
+def _arguments(launch: Launch, backends: Path) -> list[str | Path]:
+    return [
+        _site_packages(launch.home) / "pytriton/tritonserver/bin/tritonserver",
+        f"--model-repository={launch.folder / 'repository'}",
+        f"--backend-directory={backends}",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={launch.port}",
+        "--allow-http=false",
+        "--allow-metrics=false",
+    ]
+
+
+def _site_packages(home: Path) -> Path:
+    (found,) = home.glob("triton/lib/python3*/site-packages")
+    return found

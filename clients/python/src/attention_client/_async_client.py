@@ -1,0 +1,197 @@
+"""The asynchronous client, on grpc.aio."""
+
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from typing import Any, Literal, Unpack, overload
+
+from numpy.typing import ArrayLike
+
+from attention_client._connection_async import AsyncConnection
+from attention_client._decoding import decode_result
+from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client._models import ModelInfo
+from attention_client._stream_async import StreamCall, async_iterator_of, attend_stream
+from attention_client._streaming import stream_settings
+from attention_client._values import (
+    AnyResult,
+    Array,
+    Arrays,
+    AttendInputs,
+    AttendOptions,
+    AttentionResult,
+    CallOptions,
+    FloatArray,
+    PaddedOptions,
+    StreamItem,
+    StreamOptions,
+    Texts,
+    TokenLists,
+    VectorLists,
+    Version,
+    request_options,
+)
+from attention_client.errors import AttentionClientError
+
+
+class AsyncAttentionClient(AsyncConnection):
+    """AttentionClient for asyncio: the same arguments, the same errors, and the same calls, to be awaited.
+
+    Create it inside a running event loop, and use it on that loop only.
+    """
+
+    @overload
+    async def attend(
+        self,
+        model: str,
+        query: Array,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        **options: Unpack[AttendOptions],
+    ) -> AttentionResult[FloatArray]: ...
+    @overload
+    async def attend(
+        self,
+        model: str,
+        query: VectorLists,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        **options: Unpack[AttendOptions],
+    ) -> AttentionResult[list[FloatArray]]: ...
+    @overload
+    async def attend(
+        self,
+        model: str,
+        query: Arrays,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        **options: Unpack[AttendOptions],
+    ) -> AttentionResult[Any]: ...
+    async def attend(
+        self,
+        model: str,
+        query: Arrays,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        *,
+        mask: Arrays | None = None,
+        lengths: ArrayLike | None = None,
+        positions: Arrays | None = None,
+        return_weights: bool = False,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> AttentionResult[Any]:
+        """As `AttentionClient.attend`."""
+        options = request_options(model, version, return_weights=return_weights)
+        call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
+        return await self._attend(call, timeout)
+
+    @overload
+    async def attend_text(
+        self, model: str, text: str, **options: Unpack[CallOptions]
+    ) -> AttentionResult[FloatArray]: ...
+    @overload
+    async def attend_text(
+        self, model: str, text: Texts, **options: Unpack[CallOptions]
+    ) -> AttentionResult[list[FloatArray]]: ...
+    async def attend_text(
+        self,
+        model: str,
+        text: str | Texts,
+        *,
+        mask: Arrays | None = None,
+        return_weights: bool = False,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> AttentionResult[Any]:
+        """As `AttentionClient.attend_text`."""
+        options = request_options(model, version, return_weights=return_weights)
+        return await self._attend(encode_texts(options, text, mask=mask), timeout)
+
+    @overload
+    async def attend_tokens(
+        self, model: str, token_ids: Array, **options: Unpack[PaddedOptions]
+    ) -> AttentionResult[FloatArray]: ...
+    @overload
+    async def attend_tokens(
+        self, model: str, token_ids: TokenLists, **options: Unpack[PaddedOptions]
+    ) -> AttentionResult[list[FloatArray]]: ...
+    @overload
+    async def attend_tokens(
+        self, model: str, token_ids: Arrays, **options: Unpack[PaddedOptions]
+    ) -> AttentionResult[Any]: ...
+    async def attend_tokens(
+        self,
+        model: str,
+        token_ids: Arrays,
+        *,
+        mask: Arrays | None = None,
+        lengths: ArrayLike | None = None,
+        return_weights: bool = False,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> AttentionResult[Any]:
+        """As `AttentionClient.attend_tokens`."""
+        options = request_options(model, version, return_weights=return_weights)
+        return await self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
+
+    @overload
+    def attend_stream(
+        self,
+        model: str,
+        requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
+        *,
+        return_exceptions: Literal[False] = False,
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[AnyResult, None]: ...
+    @overload
+    def attend_stream(
+        self,
+        model: str,
+        requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
+        *,
+        return_exceptions: bool,
+        **options: Unpack[StreamOptions],
+    ) -> AsyncGenerator[AnyResult | AttentionClientError, None]: ...
+    def attend_stream(
+        self,
+        model: str,
+        requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
+        *,
+        return_exceptions: bool = False,
+        return_weights: bool = False,
+        max_in_flight: int = 64,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> AsyncGenerator[Any, None]:
+        """As `AttentionClient.attend_stream`, over an iterable or an asynchronous iterable.
+
+        An iterable is read on the event loop and must not block. Closing the generator (`aclose`, or
+        contextlib.aclosing around it) cancels the call; leaving the loop cancels it some time later.
+        """
+        settings = stream_settings(
+            request_options(model, version, return_weights=return_weights),
+            return_exceptions=return_exceptions,
+            max_in_flight=max_in_flight,
+            timeout=timeout,
+            default=self._settings.timeout,
+        )
+        outcomes = attend_stream(self._open_stream, async_iterator_of(requests), settings)
+        return self._outcomes(outcomes, settings.timeout)
+
+    async def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
+        """As `AttentionClient.models`."""
+        response = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+        return [ModelInfo.from_proto(model) for model in response.models]
+
+    async def model(self, name: str, version: Version = "", *, timeout: float | None = None) -> ModelInfo:
+        """As `AttentionClient.model`."""
+        options = request_options(name, version, return_weights=False)
+        request = pb.GetModelRequest(name=options.model, version=options.version)
+        response = await self._call(self._stub.GetModel, request, timeout)
+        return ModelInfo.from_proto(response.model)
+
+    async def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
+        return decode_result(await self._call(self._stub.Attend, call.request, timeout), call.response_shape)
+
+    def _open_stream(self, timeout: float | None) -> StreamCall:
+        return self._open(self._stub.AttendStream, timeout)

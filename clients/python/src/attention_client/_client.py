@@ -1,0 +1,288 @@
+"""The synchronous client.
+
+Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows, Tk key rows, H heads,
+d elements of a row.
+"""
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Literal, Unpack, overload
+
+from numpy.typing import ArrayLike
+
+from attention_client._connection_sync import Connection
+from attention_client._decoding import decode_result
+from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client._models import ModelInfo
+from attention_client._stream_sync import StreamCall, attend_stream
+from attention_client._streaming import iterator_of, stream_settings
+from attention_client._values import (
+    AnyResult,
+    Array,
+    Arrays,
+    AttendInputs,
+    AttendOptions,
+    AttentionResult,
+    CallOptions,
+    FloatArray,
+    PaddedOptions,
+    StreamItem,
+    StreamOptions,
+    Texts,
+    TokenLists,
+    VectorLists,
+    Version,
+    request_options,
+)
+from attention_client.errors import AttentionClientError
+
+
+class AttentionClient(Connection):
+    """Computes context vectors on one or several attention servers. Safe to share between threads.
+
+    Every error is an AttentionClientError; `attention_client.errors` shows its subclasses.
+
+    A call that fails with UNAVAILABLE is repeated with exponential backoff, which is safe because calls do
+    not change anything on the server. A stream is repeated only until its first response. A call waits for a
+    server that is starting or restarting until its timeout.
+
+    Args:
+        target: HOST:PORT, another target of gRPC's such as `unix:PATH`, or several HOST:PORT. Calls are
+            distributed round robin over several targets and over all addresses of a DNS name. Several targets
+            are resolved once, when the client is created; a single name is resolved again when a connection
+            is lost.
+        credentials: Credentials of the connection, such as `grpc.ssl_channel_credentials()`; None means an
+            unencrypted connection.
+        token: Sent with every call as `authorization: Bearer TOKEN`. Without credentials it is accepted only
+            for targets on this machine.
+        metadata: Keys and values sent with every call. Values are printable ASCII text, or bytes for keys
+            that end with "-bin".
+        timeout: Seconds that a call may take unless the call states its own timeout; positive and finite.
+        max_retries: Largest number of times a call that failed with UNAVAILABLE is repeated, from 0 to 4;
+            0 means never.
+        wait_for_ready: Whether a call waits for a connection until its timeout. If False, a call that cannot
+            connect is only repeated `max_retries` times, which takes less than two seconds.
+        compression: "gzip" or "deflate" compresses requests; None means no compression.
+        max_message_bytes: Largest request and largest response in bytes, from 1 to 2**31 - 1. The server has
+            a limit of its own, `--max-message-bytes`.
+        channel_options: Further options of gRPC's channel, which take precedence over the client's own.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type or a value outside its range.
+        UnavailableError: One of several targets cannot be resolved.
+    """
+
+    @overload
+    def attend(
+        self,
+        model: str,
+        query: Array,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        **options: Unpack[AttendOptions],
+    ) -> AttentionResult[FloatArray]: ...
+    @overload
+    def attend(
+        self,
+        model: str,
+        query: VectorLists,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        **options: Unpack[AttendOptions],
+    ) -> AttentionResult[list[FloatArray]]: ...
+    @overload
+    def attend(
+        self,
+        model: str,
+        query: Arrays,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        **options: Unpack[AttendOptions],
+    ) -> AttentionResult[Any]: ...
+    def attend(
+        self,
+        model: str,
+        query: Arrays,
+        key: Arrays | None = None,
+        value: Arrays | None = None,
+        *,
+        mask: Arrays | None = None,
+        lengths: ArrayLike | None = None,
+        positions: Arrays | None = None,
+        return_weights: bool = False,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> AttentionResult[Any]:
+        """Computes context vectors; the result has the form of the query.
+
+        Arrays may be NumPy arrays, PyTorch tensors on the CPU, pandas Series and frames, or nested lists.
+
+        Args:
+            model: Name of the model.
+            query: One sequence (Tq, d), a batch (..., Tq, d) with any number of leading axes, or a list,
+                tuple or Series of (Tq_i, d). Real numbers of any type, sent as float32; a finite number that
+                float32 cannot represent is refused. A nested list of depth 2 is one sequence.
+            key: For cross-attention: the same form as the query, with the same leading axes or as many
+                sequences.
+            value: For models that separate it from the key: as many rows as the key.
+            mask: Booleans, True = may attend. (Tk,), (Tq, Tk) or (H, Tq, Tk) for one sequence, the same after
+                the leading axes for a batch, or a list of them, all of one rank, for a list.
+            lengths: For a batch only: integers with the shape of the leading axes, the number of valid rows
+                of each key sequence; in self-attention, of each sequence. The other rows are not sent, and
+                their results are zeros.
+            positions: For models with rotary position embedding: integers (Tq,), (..., Tq) or a list of
+                (Tq_i,), in the form of the query. None means 0 to Tq - 1 in each sequence.
+            return_weights: Whether to return the attention weights as well.
+            timeout: Seconds; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+
+        Raises:
+            InvalidArgumentError: An argument has a wrong type or shape, or the server refuses it.
+            LimitExceededError: The request is larger than a limit of the server or of the client.
+            OverloadedError: The server's queue is full.
+            AttentionClientError: There is no result for another reason.
+        """
+        options = request_options(model, version, return_weights=return_weights)
+        call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
+        return self._attend(call, timeout)
+
+    @overload
+    def attend_text(
+        self, model: str, text: str, **options: Unpack[CallOptions]
+    ) -> AttentionResult[FloatArray]: ...
+    @overload
+    def attend_text(
+        self, model: str, text: Texts, **options: Unpack[CallOptions]
+    ) -> AttentionResult[list[FloatArray]]: ...
+    def attend_text(
+        self,
+        model: str,
+        text: str | Texts,
+        *,
+        mask: Arrays | None = None,
+        return_weights: bool = False,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> AttentionResult[Any]:
+        """Computes self-attention over the tokens of one text or of several; otherwise as `attend`."""
+        options = request_options(model, version, return_weights=return_weights)
+        return self._attend(encode_texts(options, text, mask=mask), timeout)
+
+    @overload
+    def attend_tokens(
+        self, model: str, token_ids: Array, **options: Unpack[PaddedOptions]
+    ) -> AttentionResult[FloatArray]: ...
+    @overload
+    def attend_tokens(
+        self, model: str, token_ids: TokenLists, **options: Unpack[PaddedOptions]
+    ) -> AttentionResult[list[FloatArray]]: ...
+    @overload
+    def attend_tokens(
+        self, model: str, token_ids: Arrays, **options: Unpack[PaddedOptions]
+    ) -> AttentionResult[Any]: ...
+    def attend_tokens(
+        self,
+        model: str,
+        token_ids: Arrays,
+        *,
+        mask: Arrays | None = None,
+        lengths: ArrayLike | None = None,
+        return_weights: bool = False,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> AttentionResult[Any]:
+        """Computes self-attention over token ids; otherwise as `attend`.
+
+        Args:
+            model: Name of the model.
+            token_ids: Integers (T,), (..., T) or a list of (T_i,).
+            mask: As of `attend`.
+            lengths: As of `attend`.
+            return_weights: Whether to return the attention weights as well.
+            timeout: Seconds; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+        """
+        options = request_options(model, version, return_weights=return_weights)
+        return self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
+
+    @overload
+    def attend_stream(
+        self,
+        model: str,
+        requests: Iterable[StreamItem],
+        *,
+        return_exceptions: Literal[False] = False,
+        **options: Unpack[StreamOptions],
+    ) -> Generator[AnyResult, None, None]: ...
+    @overload
+    def attend_stream(
+        self,
+        model: str,
+        requests: Iterable[StreamItem],
+        *,
+        return_exceptions: bool,
+        **options: Unpack[StreamOptions],
+    ) -> Generator[AnyResult | AttentionClientError, None, None]: ...
+    def attend_stream(
+        self,
+        model: str,
+        requests: Iterable[StreamItem],
+        *,
+        return_exceptions: bool = False,
+        return_weights: bool = False,
+        max_in_flight: int = 64,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> Generator[Any, None, None]:
+        """Computes context vectors for many requests on one stream; yields their results in order.
+
+        Another thread reads the requests, at most `max_in_flight` ahead of the results, so the iterable may
+        be endless. An exception that it raises is raised here, after the results of the requests before it.
+        Closing the generator cancels the call.
+
+        Args:
+            model: Name of the model.
+            requests: Each a query as of `attend`, or AttendInputs, TokenInputs or TextInputs.
+            return_exceptions: Whether to yield the error of a refused request in place of its result and
+                continue, rather than raise it.
+            return_weights: Whether to return the attention weights as well.
+            max_in_flight: Largest number of requests read and not yet answered, 1 or more.
+            timeout: Seconds for the whole stream. None means no limit; the client's timeout then bounds the
+                wait for each result.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+
+        Raises:
+            InvalidArgumentError: `max_in_flight` or `timeout` is not positive, or as for `attend`.
+            AttentionClientError: A request was refused, or the stream ended early.
+        """
+        settings = stream_settings(
+            request_options(model, version, return_weights=return_weights),
+            return_exceptions=return_exceptions,
+            max_in_flight=max_in_flight,
+            timeout=timeout,
+            default=self._settings.timeout,
+        )
+        outcomes = attend_stream(self._open_stream, iterator_of(requests), settings)
+        return self._outcomes(outcomes, settings.timeout)
+
+    def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
+        """Lists all models, including those that failed to load, sorted by name and then by version."""
+        response = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+        return [ModelInfo.from_proto(model) for model in response.models]
+
+    def model(self, name: str, version: Version = "", *, timeout: float | None = None) -> ModelInfo:
+        """Describes one model; an empty version means the highest that is ready.
+
+        Raises:
+            NotFoundError: The server does not have this model or version.
+        """
+        options = request_options(name, version, return_weights=False)
+        request = pb.GetModelRequest(name=options.model, version=options.version)
+        return ModelInfo.from_proto(self._call(self._stub.GetModel, request, timeout).model)
+
+    def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
+        return decode_result(self._call(self._stub.Attend, call.request, timeout), call.response_shape)
+
+    def _open_stream(self, requests: Iterator[pb.AttendStreamRequest], timeout: float | None) -> StreamCall:
+        call: StreamCall = self._open(self._stub.AttendStream, requests, timeout)
+        return call

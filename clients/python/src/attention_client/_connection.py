@@ -1,0 +1,196 @@
+"""Validates a client's settings and translates them into gRPC's: channel options and metadata.
+
+Retries, load balancing and waiting for a server are gRPC's own, configured by a service config.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import grpc
+
+from attention_client._targets import Targets, is_local, read_targets, resolve
+from attention_client._validation import type_name, whole_number
+from attention_client.errors import invalid
+
+DEFAULT_TARGET = "127.0.0.1:8001"
+DEFAULT_TIMEOUT = 30.0
+DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# gRPC makes at most five attempts of a call.
+MAX_RETRIES = 4
+# By default gRPC waits between 1 s and 2 min before it reconnects; a server restarts much faster. It also
+# waits 20 s for an attempt to connect, such as one to a host that drops packets while it starts.
+_FIRST_RECONNECT_BACKOFF_MS, _MAX_RECONNECT_BACKOFF_MS, _CONNECT_TIMEOUT_MS = 100, 2_000, 5_000
+# Backoff of retries; gRPC varies each pause by a random factor, so that clients do not retry in step.
+_RETRY_POLICY = {
+    "initialBackoff": "0.1s",
+    "maxBackoff": "2s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+_SERVICE = "attention.v1.AttentionService"
+_LARGEST_INT32 = 2**31 - 1
+_METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
+_PRINTABLE = re.compile(r"[\x20-\x7e]*")
+_COMPRESSIONS = {
+    None: grpc.Compression.NoCompression,
+    "gzip": grpc.Compression.Gzip,
+    "deflate": grpc.Compression.Deflate,
+}
+
+Compression: TypeAlias = Literal["gzip", "deflate"]
+Metadata: TypeAlias = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
+ChannelOptions: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """What a client's constructor takes, validated; see AttentionClient."""
+
+    targets: tuple[str, ...]
+    credentials: grpc.ChannelCredentials | None
+    metadata: tuple[tuple[str, str | bytes], ...]
+    timeout: float
+    wait_for_ready: bool
+    compression: grpc.Compression
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def name(self) -> str:
+        """The servers' addresses, for messages."""
+        return ", ".join(self.targets)
+
+    @property
+    def target(self) -> str:
+        """The target in gRPC's notation.
+
+        Raises:
+            UnavailableError: One of several names cannot be resolved.
+        """
+        return self.targets[0] if len(self.targets) == 1 else resolve(self.targets)
+
+
+def connection_settings(
+    target: Targets,
+    *,
+    credentials: grpc.ChannelCredentials | None,
+    token: str | None,
+    metadata: Metadata | None,
+    timeout: float,
+    max_retries: int,
+    wait_for_ready: bool,
+    compression: Compression | None,
+    max_message_bytes: int,
+    channel_options: ChannelOptions | None,
+) -> ConnectionSettings:
+    """Validates the arguments of a client's constructor.
+
+    Raises:
+        InvalidArgumentError: An argument has a wrong type or a value outside its range.
+    """
+    targets = read_targets(target)
+    if credentials is not None and not isinstance(credentials, grpc.ChannelCredentials):
+        raise invalid("credentials", "grpc.ChannelCredentials or None", type_name(credentials))
+    if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
+        raise invalid("compression", "'gzip', 'deflate' or None", repr(compression))
+    options = _options(targets, max_message_bytes=max_message_bytes, max_retries=max_retries)
+    return ConnectionSettings(
+        targets=targets,
+        credentials=credentials,
+        metadata=(*_read_metadata(metadata), *_authorization(token, targets, credentials)),
+        timeout=seconds(timeout),
+        wait_for_ready=wait_for_ready,
+        compression=_COMPRESSIONS[compression],
+        options=tuple((options | dict(_items("channel_options", channel_options))).items()),
+    )
+
+
+def seconds(timeout: float | None, *, default: float = DEFAULT_TIMEOUT) -> float:
+    """A call's timeout in seconds; None means the default: a call never waits for ever.
+
+    Raises:
+        InvalidArgumentError: The timeout is not a positive, finite number.
+    """
+    if timeout is None:
+        return default
+    try:
+        value = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if isinstance(timeout, str) or not (value > 0 and math.isfinite(value)):
+        raise invalid("timeout", "a positive, finite number of seconds", repr(timeout))
+    return value
+
+
+def _options(targets: Sequence[str], *, max_message_bytes: int, max_retries: int) -> dict[str, Any]:
+    size = whole_number("max_message_bytes", max_message_bytes, 1, _LARGEST_INT32)
+    options = {
+        "grpc.max_send_message_length": size,
+        "grpc.max_receive_message_length": size,
+        "grpc.initial_reconnect_backoff_ms": _FIRST_RECONNECT_BACKOFF_MS,
+        "grpc.max_reconnect_backoff_ms": _MAX_RECONNECT_BACKOFF_MS,
+        "grpc.min_reconnect_backoff_ms": _CONNECT_TIMEOUT_MS,
+        # gRPC does not repeat a call whose messages exceed this; its own default is 256 KiB.
+        "grpc.per_rpc_retry_buffer_size": size,
+        "grpc.service_config": _service_config(whole_number("max_retries", max_retries, 0, MAX_RETRIES)),
+    }
+    if len(targets) > 1:
+        options["grpc.default_authority"] = targets[0]  # a list of addresses has no name of its own
+    return options
+
+
+def _service_config(max_retries: int) -> str:
+    config: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
+    if max_retries:
+        policy = _RETRY_POLICY | {"maxAttempts": max_retries + 1}
+        config["methodConfig"] = [{"name": [{"service": _SERVICE}], "retryPolicy": policy}]
+    return json.dumps(config)
+
+
+def _read_metadata(metadata: Metadata | None) -> list[tuple[str, str | bytes]]:
+    pairs = []
+    for key, value in _items("metadata", metadata):
+        name = key.lower()
+        if not _METADATA_KEY.fullmatch(name) or name.startswith("grpc-"):
+            raise invalid(
+                "metadata", "keys of letters, digits and _ . -, not beginning with grpc-", repr(key)
+            )
+        binary = name.endswith("-bin")
+        if not isinstance(value, bytes if binary else str) or not (
+            binary or _PRINTABLE.fullmatch(str(value))
+        ):
+            raise invalid(f"metadata[{key!r}]", "bytes" if binary else "printable ASCII text", repr(value))
+        pairs.append((name, value))
+    return pairs
+
+
+def _authorization(
+    token: str | None, targets: Sequence[str], credentials: grpc.ChannelCredentials | None
+) -> list[tuple[str, str]]:
+    """The token as metadata; an unencrypted connection carries it on this machine only."""
+    if token is None:
+        return []
+    if not isinstance(token, str) or not token or not _PRINTABLE.fullmatch(token):
+        raise invalid("token", "printable ASCII text", type_name(token))  # never the token itself
+    if credentials is None and not all(is_local(target) for target in targets):
+        expected = (
+            f"credentials beside it, because the connection to {', '.join(targets)} is not encrypted; pass "
+            "credentials=grpc.ssl_channel_credentials(), or, in a network that encrypts by other means, "
+            'metadata={"authorization": "Bearer TOKEN"}'
+        )
+        raise invalid("token", expected, "credentials=None")
+    return [("authorization", f"Bearer {token}")]
+
+
+def _items(field: str, value: Any) -> list[tuple[str, Any]]:
+    pairs = value.items() if isinstance(value, Mapping) else value or ()
+    try:
+        items = [(key, item) for key, item in pairs]
+    except (TypeError, ValueError):
+        raise invalid(field, "a mapping, or pairs of key and value", type_name(value)) from None
+    if not all(isinstance(key, str) for key, _ in items):
+        raise invalid(field, "keys of type str", [type_name(key) for key, _ in items])
+    return items

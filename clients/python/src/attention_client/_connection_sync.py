@@ -1,0 +1,192 @@
+"""The synchronous client's connection: its channel, and what every call on it has in common."""
+
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from attention_client._connection import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    DEFAULT_TARGET,
+    DEFAULT_TIMEOUT,
+    MAX_RETRIES,
+    ChannelOptions,
+    Compression,
+    ConnectionSettings,
+    Metadata,
+    connection_settings,
+    seconds,
+)
+from attention_client._failures import (
+    PROBE_SECONDS,
+    as_client_error,
+    deadline_error,
+    failure_of,
+    is_local_deadline,
+)
+from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_client._readiness import HEALTH_REQUEST, Readiness, is_serving, wait_until_ready
+from attention_client._targets import Targets
+from attention_client.errors import AttentionClientError, invalid
+
+_RequestT = TypeVar("_RequestT")
+_ResponseT = TypeVar("_ResponseT")
+_YieldT = TypeVar("_YieldT")
+
+
+class Connection:
+    """A channel to one or several servers, with the settings that apply to every call."""
+
+    def __init__(
+        self,
+        target: Targets = DEFAULT_TARGET,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        metadata: Metadata | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        max_retries: int = MAX_RETRIES,
+        wait_for_ready: bool = True,
+        compression: Compression | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        channel_options: ChannelOptions | None = None,
+    ) -> None:
+        self._closed = False
+        self._settings = connection_settings(
+            target,
+            credentials=credentials,
+            token=token,
+            metadata=metadata,
+            timeout=timeout,
+            max_retries=max_retries,
+            wait_for_ready=wait_for_ready,
+            compression=compression,
+            max_message_bytes=max_message_bytes,
+            channel_options=channel_options,
+        )
+        self._channel = _open_channel(self._settings)
+        self._stub = AttentionServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. Calls in progress and later calls raise ClientClosedError."""
+        self._closed = True
+        self._channel.close()
+
+    def is_ready(self, *, timeout: float | None = None) -> bool:
+        """Asks the server once, over grpc.health.v1, whether it is ready to answer.
+
+        Args:
+            timeout: Seconds; None means the client's timeout.
+
+        Raises:
+            UnavailableError: No server can be reached.
+            AttentionClientError: The server refuses the question.
+        """
+        limit = seconds(timeout, default=self._settings.timeout)
+        return is_serving(self._invoke(self._health.Check, HEALTH_REQUEST, limit, wait_for_ready=False))
+
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Waits until the server reports that it is ready, over grpc.health.v1; reconnects while it starts.
+
+        Args:
+            timeout: Seconds; None means the client's timeout.
+
+        Raises:
+            DeadlineExceededError: The server was not ready in time; the message states its last status.
+            AttentionClientError: The server refuses the question, and waiting does not help.
+        """
+        readiness = Readiness(self._settings.name, seconds(timeout, default=self._settings.timeout))
+        try:
+            wait_until_ready(self._health, readiness, self._settings.metadata)
+        except ValueError as error:
+            raise self._refined(error) from error
+
+    def _call(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[_RequestT, _ResponseT]",
+        request: _RequestT,
+        timeout: float | None,
+    ) -> _ResponseT:
+        limit = seconds(timeout, default=self._settings.timeout)
+        return self._invoke(method, request, limit, wait_for_ready=self._settings.wait_for_ready)
+
+    def _invoke(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[_RequestT, _ResponseT]",
+        request: _RequestT,
+        limit: float,
+        *,
+        wait_for_ready: bool,
+    ) -> _ResponseT:
+        try:
+            return method(
+                request, timeout=limit, metadata=self._settings.metadata, wait_for_ready=wait_for_ready
+            )
+        except (grpc.RpcError, ValueError) as error:
+            raise self._refined(error, limit) from error
+
+    def _open(
+        self,
+        method: "grpc.StreamStreamMultiCallable[_RequestT, _ResponseT]",
+        requests: Iterator[_RequestT],
+        timeout: float | None,
+    ) -> Any:
+        try:
+            return method(
+                requests,
+                timeout=timeout,
+                metadata=self._settings.metadata,
+                wait_for_ready=self._settings.wait_for_ready,
+            )
+        except ValueError as error:
+            raise self._refined(error) from error
+
+    def _outcomes(
+        self, outcomes: Generator[_YieldT, None, None], timeout: float | None
+    ) -> Generator[_YieldT, None, None]:
+        """The outcomes of a stream, with the error that ends it refined."""
+        try:
+            yield from outcomes
+        except AttentionClientError as error:
+            raise self._refined(error, timeout) from error.__cause__
+
+    def _refined(self, error: Exception, timeout: float | None = None) -> AttentionClientError:
+        """The error to raise, with what the connection knows and the call's status does not."""
+        found = as_client_error(error, closed=self._closed)
+        if not is_local_deadline(found):
+            return found
+        return deadline_error(found, self._settings.name, timeout, self._connection_failure())
+
+    def _connection_failure(self) -> str:
+        """Why there is no connection; empty if there is one. A call that waits for one does not learn why."""
+        try:
+            self._health.Check(
+                HEALTH_REQUEST, timeout=PROBE_SECONDS, metadata=self._settings.metadata, wait_for_ready=False
+            )
+        except grpc.RpcError as error:
+            return failure_of(error)
+        except ValueError:  # the client was closed meanwhile
+            pass
+        return ""
+
+
+def _open_channel(settings: ConnectionSettings) -> grpc.Channel:
+    try:
+        if settings.credentials is None:
+            return grpc.insecure_channel(settings.target, settings.options, settings.compression)
+        return grpc.secure_channel(
+            settings.target, settings.credentials, settings.options, settings.compression
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise invalid("channel_options", "options that gRPC takes", error) from error

@@ -1,0 +1,148 @@
+"""Descriptions of models, as plain values."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+
+_DATA_TYPES = {
+    pb.DATA_TYPE_FP32: "float32",
+    pb.DATA_TYPE_FP16: "float16",
+    pb.DATA_TYPE_BF16: "bfloat16",
+    pb.DATA_TYPE_INT64: "int64",
+    pb.DATA_TYPE_BOOL: "bool",
+    pb.DATA_TYPE_STRING: "str",
+}
+_STATES = {pb.Model.STATE_READY: "ready", pb.Model.STATE_FAILED: "failed"}
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A named input or output of a model.
+
+    Attributes:
+        name: Name, as in the ONNX graph.
+        data_type: Element type by its NumPy name, or "bfloat16" or "str".
+        axes: Outermost first: the size of a fixed axis, or the name of an axis whose size varies.
+        optional: For an input, whether a request may omit it; for an output, whether it is returned on
+            request only.
+    """
+
+    name: str
+    data_type: str
+    axes: tuple[str | int, ...]
+    optional: bool
+
+    @classmethod
+    def from_proto(cls, tensor: pb.Tensor) -> Self:
+        """Reads the protobuf message."""
+        axes = tuple(axis.name or axis.size for axis in tensor.axes)
+        data_type = _DATA_TYPES.get(tensor.data_type, UNKNOWN)
+        return cls(name=tensor.name, data_type=data_type, axes=axes, optional=tensor.optional)
+
+
+@dataclass(frozen=True, slots=True)
+class ParityInfo:
+    """The tolerance to eager PyTorch: |served - eager| <= absolute + relative * |eager|.
+
+    Attributes:
+        relative_tolerance: The relative tolerance.
+        absolute_tolerance: The absolute tolerance.
+        measured_max_abs_error: Largest |served - eager| that the server measured on its own hardware.
+    """
+
+    relative_tolerance: float
+    absolute_tolerance: float
+    measured_max_abs_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostInfo:
+    """The cost of a model in floating-point operations; a multiply-add counts as two.
+
+    Attributes:
+        flops_per_query: For each query row, in the linear layers.
+        flops_per_key: For each key row, in the linear layers.
+        flops_per_pair: For each pair of a query row and a key row.
+    """
+
+    flops_per_query: int
+    flops_per_key: int
+    flops_per_pair: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One version of one model.
+
+    Attributes:
+        name: Name of the model.
+        version: Version of the model.
+        state: "ready" or "failed"; "unknown" if the client is older than the server.
+        state_reason: Why the model is not ready; empty if it is.
+        description: One line that describes the model.
+        inputs: The inputs.
+        outputs: The outputs.
+        num_heads: Number of attention heads, H; None for a module without attention heads.
+        causal: Whether a query row cannot attend to keys after its own position.
+        accepts_text: Whether the model has a tokenizer and takes text.
+        parity: Tolerance and measured error; None if the server does not state them.
+        parameters: Number of trainable parameters.
+        cost: Floating-point operations; None if the server does not state them.
+        provider: ONNX Runtime's execution provider, such as "CPUExecutionProvider".
+    """
+
+    name: str
+    version: str
+    state: str
+    state_reason: str
+    description: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    num_heads: int | None
+    causal: bool
+    accepts_text: bool
+    parity: ParityInfo | None
+    parameters: int
+    cost: CostInfo | None
+    provider: str
+
+    @classmethod
+    def from_proto(cls, model: pb.Model) -> Self:
+        """Reads the protobuf message."""
+        return cls(
+            name=model.name,
+            version=model.version,
+            state=_STATES.get(model.state, UNKNOWN),
+            state_reason=model.state_reason,
+            description=model.description,
+            inputs=tuple(TensorInfo.from_proto(tensor) for tensor in model.inputs),
+            outputs=tuple(TensorInfo.from_proto(tensor) for tensor in model.outputs),
+            num_heads=model.num_heads or None,  # 0 or absent for a module without attention heads
+            causal=model.causal,
+            accepts_text=model.accepts_text,
+            parity=_parity(model.parity) if model.HasField("parity") else None,
+            parameters=model.parameters,
+            cost=_cost(model.cost),
+            provider=model.provider,
+        )
+
+
+def _parity(parity: pb.Parity) -> ParityInfo:
+    return ParityInfo(
+        relative_tolerance=parity.relative_tolerance,
+        absolute_tolerance=parity.absolute_tolerance,
+        measured_max_abs_error=parity.measured_max_abs_error,
+    )
+
+
+def _cost(cost: pb.Cost) -> CostInfo | None:
+    """The cost; None if it is absent or all zeros, which means that it is unknown."""
+    if not (cost.flops_per_query or cost.flops_per_key or cost.flops_per_pair):
+        return None
+    return CostInfo(
+        flops_per_query=cost.flops_per_query,
+        flops_per_key=cost.flops_per_key,
+        flops_per_pair=cost.flops_per_pair,
+    )

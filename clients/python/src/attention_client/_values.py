@@ -1,0 +1,148 @@
+"""The values that go into a call and come out of it.
+
+Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows, Tk key rows, H heads,
+d elements of a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attention_client._validation import encodable, type_name, whole_number
+from attention_client.errors import invalid
+
+FloatArray: TypeAlias = NDArray[np.float32]
+Array: TypeAlias = NDArray[Any]
+# One array is one sequence or, with leading axes, a batch of equally long ones. A list, a tuple or a pandas
+# Series holds one sequence per item, unless its items are the rows of a single one.
+Arrays: TypeAlias = ArrayLike | Sequence[ArrayLike]
+# The arguments that are lists of sequences for certain; for any other list, a type checker cannot tell.
+VectorLists: TypeAlias = Sequence[Array] | Sequence[Sequence[Sequence[float]]]
+TokenLists: TypeAlias = Sequence[Array] | Sequence[Sequence[int]]
+Texts: TypeAlias = list[str] | tuple[str, ...] | Array
+Version: TypeAlias = int | str
+MAX_VERSION = 2**63 - 1
+ArraysT = TypeVar("ArraysT", FloatArray, list[FloatArray])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionResult(Generic[ArraysT]):
+    """The result of one call, in the form of its query.
+
+    The arrays are writable and belong to the caller. Those of a list are views of one buffer: each keeps
+    the memory of all of them in use.
+
+    Attributes:
+        context_vectors: float32; (Tq, d) for one sequence, (..., Tq, d) for a batch, a list of (Tq_i, d) for
+            a list. Rows past a length are zeros.
+        attention_weights: float32, or None if they were not requested; (H, Tq, Tk), (..., H, Tq, Tk) or a
+            list of (H, Tq_i, Tk_i). Rows and columns past a length are zeros.
+        model_name: Name of the model that computed the result.
+        model_version: Version of that model.
+    """
+
+    context_vectors: ArraysT
+    attention_weights: ArraysT | None
+    model_name: str
+    model_version: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttendInputs:
+    """One request of a stream with more inputs than a query: the arguments of `AttentionClient.attend`."""
+
+    query: Arrays
+    key: Arrays | None = None
+    value: Arrays | None = None
+    mask: Arrays | None = None
+    lengths: ArrayLike | None = None
+    positions: Arrays | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenInputs:
+    """One request of a stream with token ids: the arguments of `AttentionClient.attend_tokens`."""
+
+    token_ids: Arrays
+    mask: Arrays | None = None
+    lengths: ArrayLike | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextInputs:
+    """One request of a stream with texts: the arguments of `AttentionClient.attend_text`."""
+
+    text: str | Texts
+    mask: Arrays | None = None
+
+
+# Anything else is a query.
+StreamItem: TypeAlias = AttendInputs | TokenInputs | TextInputs | Arrays
+# The requests of one stream may differ in form, and so may its results.
+AnyResult: TypeAlias = AttentionResult[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """What a request states in addition to its inputs."""
+
+    model: str
+    version: str = ""
+    return_weights: bool = False
+
+
+def request_options(model: str, version: Version, *, return_weights: bool) -> RequestOptions:
+    """Validates what every call takes.
+
+    Raises:
+        InvalidArgumentError: The model is not a str, or the version is not a positive integer or a str.
+    """
+    if not isinstance(model, str):
+        raise invalid("model", "a str, the model's name", type_name(model))
+    return RequestOptions(
+        model=encodable("model", model), version=version_text(version), return_weights=bool(return_weights)
+    )
+
+
+def version_text(version: Version) -> str:
+    """A model's version as requests state it; an empty one means the highest that is ready.
+
+    Raises:
+        InvalidArgumentError: The version is not a positive integer or a str.
+    """
+    if isinstance(version, str):
+        return encodable("version", version)
+    return str(whole_number("version", version, 1, MAX_VERSION))
+
+
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments of `attend_text`."""
+
+    mask: Arrays | None
+    return_weights: bool
+    timeout: float | None
+    version: Version
+
+
+class PaddedOptions(CallOptions, total=False):
+    """Keyword arguments of `attend_tokens`."""
+
+    lengths: ArrayLike | None
+
+
+class AttendOptions(PaddedOptions, total=False):
+    """Keyword arguments of `attend`."""
+
+    positions: Arrays | None
+
+
+class StreamOptions(TypedDict, total=False):
+    """Keyword arguments of `attend_stream` that do not change what it yields."""
+
+    return_weights: bool
+    max_in_flight: int
+    timeout: float | None
+    version: Version

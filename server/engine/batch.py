@@ -1,0 +1,127 @@
+"""Batches: which queued sequences run together, and what their run is expected to cost."""
+
+from collections.abc import Iterator
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from server.engine.execute import Outputs
+from server.engine.limits import Limits
+from server.engine.types import Result
+from server.engine.validation import ValidatedRequest
+
+# A run that takes this many times its fixed cost does not accept sequences of other requests.
+FULL_AT_CALL_COSTS = 20
+
+
+@dataclass(eq=False)
+class PendingRequest:
+    """A queued request and the results that it has so far.
+
+    Attributes:
+        number: Place in the order of arrival, of its first sequence.
+        queued_at: On the clock of whoever owns the queue, in seconds.
+        missing: Number of sequences that still have no result.
+    """
+
+    request: ValidatedRequest
+    number: int
+    queued_at: float
+    results: list[Outputs] = field(init=False)
+    missing: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.missing = len(self.request.sequences)
+        self.results = [{}] * self.missing
+
+    def deliver(self, index: int, outputs: Outputs) -> bool:
+        """Stores the outputs of one sequence; returns whether the request is complete."""
+        self.results[index] = outputs
+        self.missing -= 1
+        return not self.missing
+
+    def resolve(self) -> None:
+        """Resolves the request's future with its results."""
+        by_name = {name: [result[name] for result in self.results] for name in self.results[0]}
+        with suppress(InvalidStateError):  # the caller gave up during the run
+            self.request.future.set_result(Result(by_name))
+
+
+class QueuedSequence:
+    """One sequence in the queue.
+
+    Attributes:
+        number: Place in the order of arrival.
+        lengths: Query and key length.
+    """
+
+    __slots__ = ("index", "inputs", "lengths", "number", "pending", "request")
+
+    def __init__(self, pending: PendingRequest, index: int, number: int) -> None:
+        self.pending = pending
+        self.request = pending.request
+        self.index = index
+        self.number = number
+        self.inputs = self.request.sequences[index]
+        self.lengths = self.inputs.lengths
+
+
+class Batch:
+    """Sequences that run together on one graph.
+
+    Attributes:
+        model: The model of all sequences.
+        graph: The graph that runs them.
+        sequences: The oldest first.
+        seconds: Expected duration of the run.
+    """
+
+    def __init__(self, limits: Limits, head: QueuedSequence) -> None:
+        self._limits = limits
+        self._own_graph = head.request.graph
+        self._lengths = head.lengths
+        self.model = head.request.model
+        self.graph = self._own_graph
+        self.sequences = [head]
+        self.seconds = self.model.seconds(self.graph, 1, *self._lengths)
+
+    def __iter__(self) -> Iterator[QueuedSequence]:
+        return iter(self.sequences)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory of the run: its padded inputs and attention scores."""
+        return self.model.padded_bytes(len(self.sequences), *self._lengths)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further sequence may join."""
+        return self.model.runs_alone or len(self.sequences) >= self._limits.max_batch_sequences
+
+    def add(self, sequence: QueuedSequence) -> bool:
+        """Adds a sequence if that costs less than a run of its own and respects the limits."""
+        own, count = sequence.lengths, len(self.sequences) + 1
+        lengths = (max(self._lengths[0], own[0]), max(self._lengths[1], own[1]))
+        same = own == self._lengths == lengths
+        if self.is_full or not (same or self.model.mixes_lengths):
+            return False
+        if sequence.request is not self.sequences[0].request and self._amortises_its_call():
+            return False
+        if self.model.padded_bytes(count, *lengths) > self._limits.max_batch_bytes:
+            return False
+        # Once mixed, a batch keeps the graph that it needs for that.
+        graph = self.graph if same else self.model.batch_graph(self.graph, equal_lengths=False)
+        seconds = self.model.seconds(graph, count, *lengths)
+        # Without padding there is nothing to lose.
+        if not same and seconds > self.seconds + self.model.seconds(self._own_graph, 1, *own):
+            return False
+        self.sequences.append(sequence)
+        self.graph, self._lengths, self.seconds = graph, lengths, seconds
+        return True
+
+    def _amortises_its_call(self) -> bool:
+        """Whether the fixed cost of a run is negligible, so that joining would only delay the results."""
+        return self.seconds > FULL_AT_CALL_COSTS * self.model.cost(self.graph).call

@@ -1,0 +1,77 @@
+"""What follows from the lengths of a request's sequences: the size of each axis, and of the result.
+
+Kept between requests, because callers send the same few lengths again and again.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from artifact.manifest import BATCH_AXIS, GraphKind, TensorSpec
+from server.engine.errors import InvalidRequestError
+from server.engine.model import LoadedModel
+
+Sizes = dict[str, int]
+# The lengths of each input, in the order of the model's inputs.
+Lengths = tuple[tuple[int, ...], ...]
+DTYPES = {name: np.dtype(name) for name in ("float32", "int64", "bool")}
+# Results of requests with more sequences are not cached.
+MAX_CACHED_SEQUENCES = 8
+CACHED_REQUESTS = 1024
+
+
+def dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> tuple[list[Sizes], int]:
+    """Binds the symbolic axes of every sequence.
+
+    Args:
+        model: The requested model.
+        lengths: Rows of each sequence, for each of the model's inputs.
+        graph: The graph whose outputs are computed.
+
+    Returns:
+        The size of each symbolic axis, for each sequence; and the size of all results, in bytes.
+
+    Raises:
+        InvalidRequestError: A sequence is empty, or inputs that share an axis differ in length.
+    """
+    compute = _cached if len(lengths[0]) <= MAX_CACHED_SEQUENCES else _dimensions
+    return compute(model, lengths, graph)
+
+
+def _dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> tuple[list[Sizes], int]:
+    sizes = _bind_axes(model.inputs, lengths)
+    return sizes, sum(_output_bytes(spec, sizes) for spec in model.manifest.graphs[graph].outputs)
+
+
+_cached = lru_cache(maxsize=CACHED_REQUESTS)(_dimensions)
+
+
+def _bind_axes(specs: Sequence[TensorSpec], lengths: Lengths) -> list[Sizes]:
+    """The length of each symbolic axis, for each sequence; inputs that share an axis must agree."""
+    bound: dict[str, tuple[str, tuple[int, ...]]] = {}
+    first, count = specs[0].name, len(lengths[0])
+    for spec, own in zip(specs, lengths, strict=True):
+        if not own:
+            raise InvalidRequestError(spec.name, "does not contain any sequence")
+        if len(own) != count:
+            raise InvalidRequestError(spec.name, f"contains {len(own)} sequences; {first} contains {count}")
+        if min(own) < 1:
+            raise InvalidRequestError(spec.name, f"sequence {own.index(min(own))} is empty")
+        other, expected = bound.setdefault(str(spec.axes[1]), (spec.name, own))
+        if own != expected:
+            index = next(i for i in range(count) if own[i] != expected[i])
+            raise InvalidRequestError(
+                spec.name, f"sequence {index} has {own[index]} rows; {other} has {expected[index]}"
+            )
+    columns = [own for _, own in bound.values()]
+    return [dict(zip(bound, sizes, strict=True)) for sizes in zip(*columns, strict=True)]
+
+
+def _output_bytes(spec: TensorSpec, sizes: list[Sizes]) -> int:
+    """Size of one output of all sequences, in bytes."""
+    fixed = math.prod(axis for axis in spec.axes if isinstance(axis, int))
+    symbolic = [axis for axis in spec.axes if isinstance(axis, str) and axis != BATCH_AXIS]
+    rows = sum(math.prod([size[axis] for axis in symbolic]) for size in sizes)
+    return DTYPES[spec.data_type].itemsize * fixed * rows

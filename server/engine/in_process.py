@@ -1,0 +1,155 @@
+"""The engine for use in the caller's own process: load, submit, close. Needs neither a server nor a queue.
+
+```python
+from server.engine.in_process import InProcessModel
+
+model = InProcessModel.load(Path("model_repository"), "multi-head-768x12")
+result = model.submit({"query": [np.ones((6, 768), np.float32)]}).result()
+model.close()
+```
+
+All sequences of a request are known beforehand, so its batches are planned rather than scheduled: sequences
+of equal length run together. That avoids padding, and equal requests give bitwise equal results.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from artifact.manifest import POSITIONS, ArtifactError, TensorSpec
+from server import cores
+from server.engine.errors import ModelNotFoundError, ModelNotReadyError
+from server.engine.execute import Outputs, run_batch
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel, load_model
+from server.engine.provider import Device, Provider, ProviderError
+from server.engine.repository import versions
+from server.engine.types import Array, Ragged, Request, Result, SequenceInputs
+from server.engine.validation import ValidatedRequest, validate
+
+# On a device of its own: while one request is prepared or copied, another computes.
+PARALLEL_ON_DEVICE = 2
+
+
+class InProcessModel:
+    """One loaded model. Its methods may be called from any thread.
+
+    Attributes:
+        name: Name of the model.
+        version: Version of the model.
+        takes_text: Whether requests may contain text.
+        inputs: The inputs that a request must contain, without positions.
+        output: The first output; `context_vectors` for attention modules.
+        measured_error: Largest difference from eager PyTorch that was measured in this process.
+        parallel_runs: How many requests are computed at once.
+    """
+
+    def __init__(self, model: LoadedModel, parallel_runs: int) -> None:
+        self.name, self.version = model.name, model.version
+        self.takes_text = model.text_encoder is not None
+        self.inputs: tuple[TensorSpec, ...] = tuple(s for s in model.inputs if s.name != POSITIONS)
+        self.output = model.outputs[model.default_outputs[0]]
+        self.measured_error = model.measured_error
+        self.parallel_runs = parallel_runs
+        self._model = model
+        self._limits = Limits()
+        self._threads = ThreadPoolExecutor(parallel_runs, "in-process")
+
+    @classmethod
+    def load(
+        cls,
+        repository: Path,
+        name: str,
+        version: str = "",
+        *,
+        provider: Provider = Provider.CPU,
+        parallel_runs: int = 0,
+    ) -> Self:
+        """Loads a model and replays its golden vectors.
+
+        Args:
+            repository: Model repository.
+            name: Name of the model.
+            version: Version of the model; empty for the highest.
+            provider: Execution provider.
+            parallel_runs: How many requests to compute at once, each on one core; 0 for the number of
+                available cores. Many runs on one core each use a CPU better than one run on all of them.
+                Ignored for providers that do not use the cores of the host.
+
+        Raises:
+            ModelNotFoundError: The repository does not contain this model or version.
+            ModelNotReadyError: The artifact is damaged or misses its tolerance on this machine, or the
+                provider is not available.
+        """
+        found = versions(repository, name)
+        if not found or (version and version not in found):
+            existing = f"; it has version {', '.join(found)}" if found else ""
+            wanted = f"model {name!r}" + (f" version {version}" if version else "")
+            raise ModelNotFoundError(f"{repository} does not contain {wanted}{existing}")
+        on_host = provider.runtime.uses_host_cores
+        device = Device(provider, threads=1 if on_host else 0)
+        try:
+            model = load_model(repository / name / (version or found[-1]), device)
+        except (ArtifactError, ProviderError) as error:
+            raise ModelNotReadyError(str(error)) from error
+        if not on_host:
+            return cls(model, PARALLEL_ON_DEVICE)
+        return cls(model, parallel_runs or cores.available())
+
+    def submit(
+        self,
+        inputs: Mapping[str, Sequence[Array]] | None = None,
+        *,
+        texts: Sequence[str] = (),
+        return_weights: bool = False,
+    ) -> Future[Result]:
+        """Computes one request on a thread of the model.
+
+        Args:
+            inputs: By name of the input, one array (T, ...) for each sequence.
+            texts: Texts in place of `inputs`, for models that take text.
+            return_weights: Whether the result contains `attention_weights`.
+
+        Returns:
+            A future that resolves with the result, or with an `EngineError` if the request is refused.
+        """
+        request = Request(
+            inputs={name: _ragged(sequences) for name, sequences in (inputs or {}).items()},
+            texts=tuple(texts),
+            return_weights=return_weights,
+        )
+        return self._threads.submit(self._compute, request)
+
+    def close(self) -> None:
+        """Cancels requests that have not started and returns when the others have ended."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _compute(self, request: Request) -> Result:
+        validated = validate(request, self._model, self._limits)
+        results: list[Outputs] = [{}] * len(validated.sequences)
+        for indices in self._batches(validated):
+            batch = [validated.sequences[index] for index in indices]
+            outputs = run_batch(self._model, validated.graph, batch)
+            for index, output in zip(indices, outputs, strict=True):
+                results[index] = output
+        return Result({name: [result[name] for result in results] for name in results[0]})
+
+    def _batches(self, request: ValidatedRequest) -> Iterator[list[int]]:
+        """Indices of sequences of equal length, in portions that one run may hold."""
+
+        def lengths(index: int) -> tuple[int, ...]:
+            sequence: SequenceInputs = request.sequences[index]
+            return tuple(sequence.sizes.values())
+
+        size = 1 if self._model.runs_alone else self._limits.max_batch_sequences
+        for _, group in groupby(sorted(range(len(request.sequences)), key=lengths), key=lengths):
+            indices = list(group)
+            yield from (indices[start : start + size] for start in range(0, len(indices), size))
+
+
+def _ragged(sequences: Sequence[Array]) -> Ragged:
+    return Ragged(np.concatenate(sequences), tuple(map(len, sequences)))

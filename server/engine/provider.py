@@ -1,0 +1,63 @@
+"""Execution providers of ONNX Runtime that the server supports. Does not import ONNX Runtime.
+
+A new provider is one member of `Provider` and one row of `RUNTIME_PROVIDERS`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class ProviderError(Exception):
+    """The requested execution provider is not available."""
+
+
+@dataclass(frozen=True)
+class RuntimeProvider:
+    """What ONNX Runtime calls a provider, and how the server uses it.
+
+    Attributes:
+        name: Name in ONNX Runtime.
+        package: Python package that contains it.
+        options: Provider options, by ONNX Runtime's names.
+        uses_host_cores: Whether a run occupies the cores of the host.
+    """
+
+    name: str
+    package: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    uses_host_cores: bool = False
+
+
+class Provider(StrEnum):
+    """Where graphs run: the names in settings and on command lines."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+    @property
+    def runtime(self) -> RuntimeProvider:
+        """The provider as ONNX Runtime knows it."""
+        return RUNTIME_PROVIDERS[self]
+
+
+RUNTIME_PROVIDERS = {
+    Provider.CPU: RuntimeProvider("CPUExecutionProvider", "onnxruntime", uses_host_cores=True),
+    # TF32 keeps 10 bits of the mantissa, which is too few for the fp32 tolerance.
+    Provider.CUDA: RuntimeProvider("CUDAExecutionProvider", "onnxruntime-gpu", {"use_tf32": "0"}),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where and how graphs run.
+
+    Attributes:
+        provider: The execution provider.
+        threads: Threads of one operator; 0 leaves the choice to ONNX Runtime.
+        spin_microseconds: How long idle threads spin before sleeping, in microseconds; 0 disables spinning.
+    """
+
+    provider: Provider = Provider.CPU
+    threads: int = 0
+    spin_microseconds: int = 0

@@ -1,0 +1,1 @@
+"""The kinds of call, above any transport and below any service."""

@@ -1,0 +1,37 @@
+"""How a call ends with an error."""
+
+import logging
+from concurrent.futures import CancelledError
+
+import grpc
+from grpc_status import rpc_status
+
+from server.engine.errors import Code, EngineError
+from server.rpc.status import UNEXPECTED, code_of, status_of
+from server.rpc.transport.seam import Call
+
+log = logging.getLogger(__name__)
+
+
+class CallError(Exception):
+    """Ends a call with a status that the engine has no error for."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+def end_with(call: Call, error: BaseException) -> None:
+    """Ends a call with the status of an error. An unexpected error is described in the log only."""
+    match error:
+        case EngineError():
+            status = rpc_status.to_status(status_of(error))
+            call.finish(code_of(error), error.message, tuple(status.trailing_metadata or ()))
+        case CallError():
+            call.finish(error.code, error.details)
+        case CancelledError():
+            call.finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
+        case _:
+            log.error("call failed", extra={"method": call.method}, exc_info=error)
+            call.finish(grpc.StatusCode[Code.INTERNAL], UNEXPECTED)

@@ -1,0 +1,73 @@
+"""Calls of one request: with one reply, or with a stream of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from server.engine.types import Result
+from server.rpc.calls.deferred import DeferredReply, wait
+from server.rpc.calls.ending import end_with
+from server.rpc.calls.replies import ReplyQueue
+from server.rpc.calls.route import Route
+from server.rpc.transport.seam import Call
+
+
+class SingleRequestCall(ABC):
+    """Receives the request. A failure, or a request that is missing, ends this call and no other."""
+
+    def __init__(self, call: Call, route: Route) -> None:
+        self._call = call
+        self._route = route
+        call.receive(self._received)
+
+    def _received(self, message: bytes | None) -> None:
+        if self._call.ended_with is not None:  # a reply would reach nobody
+            return
+        if message is None:
+            self._call.finish(grpc.StatusCode.UNIMPLEMENTED, "the call ended without a request message")
+            return
+        try:
+            self._handle(self._route.parse(message))
+        except Exception as error:
+            end_with(self._call, error)
+
+    @abstractmethod
+    def _handle(self, request: Any) -> None:
+        """Handles the request."""
+
+
+class UnaryCall(SingleRequestCall):
+    """Replies at once, or when the result is there."""
+
+    _encode: Callable[[Future[Result]], Message | bytes]
+
+    def _handle(self, request: Any) -> None:
+        reply = self._route.handle(request, self._call)
+        if isinstance(reply, DeferredReply):
+            self._encode = reply.encode
+            wait(self._call, reply, self._resolved)
+        else:
+            self._call.reply(self._route.serialize(reply))
+
+    def _resolved(self, future: Future[Result]) -> None:
+        try:
+            self._call.reply(self._route.serialize(self._encode(future)))
+        except BaseException as error:
+            end_with(self._call, error)
+
+
+class ServerStream(SingleRequestCall):
+    """Sends what its handler sends, in that order, until the call ends."""
+
+    def _handle(self, request: Any) -> None:
+        replies = ReplyQueue(self._call, self._route)
+        self._route.handle(request, self._call, partial(_send, self._call, replies))
+
+
+def _send(call: Call, replies: ReplyQueue, message: Any) -> None:
+    call.call_soon_threadsafe(partial(replies.put, message))

@@ -1,0 +1,61 @@
+"""grpc.health.v1, with the library's servicer."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from server.rpc.calls.ending import CallError
+from server.rpc.calls.route import Send
+from server.rpc.transport.seam import Call
+
+SERVICE_NAME: str = health.SERVICE_NAME
+
+
+class HealthService:
+    """Answers for the server as a whole, whose name is empty, and for each of its services."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        """Begins with NOT_SERVING.
+
+        Args:
+            services: Full names of the services.
+        """
+        self._names = ("", *services)
+        self._servicer = health.HealthServicer()
+        self.set_serving(serving=False)
+
+    def set_serving(self, *, serving: bool) -> None:
+        """Sets the status of the server and of every service, and sends it to those that watch."""
+        status = health_pb2.HealthCheckResponse
+        for name in self._names:
+            self._servicer.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    def check(self, request: health_pb2.HealthCheckRequest, call: Call) -> health_pb2.HealthCheckResponse:
+        """Replies with the current status; NOT_FOUND for an unknown service."""
+        return self._servicer.Check(request, _Context(call))
+
+    def watch(
+        self, request: health_pb2.HealthCheckRequest, call: Call, send: Send[health_pb2.HealthCheckResponse]
+    ) -> None:
+        """Sends the current status, and each later one until the call ends."""
+
+        def send_status(response: Any) -> None:
+            if response is not None:  # the servicer's sign that the call has ended
+                send(response)
+
+        self._servicer.Watch(request, _Context(call), send_status)
+
+
+class _Context:
+    """The part of `grpc.ServicerContext` that the library's servicer uses."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        raise CallError(code, "the server has no such service")
+
+    def add_callback(self, callback: Callable[[], None]) -> None:
+        self._call.add_done_callback(callback)

@@ -1,0 +1,108 @@
+"""The route table: every method that the server answers.
+
+A new method is one entry here, one handler in its service and its codec.
+"""
+
+from collections.abc import Callable, Mapping
+
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from protos.attention.v1 import attention_pb2 as attention_pb
+from protos.inference import open_inference_pb2 as open_inference_pb
+from server.engine.engine import Engine
+from server.rpc import reflection
+from server.rpc.attention import codec as attention_codec
+from server.rpc.attention.service import AttentionService
+from server.rpc.calls.route import Route, ordered_stream, server_streaming, unary
+from server.rpc.health import SERVICE_NAME as HEALTH
+from server.rpc.health import HealthService
+from server.rpc.open_inference import codec as open_inference_codec
+from server.rpc.open_inference.service import OpenInferenceService
+from server.rpc.reflection import ReflectionService
+
+ATTENTION: str = attention_pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
+OPEN_INFERENCE: str = open_inference_pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+SERVICES = (ATTENTION, OPEN_INFERENCE)
+
+
+def route_table(engine: Engine, health: HealthService, is_serving: Callable[[], bool]) -> Mapping[str, Route]:
+    """The route of each method by its full name.
+
+    Args:
+        engine: Computes what the methods of our services ask for.
+        health: The state of the server.
+        is_serving: Whether the server is ready for requests.
+    """
+    return {
+        **_attention(AttentionService(engine)),
+        **_open_inference(OpenInferenceService(engine, is_serving)),
+        **_health(health),
+        **_reflection(ReflectionService((*SERVICES, reflection.SERVICE_NAME, HEALTH))),
+    }
+
+
+def _attention(service: AttentionService) -> dict[str, Route]:
+    pb = attention_pb
+    return {
+        f"/{ATTENTION}/Attend": unary(
+            attention_codec.read, service.attend, pb.AttendResponse.SerializeToString
+        ),
+        f"/{ATTENTION}/AttendStream": ordered_stream(
+            attention_codec.read_streamed, service.attend_stream, pb.AttendStreamResponse.SerializeToString
+        ),
+        f"/{ATTENTION}/ListModels": unary(
+            pb.ListModelsRequest.FromString, service.list_models, pb.ListModelsResponse.SerializeToString
+        ),
+        f"/{ATTENTION}/GetModel": unary(
+            pb.GetModelRequest.FromString, service.get_model, pb.GetModelResponse.SerializeToString
+        ),
+    }
+
+
+def _open_inference(service: OpenInferenceService) -> dict[str, Route]:
+    pb = open_inference_pb
+    return {
+        f"/{OPEN_INFERENCE}/ServerLive": unary(
+            pb.ServerLiveRequest.FromString, service.server_live, pb.ServerLiveResponse.SerializeToString
+        ),
+        f"/{OPEN_INFERENCE}/ServerReady": unary(
+            pb.ServerReadyRequest.FromString, service.server_ready, pb.ServerReadyResponse.SerializeToString
+        ),
+        f"/{OPEN_INFERENCE}/ModelReady": unary(
+            pb.ModelReadyRequest.FromString, service.model_ready, pb.ModelReadyResponse.SerializeToString
+        ),
+        f"/{OPEN_INFERENCE}/ServerMetadata": unary(
+            pb.ServerMetadataRequest.FromString,
+            service.server_metadata,
+            pb.ServerMetadataResponse.SerializeToString,
+        ),
+        f"/{OPEN_INFERENCE}/ModelMetadata": unary(
+            pb.ModelMetadataRequest.FromString,
+            service.model_metadata,
+            pb.ModelMetadataResponse.SerializeToString,
+        ),
+        f"/{OPEN_INFERENCE}/ModelConfig": unary(
+            pb.ModelConfigRequest.FromString, service.model_config, pb.ModelConfigResponse.SerializeToString
+        ),
+        f"/{OPEN_INFERENCE}/ModelInfer": unary(
+            open_inference_codec.read, service.model_infer, pb.ModelInferResponse.SerializeToString
+        ),
+    }
+
+
+def _health(service: HealthService) -> dict[str, Route]:
+    read = health_pb2.HealthCheckRequest.FromString
+    write = health_pb2.HealthCheckResponse.SerializeToString
+    return {
+        "/grpc.health.v1.Health/Check": unary(read, service.check, write, counted=False),
+        "/grpc.health.v1.Health/Watch": server_streaming(read, service.watch, write, counted=False),
+    }
+
+
+def _reflection(service: ReflectionService) -> dict[str, Route]:
+    read = reflection_pb2.ServerReflectionRequest.FromString
+    write = reflection_pb2.ServerReflectionResponse.SerializeToString
+    route = ordered_stream(read, service.info, write, counted=False)
+    names = (reflection.SERVICE_NAME, reflection.SERVICE_NAME_V1)
+    return {f"/{name}/ServerReflectionInfo": route for name in names}

@@ -1,0 +1,40 @@
+"""How calls reach the server: one seam (`seam`) and two adapters.
+
+`completion_queue` is the fast adapter and the only file of the server that uses grpcio's internal API.
+`threaded` uses grpcio's public API only, so that a new grpcio can be adopted at once, whatever it changed
+internally.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from server.rpc.transport.seam import Transport
+
+
+class TransportKind(StrEnum):
+    """The adapters, by the names that the setting `transport` takes."""
+
+    COMPLETION_QUEUE = "completion-queue"
+    """One thread and gRPC's completion queue. Fast; depends on grpcio's internal API."""
+    THREADED = "threaded"
+    """`grpc.server`: a thread for each call. Slower; works with every grpcio release."""
+
+
+def create_transport(kind: TransportKind, options: Mapping[str, int], max_calls: int) -> Transport:
+    """Creates a transport that is neither bound nor started.
+
+    Each adapter is imported only if it is chosen: the internal API that one of them needs may be missing
+    in a newer grpcio.
+
+    Args:
+        kind: The adapter.
+        options: Channel arguments of gRPC's core.
+        max_calls: Number of calls that the server holds at a time, health and reflection excepted.
+    """
+    if kind is TransportKind.THREADED:
+        from server.rpc.transport.threaded import ThreadedTransport  # noqa: PLC0415
+
+        return ThreadedTransport(options, max_calls)
+    from server.rpc.transport.completion_queue import CompletionQueueTransport  # noqa: PLC0415
+
+    return CompletionQueueTransport(options)

@@ -1,0 +1,264 @@
+"""The fast transport: calls as gRPC's core delivers them. The only file that uses grpcio's internal API.
+
+One thread takes every event of every call from one completion queue, as an asynchronous server in C++ does.
+grpcio's public servers use the same core, but hand each call from thread to thread or through several
+asyncio tasks, and answer a third of the calls per second: docs/performance.md has the figures.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import grpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
+
+from server.rpc.deadlines import deadline_after
+from server.rpc.transport.seam import Call, Callback, Metadata
+from server.rpc.transport.timers import Timers
+
+log = logging.getLogger(__name__)
+
+# Number of calls that the core may hand over before it is asked for more.
+ACCEPT_AHEAD = 32
+# Number of events handled in a row before other work is done, even if more events are ready.
+EVENTS_PER_TURN = 128
+NO_FLAGS = 0
+WITHOUT_XDS = False
+# A deadline on the clock of `time.time` that makes a poll return at once.
+AT_ONCE = 0.0
+
+
+class CompletionQueueCall:
+    """A `Call` of gRPC's core."""
+
+    def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue") -> None:
+        self.method: str = _text(event.call_details.method)
+        self.deadline = deadline_after(event.call_details.deadline - time.time())
+        self.ended_with: grpc.StatusCode | None = None
+        self._call = event.call
+        self._timers = timers
+        self._callbacks = callbacks
+        self._sent_initial_metadata = False
+        # A dictionary is an ordered set from which a callback is removed in constant time.
+        self._done_callbacks: dict[Callback, None] = {}
+        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),), self._closed)
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """See `Call`."""
+        if self.ended_with is None:
+            self._done_callbacks[callback] = None
+        else:
+            callback()
+
+    def remove_done_callback(self, callback: Callback) -> None:
+        """See `Call`."""
+        self._done_callbacks.pop(callback, None)
+
+    def call_at(self, moment: float, callback: Callback) -> Callback:
+        """See `Call`."""
+        return partial(self._timers.cancel, self._timers.add(moment, callback))
+
+    def call_soon_threadsafe(self, callback: Callback) -> None:
+        """See `Call`."""
+        if threading.get_ident() == self._callbacks.thread:
+            callback()
+        elif self.ended_with is None and self._callbacks.add(callback):
+            # A batch of no operations has no effect except that its event wakes the transport's thread.
+            self._call.start_server_batch((), self._callbacks.run)
+
+    def receive(self, then: Callable[[bytes | None], None]) -> None:
+        """See `Call`."""
+        operation = cygrpc.ReceiveMessageOperation(NO_FLAGS)
+        self._call.start_server_batch((operation,), lambda _event: then(operation.message()))
+
+    def send(self, message: bytes, then: Callable[[bool], None], *, more: bool = False) -> None:
+        """See `Call`."""
+        if self.ended_with is None:
+            flags = cygrpc.WriteFlag.buffer_hint if more else NO_FLAGS
+            operations = (*self._initial_metadata(), cygrpc.SendMessageOperation(message, flags))
+            self._call.start_server_batch(operations, lambda event: then(event.success))
+
+    def reply(self, message: bytes) -> None:
+        """See `Call`."""
+        if self.ended_with is None:
+            self._send_status(cygrpc.SendMessageOperation(message, NO_FLAGS), code=grpc.StatusCode.OK)
+
+    def finish(self, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()) -> None:
+        """See `Call`."""
+        if self.ended_with is None:
+            self._send_status(code=code, details=details, trailing=trailing)
+
+    def _send_status(
+        self, *message: Any, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()
+    ) -> None:
+        status = cygrpc.SendStatusFromServerOperation(trailing, code.value[0], details.encode(), NO_FLAGS)
+        try:
+            self._call.start_server_batch((*self._initial_metadata(), *message, status), _nothing)
+        finally:
+            self._end(code)
+
+    def _initial_metadata(self) -> tuple[Any, ...]:
+        sent, self._sent_initial_metadata = self._sent_initial_metadata, True
+        return () if sent else (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),)
+
+    def _closed(self, _event: Any) -> None:
+        """The core is done with the call: its status was sent, or it was cancelled."""
+        if self.ended_with is None:
+            self._end(grpc.StatusCode.CANCELLED)
+
+    def _end(self, code: grpc.StatusCode) -> None:
+        self.ended_with = code
+        callbacks, self._done_callbacks = self._done_callbacks, {}
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # the failure of one callback must not prevent the others
+                log.exception("done callback failed", extra={"method": self.method})
+
+
+class CallbackQueue:
+    """Callbacks that other threads hand to the transport's thread.
+
+    If several threads answered calls themselves, each message would cost them the interpreter's lock.
+
+    Attributes:
+        thread: The identifier of the transport's thread.
+    """
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self._lock = threading.Lock()
+        self._callbacks: list[Callback] = []
+
+    def add(self, callback: Callback) -> bool:
+        """Adds a callback; returns whether it is the first, so that the thread must be woken."""
+        with self._lock:
+            self._callbacks.append(callback)
+            return len(self._callbacks) == 1
+
+    def run(self, _event: object) -> None:
+        """Calls all of them."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # the failure of one call must not affect the others
+                log.exception("call failed")
+
+
+class CompletionQueueTransport:
+    """A `Transport` on a completion queue. Its thread also runs short batches inline."""
+
+    def __init__(self, options: Mapping[str, int]) -> None:
+        """Creates the transport.
+
+        Args:
+            options: Channel arguments of gRPC's core.
+        """
+        self._timers = Timers()
+        self._callbacks = CallbackQueue()
+        self._accept: Callable[[Call], None]
+        self._run_inline: Callable[[], bool]
+        self._queue = cygrpc.CompletionQueue()
+        self._server = cygrpc.Server([(name.encode(), value) for name, value in options.items()], WITHOUT_XDS)
+        self._server.register_completion_queue(self._queue)
+        self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
+        self._started = False
+        self._ended = threading.Event()
+
+    def listen(self, address: str) -> int:
+        """See `Transport`."""
+        port: int = self._server.add_http2_port(address.encode())
+        if not port:
+            raise RuntimeError("the address is in use or does not belong to this machine")
+        return port
+
+    def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:
+        """See `Transport`. `run_inline` is called whenever no event is ready."""
+        self._accept, self._run_inline = accept, run_inline
+        self._start()
+        for _ in range(ACCEPT_AHEAD):
+            self._request_call()
+        self._thread.start()
+
+    def _start(self) -> None:
+        self._started = True
+        self._server.start()
+
+    def stop(self, grace: float) -> None:
+        """See `Transport`."""
+        if not self._started:  # the core aborts the process if a bound server is destroyed unstarted
+            self._accept, self._run_inline = _refuse, _no_work
+            self._start()
+            self._thread.start()
+        self._server.shutdown(self._queue, lambda _event: self._ended.set())
+        if not self._ended.wait(grace):
+            self._server.cancel_all_calls()
+        self._thread.join()
+        self._server.destroy()
+
+    def _request_call(self) -> None:
+        self._server.request_call(self._queue, self._queue, self._called)
+
+    def _called(self, event: Any) -> None:
+        if event.call is None or not event.success:  # the server is stopping
+            return
+        try:
+            self._request_call()
+        except ValueError:  # the server began to stop at this moment
+            log.debug("the server stops: no more calls are requested")
+        self._accept(CompletionQueueCall(event, self._timers, self._callbacks))
+
+    def _serve(self) -> None:
+        self._callbacks.thread = threading.get_ident()
+        taken = 0
+        while not self._ended.is_set():
+            event = self._queue.poll(AT_ONCE if taken else self._next_timer())
+            ready = event.completion_type != cygrpc.CompletionType.queue_timeout
+            if ready:
+                taken += 1
+                self._handle(event)
+            del event  # it may hold the last reference to a call, which must go before the next poll
+            if not ready or taken >= EVENTS_PER_TURN:
+                taken = int(self._work())
+
+    def _handle(self, event: Any) -> None:
+        try:
+            event.tag(event)
+        except Exception:  # the failure of one call must not affect the others
+            log.exception("call failed")
+
+    def _work(self) -> bool:
+        """Does what is due beside events; returns whether there may be more."""
+        try:
+            self._timers.run_due(time.monotonic())
+            return self._run_inline()
+        except Exception:  # the thread must survive, or no later call would be answered
+            log.exception("the transport's thread failed")
+            return False
+
+    def _next_timer(self) -> float | None:
+        """When the next timer is due, on the clock of `time.time`."""
+        due = self._timers.next_due
+        return None if due == math.inf else time.time() + due - time.monotonic()
+
+
+def _nothing(_event: Any) -> None:
+    """The callback of a batch that nothing follows."""
+
+
+def _refuse(call: Call) -> None:
+    call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
+
+
+def _no_work() -> bool:
+    return False
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name

@@ -1,0 +1,101 @@
+"""The seam between gRPC and the calls above it: what every transport provides.
+
+A transport runs every callback, `accept` included, on one thread: the transport's thread. All methods of
+`Call` must be called on that thread, except `call_soon_threadsafe`. Calls therefore need no locks.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import grpc
+
+Callback: TypeAlias = Callable[[], object]
+Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
+
+
+class Call(Protocol):
+    """One call, from its arrival to its end."""
+
+    @property
+    def method(self) -> str:
+        """Full name of the method, such as `/attention.v1.AttentionService/Attend`."""
+
+    @property
+    def deadline(self) -> float:
+        """When the caller stops waiting, on `time.monotonic`'s clock; infinite if there is no deadline."""
+
+    @property
+    def ended_with(self) -> grpc.StatusCode | None:
+        """The status that the call ended with; None while it is open."""
+
+    def receive(self, then: Callable[[bytes | None], None]) -> None:
+        """Requests the next message, and calls back with it; with None if there are no more."""
+
+    def send(self, message: bytes, then: Callable[[bool], None], *, more: bool = False) -> None:
+        """Sends one message of a stream. Does nothing if the call has ended.
+
+        Args:
+            message: The serialized message.
+            then: Called when the next message may be sent; with False if the call can send no more.
+            more: Whether the next message follows at once, so that both may be written together.
+        """
+
+    def reply(self, message: bytes) -> None:
+        """Sends the only message of a call and ends the call with OK. Does nothing if it has ended."""
+
+    def finish(self, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()) -> None:
+        """Ends the call. Does nothing if it has ended."""
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """Calls back once the call has ended, however it ended; at once if it has.
+
+        A callback that is added twice is called once.
+        """
+
+    def remove_done_callback(self, callback: Callback) -> None:
+        """Removes a done callback. Does nothing if it is not there."""
+
+    def call_at(self, moment: float, callback: Callback) -> Callback:
+        """Calls back at a moment on `time.monotonic`'s clock.
+
+        Returns:
+            A function that cancels the callback. It does nothing once the callback ran.
+        """
+
+    def call_soon_threadsafe(self, callback: Callback) -> None:
+        """Calls back on the transport's thread: at once if this is that thread.
+
+        May be called on any thread. The callback is dropped if the call has ended.
+        """
+
+
+class Transport(Protocol):
+    """A gRPC listener. Its life is `listen`, `start`, `stop`."""
+
+    def listen(self, address: str) -> int:
+        """Binds an address, such as `127.0.0.1:8001`, and returns its port.
+
+        The operating system accepts connections from now on, but nothing is read from them before
+        `start`: calls wait.
+
+        Raises:
+            RuntimeError: The address is in use, or does not belong to this machine.
+        """
+
+    def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:
+        """Begins to accept calls.
+
+        Args:
+            accept: Called with each new call.
+            run_inline: Does a piece of work and returns whether there may be more. A transport may call it
+                on its own thread whenever it has no event to handle, or never.
+        """
+
+    def stop(self, grace: float) -> None:
+        """Accepts no more calls, and returns when the last one has ended.
+
+        May be called before `start`, and more than once.
+
+        Args:
+            grace: Seconds after which the calls that are left are cancelled. 0 cancels them at once.
+        """

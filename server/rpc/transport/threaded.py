@@ -1,0 +1,261 @@
+"""The portable transport: calls through `grpc.server`, with grpcio's public API only.
+
+`grpc.server` needs a thread for each open call, which sends that call's messages, and a second one while
+the call waits for a message. Both hand over to an asyncio event loop on a thread of its own, the
+transport's thread. Batches run on the engine's threads: `run_inline` is never called.
+
+`grpc.aio` is public as well, but its server ends when a caller sends a method name that is not UTF-8.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeAlias
+
+import grpc
+
+from server.rpc.deadlines import deadline_after
+from server.rpc.transport.seam import Call, Callback, Metadata
+
+log = logging.getLogger(__name__)
+
+# Open calls beyond `max_calls`, such as those of health watchers. More are refused with RESOURCE_EXHAUSTED.
+SPARE_CALLS = 512
+
+
+Serve: TypeAlias = Callable[[str, Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
+
+
+class _Message(NamedTuple):
+    content: bytes
+    then: Callable[[bool], None]
+
+
+class _Status(NamedTuple):
+    code: grpc.StatusCode
+    details: str
+    trailing: Metadata
+
+
+class CallsThread:
+    """The transport's thread: an asyncio event loop that runs callbacks."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_log_failure)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="calls", daemon=True)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on this thread."""
+        return threading.get_ident() == self._thread.ident
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def post(self, callback: Callback) -> None:
+        """Runs a callback on this thread. For any thread. The callback is dropped after `stop`."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(callback)
+
+    def call_at(self, moment: float, callback: Callback) -> Callback:
+        """Runs a callback at a moment on `time.monotonic`'s clock; returns what cancels it."""
+        return self._loop.call_at(moment, callback).cancel
+
+
+class ThreadedCall:
+    """A `Call` of `grpc.server`."""
+
+    def __init__(
+        self,
+        method: str,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+        thread: CallsThread,
+        receivers: ThreadPoolExecutor,
+    ) -> None:
+        self.method = method
+        remaining: float | None = context.time_remaining()
+        self.deadline = math.inf if remaining is None else deadline_after(remaining)
+        self.ended_with: grpc.StatusCode | None = None
+        self._requests = requests
+        self._context = context
+        self._thread = thread
+        self._receivers = receivers
+        # What the call's own thread is to send; None once the call has ended without a status of ours.
+        self._outgoing: SimpleQueue[_Message | _Status | None] = SimpleQueue()
+        self._done_callbacks: dict[Callback, None] = {}
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """See `Call`."""
+        if self.ended_with is None:
+            self._done_callbacks[callback] = None
+        else:
+            callback()
+
+    def remove_done_callback(self, callback: Callback) -> None:
+        """See `Call`."""
+        self._done_callbacks.pop(callback, None)
+
+    def call_at(self, moment: float, callback: Callback) -> Callback:
+        """See `Call`."""
+        return self._thread.call_at(moment, callback)
+
+    def call_soon_threadsafe(self, callback: Callback) -> None:
+        """See `Call`."""
+        if self._thread.is_current:
+            callback()
+        elif self.ended_with is None:
+            self._thread.post(callback)
+
+    def receive(self, then: Callable[[bytes | None], None]) -> None:
+        """See `Call`."""
+        self._receivers.submit(self._receive, then)
+
+    def _receive(self, then: Callable[[bytes | None], None]) -> None:
+        """Waits for a message, on a thread of the receivers."""
+        try:
+            message = next(self._requests, None)
+        except Exception:  # the call was cancelled
+            message = None
+        self._thread.post(partial(then, message))
+
+    def send(self, message: bytes, then: Callable[[bool], None], *, more: bool = False) -> None:  # noqa: ARG002
+        """See `Call`. `more` has no effect."""
+        if self.ended_with is None:
+            self._outgoing.put(_Message(message, then))
+
+    def reply(self, message: bytes) -> None:
+        """See `Call`."""
+        if self.ended_with is None:
+            self._outgoing.put(_Message(message, _nothing))
+            self.finish(grpc.StatusCode.OK)
+
+    def finish(self, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()) -> None:
+        """See `Call`."""
+        if self.ended_with is None:
+            self._outgoing.put(_Status(code, details, trailing))
+            self._end(code)
+
+    def messages(self) -> Iterator[bytes]:
+        """What `grpc.server` is to send, and then the status. Runs on the call's own thread."""
+        while (outgoing := self._outgoing.get()) is not None:
+            if isinstance(outgoing, _Status):
+                self._context.set_code(outgoing.code)
+                self._context.set_details(outgoing.details)
+                self._context.set_trailing_metadata(outgoing.trailing)
+                return
+            yield outgoing.content
+            self._thread.post(partial(outgoing.then, True))  # noqa: FBT003 - as the seam calls it
+
+    def closed(self) -> None:
+        """`grpc.server` is done with the call: its status was sent, or it was cancelled. For any thread."""
+        self._outgoing.put(None)
+        self._thread.post(partial(self._end, grpc.StatusCode.CANCELLED))
+
+    def _end(self, code: grpc.StatusCode) -> None:
+        if self.ended_with is not None:
+            return
+        self.ended_with = code
+        callbacks, self._done_callbacks = self._done_callbacks, {}
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # the failure of one callback must not prevent the others
+                log.exception("done callback failed", extra={"method": self.method})
+
+
+class ThreadedTransport:
+    """A `Transport` on `grpc.server`."""
+
+    def __init__(self, options: Mapping[str, int], max_calls: int) -> None:
+        """Creates the transport.
+
+        Args:
+            options: Channel arguments of gRPC's core.
+            max_calls: Number of calls that are held at a time, health and reflection excepted.
+        """
+        self._thread = CallsThread()
+        most = max_calls + SPARE_CALLS
+        self._senders = ThreadPoolExecutor(most, thread_name_prefix="call")
+        self._receivers = ThreadPoolExecutor(most, thread_name_prefix="receive")
+        self._accept: Callable[[Call], None] = _refuse
+        self._started = self._stopped = False
+        self._server = grpc.server(
+            self._senders,
+            handlers=[_EveryMethod(self._serve)],
+            options=list(options.items()),
+            maximum_concurrent_rpcs=most,
+        )
+
+    def listen(self, address: str) -> int:
+        """See `Transport`."""
+        return self._server.add_insecure_port(address)
+
+    def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:  # noqa: ARG002
+        """See `Transport`. `run_inline` is never called."""
+        self._accept = accept
+        self._start()
+
+    def _start(self) -> None:
+        self._started = True
+        self._thread.start()
+        self._server.start()
+
+    def stop(self, grace: float) -> None:
+        """See `Transport`."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if not self._started:  # `grpc.server` closes a port only after it was started
+            self._start()
+        self._server.stop(grace).wait()
+        self._senders.shutdown()
+        self._receivers.shutdown()
+        self._thread.stop()
+
+    def _serve(
+        self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """Hands a new call to the transport's thread. Runs on the call's own thread until the call ends."""
+        call = ThreadedCall(method, requests, context, self._thread, self._receivers)
+        if context.add_callback(call.closed):
+            self._thread.post(partial(self._accept, call))
+            yield from call.messages()
+
+
+class _EveryMethod(grpc.GenericRpcHandler):
+    """Handles the calls of every method alike: which methods exist is decided above the transport."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        """A handler of messages as bytes, in both directions."""
+        return grpc.stream_stream_rpc_method_handler(partial(self._serve, handler_call_details.method))
+
+
+def _log_failure(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs a callback that failed: the failure of one call must not affect the others."""
+    log.error("call failed", exc_info=context.get("exception"))
+
+
+def _nothing(_success: bool) -> None:  # noqa: FBT001 - as the seam calls it
+    """The callback of a message that nothing follows."""
+
+
+def _refuse(call: Call) -> None:
+    call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")

@@ -1,0 +1,53 @@
+"""Callbacks that are due at a moment, unless they are cancelled before."""
+
+import heapq
+import itertools
+import math
+import threading
+from collections.abc import Callable
+
+# Entries of cancelled callbacks are removed when they are this many more than half of all entries.
+SPARE = 64
+
+
+class Timers:
+    """Callbacks by the moment when they are due, on `time.monotonic`'s clock. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: dict[int, tuple[float, Callable[[], object]]] = {}
+        self._heap: list[tuple[float, int]] = []
+        self._numbers = itertools.count()
+
+    @property
+    def next_due(self) -> float:
+        """When the next callback is due; infinite if there is none."""
+        with self._lock:
+            return self._heap[0][0] if self._heap else math.inf
+
+    def add(self, due: float, callback: Callable[[], object]) -> int:
+        """Adds a callback. Returns the number to cancel it by."""
+        with self._lock:
+            number = next(self._numbers)
+            self._callbacks[number] = (due, callback)
+            heapq.heappush(self._heap, (due, number))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Removes a callback. Does nothing if it was called or removed before."""
+        with self._lock:
+            self._callbacks.pop(number, None)
+            if len(self._heap) > 2 * len(self._callbacks) + SPARE:
+                self._heap = [(due, number) for number, (due, _) in self._callbacks.items()]
+                heapq.heapify(self._heap)
+
+    def run_due(self, now: float) -> None:
+        """Calls every callback that is due, in order of their moments."""
+        due = []
+        with self._lock:
+            while self._heap and self._heap[0][0] <= now:
+                _, number = heapq.heappop(self._heap)
+                if found := self._callbacks.pop(number, None):
+                    due.append(found[1])
+        for callback in due:
+            callback()

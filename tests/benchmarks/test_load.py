@@ -1,0 +1,92 @@
+"""The load generator and the processes of a run, against a real echo server."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.channel import CallFailedError, call_once
+from benchmarks.checkout import Checkout
+from benchmarks.load import Endpoint, MeasurementWindow, closed_loop, first_response, open_loop, soak
+from benchmarks.processes import ServerAddress, free_ports, is_running, process_tree, resident_bytes, running
+from benchmarks.wire import ECHO_HALF, ECHO_WHOLE, Api, encode
+from benchmarks.workload import NARROW, SHORT, AttentionKind, Model, sequences
+
+WINDOW = MeasurementWindow(seconds=0.05, warm_seconds=0.01)
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerAddress]:
+    """The echo, ready."""
+    port = free_ports(1, start=23000)
+    command = [sys.executable, "-m", "benchmarks.peers.echo", str(port)]
+    log = tmp_path_factory.mktemp("echo") / "log"
+    with running(command, log, Checkout().environment, Checkout().root) as process:
+        address = f"127.0.0.1:{port}"
+        while True:
+            try:
+                call_once(address, ECHO_WHOLE, b"")
+                break
+            except CallFailedError:
+                assert process.poll() is None, log.read_text()
+        yield ServerAddress(address, process.pid)
+    assert not is_running(process.pid)
+
+
+def endpoint(echo: ServerAddress, model: Model = NARROW) -> Endpoint:
+    return Endpoint(echo.address, echo.pid, Api.ECHO, model, SHORT)
+
+
+def test_the_echo_returns_the_request_or_its_first_half(echo: ServerAddress) -> None:
+    assert call_once(echo.address, ECHO_WHOLE, b"abcdef") == b"abcdef"
+    assert call_once(echo.address, ECHO_HALF, b"abcdef") == b"abc"
+
+
+def test_the_first_response_holds_the_bytes_of_the_request(echo: ServerAddress) -> None:
+    cross = Model(AttentionKind.CROSS, 64, 4)
+    for model, share in ((NARROW, 1), (cross, 2)):
+        sent = encode(Api.ECHO, model, [sequences(model, SHORT)[0]])
+        (found,) = first_response(endpoint(echo, model))
+        assert found.tobytes() == sent[: len(sent) // share]
+
+
+def test_closed_loop_counts_what_was_answered(echo: ServerAddress) -> None:
+    result = closed_loop(endpoint(echo), 4, WINDOW)
+
+    assert result.failures == 0
+    assert result.seconds >= WINDOW.seconds
+    assert len(result.latencies) == result.sequences >= WINDOW.requests_each * 4
+    assert result.tokens == result.sequences * SHORT.longest
+    assert np.all(result.latencies > 0)
+
+
+def test_open_loop_sends_every_request_that_is_due(echo: ServerAddress) -> None:
+    result = open_loop(endpoint(echo), rate=200, seconds=0.1, seed=1)
+
+    assert result.failures == 0
+    assert result.sequences == len(result.latencies) == 20
+
+
+def test_soak_alternates_between_endpoints(echo: ServerAddress) -> None:
+    assert soak((endpoint(echo), endpoint(echo)), 2, 0.05) > 2
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+def test_an_unreachable_server_is_reported(stream: bool) -> None:
+    with pytest.raises(CallFailedError, match="status 14"):
+        call_once(f"127.0.0.1:{free_ports(1, start=24000)}", ECHO_WHOLE, b"", stream=stream)
+
+
+@pytest.mark.timeout(30)
+def test_a_stopped_process_leaves_no_children(tmp_path: Path) -> None:
+    script = "import subprocess; subprocess.run(['sleep', '60'])"
+    with running([sys.executable, "-c", script], tmp_path / "log", os.environ) as process:
+        while len(tree := process_tree(process.pid)) < 2:
+            assert process.poll() is None
+        assert resident_bytes(tree) > 0
+
+    while any(is_running(pid) for pid in tree):
+        pass  # SIGKILL takes effect soon; a process that it does not reach runs into the test's timeout

@@ -1,0 +1,97 @@
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import peers
+from benchmarks.peers import torchserve_handler, triton
+from benchmarks.peers.launch import Launch
+from benchmarks.results import TORCHSERVE, TRITON, TRITON_CPP
+from benchmarks.workload import AttentionKind, Model
+
+CROSS = Model(AttentionKind.CROSS, 64, 4)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    site = tmp_path / "home/triton/lib/python3.11/site-packages"
+    site.mkdir(parents=True)
+    graph = tmp_path / "artifact/model.onnx"
+    graph.parent.mkdir()
+    graph.write_bytes(b"graph")
+    (graph.parent / "weights.data").write_bytes(b"weights")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return Launch(tmp_path / "home", graph, CROSS, folder, 20000)
+
+
+def test_peers_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(peers.HOME_VARIABLE, str(tmp_path))
+
+    assert peers.installed() == []
+    assert peers.absent() == (TRITON, TRITON_CPP, TORCHSERVE)
+    assert peers.versions() == {}
+
+
+def test_installed_peers_state_their_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(peers.HOME_VARIABLE, str(tmp_path))
+    (tmp_path / "triton/bin").mkdir(parents=True)
+    (tmp_path / "triton/bin/python").touch()
+    (tmp_path / "triton/lib/python3.11/site-packages/onnxruntime-1.2.3.dist-info").mkdir(parents=True)
+
+    assert [peer.name for peer in peers.installed()] == [TRITON]
+    assert peers.versions() == {TRITON: "2.51, ONNX Runtime 1.2.3"}
+
+
+@pytest.mark.parametrize("backend", [triton.python_backend, triton.onnxruntime_backend])
+def test_triton_receives_a_model_repository(launch: Launch, backend: object) -> None:
+    assert callable(backend)
+    for _ in range(2):  # a second start replaces what the first one wrote
+        command = backend(launch)
+    model = launch.folder / "repository" / CROSS.name
+    config = (model / "config.pbtxt").read_text()
+
+    assert f"--model-repository={launch.folder / 'repository'}" in command.arguments
+    assert "--grpc-port=20000" in command.arguments
+    for name in ("query", "key"):
+        assert f'input [ {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1, 64 ] }} ]' in config
+    assert (model / "1/model.onnx").read_bytes() == b"graph"
+    assert (model / "1/weights.data").read_bytes() == b"weights"
+
+
+def test_the_torchserve_handler_runs_equal_and_unequal_lengths(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    shape = ["batch", "length", 4]
+    info = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name in ("query", "out")]
+    node = helper.make_node("Neg", ["query"], ["out"])
+    graph = helper.make_graph([node], "negate", info[:1], info[1:])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8),
+        tmp_path / "model.onnx",
+    )
+
+    context = SimpleNamespace(
+        system_properties={"model_dir": str(tmp_path)}, manifest={"model": {"serializedFile": "model.onnx"}}
+    )
+    for lengths in ((3, 3), (2, 5)):
+        arrays = [np.full((length, 4), length, np.float32) for length in lengths]
+        found = torchserve_handler.handle([{"data": array.tobytes()} for array in arrays], context)
+        assert found == [(-array).tobytes() for array in arrays]
+
+
+def test_the_installer_refuses_an_unknown_peer(tmp_path: Path) -> None:
+    script = Path(peers.__file__).with_name("install.sh")
+    result = subprocess.run(
+        [str(script), "nonsense"],
+        env={**os.environ, "PEERS_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 2
+    assert "unknown peer: nonsense; choose triton or torchserve" in result.stderr

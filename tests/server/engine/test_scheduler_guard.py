@@ -1,0 +1,103 @@
+"""Errors outside a run: no thread may die of them, and no request may wait forever."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from server.engine.arena import LARGE_RUN_BYTES
+from server.engine.batch import PendingRequest
+from server.engine.errors import RunFailedError
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from server.engine.scheduler import Scheduler
+from tests.server.samples import assert_answers, validated_of
+from tests.server.seams import MESSAGE, SAME_FOR_ALL, Recorder, costing, outcome
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    scheduler = Scheduler(Limits(), Recorder(), parallel_runs=2)
+    yield scheduler
+    scheduler.close()
+
+
+class BrokenTrim(LoadedModel):
+    """A model whose runs count as large and whose arena cannot be trimmed."""
+
+    def padded_bytes(self, batch: int, query_length: int, key_length: int) -> int:
+        return LARGE_RUN_BYTES + super().padded_bytes(batch, query_length, key_length)
+
+    def shrink_arena(self) -> None:
+        raise RuntimeError(MESSAGE)
+
+
+class BrokenCost(LoadedModel):
+    """A model whose batches cannot be planned."""
+
+    def seconds(self, *_: object) -> float:
+        raise RuntimeError(MESSAGE)
+
+
+def as_type(kind: type[LoadedModel], model: LoadedModel) -> LoadedModel:
+    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    return kind(**fields)
+
+
+def assert_still_runs(scheduler: Scheduler, model: LoadedModel) -> None:
+    """Every thread of the scheduler still takes requests."""
+    requests = [validated_of(model, [(2, 2)], seed=seed) for seed in range(4)]
+    for request in requests:
+        scheduler.submit(request)
+        assert_answers(request, outcome(request))
+
+
+def test_threads_survive_an_arena_that_cannot_be_trimmed(
+    self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.engine.arena.IDLE_SECONDS", 0.0)
+    broken = as_type(BrokenTrim, self_model)
+    for seed in range(4):
+        request = validated_of(broken, [(2, 2)], seed=seed)
+        scheduler.submit(request)
+        assert_answers(request, outcome(request))
+    assert_still_runs(scheduler, self_model)
+
+
+def test_a_batch_that_cannot_be_planned_fails_its_requests(
+    self_model: LoadedModel, scheduler: Scheduler
+) -> None:
+    broken = as_type(BrokenCost, self_model)
+    for _ in range(3):
+        request = validated_of(broken, [(2, 2)])
+        scheduler.submit(request)
+        with pytest.raises(RunFailedError):
+            outcome(request)
+    assert_still_runs(scheduler, self_model)
+
+
+def test_a_batch_that_cannot_be_planned_inline_fails_its_requests(
+    self_model: LoadedModel, scheduler: Scheduler
+) -> None:
+    request = validated_of(as_type(BrokenCost, self_model), [(2, 2)])
+    scheduler.submit(request, wake=False)
+    assert not scheduler.run_inline(1.0)
+    with pytest.raises(RunFailedError):
+        outcome(request)
+    assert_still_runs(scheduler, self_model)
+
+
+def test_results_that_cannot_be_delivered_fail_their_requests(
+    self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deliver(*_: object) -> bool:
+        raise RuntimeError(MESSAGE)
+
+    model = costing(self_model, SAME_FOR_ALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(PendingRequest, "deliver", deliver)
+        request = validated_of(model, [(2, 2), (3, 3)])
+        scheduler.submit(request)
+        with pytest.raises(RunFailedError):
+            outcome(request)
+    assert_still_runs(scheduler, self_model)
