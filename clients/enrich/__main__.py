@@ -12,14 +12,13 @@ from typing import Annotated
 try:
     import typer
     from attention_client.enrich import RETRY_SECONDS
-    from attention_client.enrich.cli import (
+    from attention_client.enrich.cli import run_and_report, split_servers
+    from attention_client.enrich.cli_options import (
         JobArguments,
         Output,
         RetrySeconds,
         Servers,
         Source,
-        run_and_report,
-        split_servers,
         with_job_arguments,
     )
 except ImportError as error:

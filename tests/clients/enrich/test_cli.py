@@ -42,7 +42,8 @@ def test_a_job_in_process_prints_its_summary(tmp_path: Path, enrich_models: Path
 @pytest.mark.parametrize("command", [app, client_app], ids=["application", "installed client"])
 def test_a_job_on_a_server_prints_json(tmp_path: Path, sample_server: ServerProcess, command: Any) -> None:
     source, output = write(tmp_path, 20), tmp_path / "out.parquet"
-    done = run(command, source, output, *QUERY, "--server", sample_server.target, "--json", "--quiet")
+    servers = f"{sample_server.target}, {sample_server.target},"
+    done = run(command, source, output, *QUERY, "--server", servers, "--json", "--quiet")
     assert (done.exit_code, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert (summary["output"], summary["rows"], summary["already_complete"]) == (str(output), 20, False)

@@ -68,13 +68,7 @@ class ServerBackend:
         self._clients = _connect(targets)
         patience = min(retry_seconds, START_SECONDS)
         found = [_describe(client, model, version, patience) for client in self._clients.values()]
-        if versions := sorted({info.version for info in found} - {found[0].version}):
-            others = ", ".join(versions)
-            raise EnrichError(
-                f"the servers have version {found[0].version} and {others} of {model!r}: choose one with "
-                "--version (version)"
-            )
-        self.model = spec_of(found[0])
+        self.model = spec_of(_only_version(found))
         self.concurrency = MAX_IN_FLIGHT * len(self._clients)
         self._return_weights = return_weights
         self._retry_seconds = retry_seconds
@@ -199,6 +193,16 @@ def _describe(client: AttentionClient, model: str, version: str, patience: float
         return client.model(model, version)
     except AttentionClientError as error:
         raise EnrichError(str(error)) from error
+
+
+def _only_version(found: Sequence[ModelInfo]) -> ModelInfo:
+    versions = sorted({info.version for info in found})
+    if len(versions) > 1:
+        raise EnrichError(
+            f"the servers have versions {', '.join(versions)} of {found[0].name!r}: choose one with "
+            "--version (version)"
+        )
+    return found[0]
 
 
 def spec_of(info: ModelInfo) -> ModelSpec:
