@@ -1,4 +1,4 @@
-"""Bulk enrichment: context vectors as new columns of a table, computed here, on servers or on a Ray cluster.
+"""Context vectors as a new column of a table, computed on servers, in this process or on a Ray cluster.
 
 ```python
 from clients.enrich import enrich
@@ -7,6 +7,6 @@ enrich("in.parquet", "out.parquet", model="self-attention", column="embeddings",
 ```
 """
 
-from clients.enrich.engines import enrich
+from clients.enrich.placement import enrich
 
 __all__ = ["enrich"]

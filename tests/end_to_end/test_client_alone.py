@@ -18,7 +18,7 @@ with AttentionClient(sys.argv[1]) as client:
     result = client.attend("self-attention", np.ones((3, 16), np.float32), return_weights=True)
 print(result.context_vectors.shape, result.attention_weights.shape)
 table = pa.table({"c": [[[1.0] * 16] * 3]})
-summary = enrich(table, model="self-attention", column="c", servers=[sys.argv[1]], quiet=True)
+summary = enrich(table, model="self-attention", column="c", servers=[sys.argv[1]])
 print(np.array(summary.table["context_vectors"].to_pylist()).shape)
 print(sorted({"torch", "onnxruntime", "onnx"} & set(sys.modules)))
 """

@@ -1,4 +1,4 @@
-"""Cells of every kind of column as sequences, and results as columns."""
+"""Cells of every type of column as sequences, and results as columns."""
 
 from typing import Any
 
@@ -6,12 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from attention_client.enrich.cells import Cells, check_widths, read_ids, read_texts, read_vectors
 from attention_client.enrich.columns import (
-    Cells,
     pooled_column,
-    read_ids,
-    read_texts,
-    read_vectors,
     vectors_column,
     vectors_type,
     weights_column,
@@ -50,11 +47,11 @@ def test_lists_of_vectors_are_sequences(kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.float64())], ids=str)
-def test_flat_lists_are_vectors_one_behind_the_other(kind: pa.DataType) -> None:
+def test_flat_lists_are_consecutive_vectors(kind: pa.DataType) -> None:
     assert shown(read_vectors(pa.array(FLAT, kind), WIDTH)) == ROWS
 
 
-def test_a_fixed_list_is_a_sequence_of_as_many_vectors_as_it_has() -> None:
+def test_a_fixed_list_is_a_sequence_of_fixed_length() -> None:
     column = pa.array([[1, 2, 3, 4, 5, 6], None, [7, 8, 9, 10, 11, 12]], pa.list_(pa.float32(), 2 * WIDTH))
     assert shown(read_vectors(column, WIDTH)) == [[[1, 2, 3], [4, 5, 6]], None, [[7, 8, 9], [10, 11, 12]]]
 
@@ -91,14 +88,14 @@ def test_a_slice_reads_as_its_own_rows(kind: pa.DataType) -> None:
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        ([[1.0, 2.0]], "rows are 2 wide; the model takes 3"),
-        ([[1.0, 2.0, 3.0], [1.0]], "rows are 1, 3 wide"),
-        ([None], "rows are null wide"),
-        ([[1.0, None, 3.0]], "holds a null, or a number that float32 cannot hold"),
+        ([[1.0, 2.0]], "its vectors have 2 numbers; the model takes 3"),
+        ([[1.0, 2.0, 3.0], [1.0]], "its vectors have 1, 3 numbers"),
+        ([None], "its vectors have null numbers"),
+        ([[1.0, None, 3.0]], "it holds a null, or a number outside the range of float32"),
     ],
     ids=["narrow", "uneven", "null vector", "null number"],
 )
-def test_a_cell_that_is_no_sequence_is_refused_and_spoils_no_other(cell: Any, words: str) -> None:
+def test_an_invalid_cell_is_refused_and_affects_no_other(cell: Any, words: str) -> None:
     good = [[1.0, 2.0, 3.0]]
     cells = read_vectors(pa.array([good, cell, good], pa.list_(pa.list_(pa.float32()))), WIDTH)
     assert shown(cells) == [good, None, good]
@@ -108,10 +105,10 @@ def test_a_cell_that_is_no_sequence_is_refused_and_spoils_no_other(cell: Any, wo
 
 @pytest.mark.parametrize(
     ("cell", "words"),
-    [([1.0, 2.0], "holds 2 numbers, which is no multiple of 3"), ([1.0, None, 3.0], "holds a null")],
+    [([1.0, 2.0], "it holds 2 numbers, not a multiple of 3"), ([1.0, None, 3.0], "it holds a null")],
     ids=["remainder", "null number"],
 )
-def test_a_flat_cell_that_is_no_sequence_is_refused(cell: Any, words: str) -> None:
+def test_an_invalid_flat_cell_is_refused(cell: Any, words: str) -> None:
     cells = read_vectors(pa.array([[1.0, 2.0, 3.0], cell], pa.list_(pa.float32())), WIDTH)
     assert shown(cells) == [[[1, 2, 3]], None]
     assert words in cells.refused[1]
@@ -127,10 +124,41 @@ def test_a_column_of_another_type_is_an_error(column: pa.Array) -> None:
         read_vectors(column, WIDTH)
 
 
+def test_an_id_outside_int64_is_refused_and_affects_no_other() -> None:
+    cells = read_ids(pa.array([[1, 2**63], [3]], pa.list_(pa.uint64())))
+    assert shown(cells) == [None, [3]]
+    assert cells.refused == {0: "it holds a null, or a number outside the range of int64"}
+
+
+def test_a_tensor_of_another_width_is_an_error() -> None:
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((1, WIDTH, 2), np.float32))
+    with pytest.raises(EnrichError, match=r"holds tensors of shape \[3, 2\]; the model takes vectors of 3"):
+        read_vectors(tensors, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([[[1.0, 2.0]], None, []]), "holds vectors of 2 numbers; the model takes vectors of 3"),
+        (pa.array([[1.0, 2.0], [], None]), "holds lists of 2 numbers; the model takes multiples of 3"),
+    ],
+    ids=["nested", "flat"],
+)
+def test_a_column_without_any_vector_of_the_width_is_refused(column: pa.Array, words: str) -> None:
+    with pytest.raises(EnrichError, match=words):
+        check_widths(column, WIDTH)
+
+
+@pytest.mark.parametrize("column", [pa.nulls(2), pa.array([[], None]), pa.array([[[]], [[1.0, 2, 3]]]),
+                                    pa.array(ROWS), pa.array(FLAT)], ids=str)  # fmt: skip
+def test_a_column_with_one_vector_of_the_width_or_without_vectors_is_accepted(column: pa.Array) -> None:
+    check_widths(column, WIDTH)
+
+
 def test_ids_are_lists_of_integers() -> None:
     cells = read_ids(pa.array([[1, 2], None, [], [3, None]], pa.list_(pa.int32())))
     assert shown(cells) == [[1, 2], None, [], None]
-    assert cells.refused == {3: "holds a null, or a number that float32 cannot hold"}
+    assert cells.refused == {3: "it holds a null, or a number outside the range of int64"}
     with pytest.raises(EnrichError, match="token ids are lists of integers"):
         read_ids(pa.array([[1.5]]))
 
@@ -142,7 +170,7 @@ def test_texts_are_strings(kind: pa.DataType) -> None:
         read_texts(pa.array([1]))
 
 
-def test_results_become_columns_of_their_types() -> None:
+def test_results_convert_to_columns_of_their_types() -> None:
     rng = np.random.default_rng(0)
     rows = [rng.random((2, WIDTH), np.float32), None, np.empty((0, WIDTH), np.float32)]
     column = vectors_column(rows, WIDTH)
@@ -157,7 +185,7 @@ def test_results_become_columns_of_their_types() -> None:
     assert column.to_pylist() == [None if row is None else row.tolist() for row in weights]
 
 
-def test_columns_of_no_rows_have_their_types() -> None:
+def test_empty_columns_have_their_types() -> None:
     assert vectors_column([], WIDTH).type == vectors_type(WIDTH, pooled=False)
     assert pooled_column([], WIDTH).type == vectors_type(WIDTH, pooled=True)
     assert weights_column([]).type == weights_type()

@@ -1,15 +1,65 @@
-"""A server of the small artifacts, for the bulk job's tests."""
+"""Fixtures of the enrichment tests."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from export import export_module
 from scripts.local_server import ServerProcess, serving
+
+POOLED, POOLED_WIDTH = "pooled", 6
+
+
+class MeanOfLinear(nn.Module):
+    """A module that returns one vector per sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, POOLED_WIDTH)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, T, 4) to (B, d)."""
+        return self.linear(rows).tanh().mean(dim=1)  # type: ignore[no-any-return]
+
+
+def mean_of_linear() -> MeanOfLinear:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return MeanOfLinear().eval()
 
 
 @pytest.fixture(scope="session")
-def sample_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """It answers while the tests run."""
-    with serving(artifacts, tmp_path_factory.mktemp("sample-server") / "log") as process:
+def enrich_models(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of the small models and of one whose output is pooled. Tests do not write to it."""
+    folder = tmp_path_factory.mktemp("enrich") / "models"
+    shutil.copytree(artifacts, folder)
+    example, axes = {"rows": torch.zeros(2, 3, 4)}, {"rows": {0: "batch", 1: "length"}}
+    export_module(mean_of_linear(), example, axes, out=folder, name=POOLED)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sample_server(enrich_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of these models, for all tests that do not stop it."""
+    with serving(enrich_models, tmp_path_factory.mktemp("sample-server") / "log") as process:
         yield process
+
+
+@pytest.fixture(params=["in process", "on a server"])
+def backend_options(request: pytest.FixtureRequest, enrich_models: Path) -> dict[str, Any]:
+    """The options that choose a backend."""
+    if request.param == "in process":
+        return {"model_repository": enrich_models}
+    server: ServerProcess = request.getfixturevalue("sample_server")
+    return {"servers": [server.target]}
+
+
+@pytest.fixture
+def in_process(enrich_models: Path) -> dict[str, Any]:
+    """The options of a job in this process."""
+    return {"model_repository": enrich_models}

@@ -1,4 +1,4 @@
-"""Tables of random sequences, and what eager PyTorch makes of them."""
+"""Tables of random sequences, and their context vectors by eager PyTorch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,24 +17,31 @@ METADATA = {b"owner": b"tests"}
 LONGEST = 12
 
 
-def sequences(rows: int, width: int, seed: int) -> list[Array]:
+def vector_column(rows: int, width: int, seed: int) -> pa.Array:
+    """Random sequences of 1 to LONGEST - 1 vectors; the same seed gives the same lengths for any width."""
     rng = np.random.default_rng(seed)
-    return [rng.standard_normal((length, width), np.float32) for length in rng.integers(1, LONGEST, rows)]
+    ends = np.cumsum(rng.integers(1, LONGEST, rows), dtype=np.int32)
+    total = int(ends[-1]) if rows else 0
+    numbers = pa.array(rng.standard_normal(total * width, np.float32))
+    vectors = pa.ListArray.from_arrays(np.arange(total + 1, dtype=np.int32) * width, numbers)
+    return pa.ListArray.from_arrays(np.concatenate([[0], ends]).astype(np.int32), vectors)
 
 
-def table(rows: int, *, seed: int = 0, **columns: Sequence[Any]) -> pa.Table:
-    """A table of some ordinary columns beside one of sequences for each input, and of texts."""
+def table(rows: int, *, seed: int = 0, **columns: Any) -> pa.Table:
+    """A table of ordinary columns, one column of sequences for each input, and texts."""
     rng = np.random.default_rng(seed)
-    vectors = pa.list_(pa.list_(pa.float32()))
+    words = rng.choice(WORDS, (rows, LONGEST))
+    counts = rng.integers(1, 5, rows)
     made: dict[str, Any] = {
         "id": pa.array(range(rows), pa.int64()),
         "name": pa.array([f"row {row}" for row in range(rows)], pa.string()).dictionary_encode(),
-        "text": pa.array([" ".join(rng.choice(WORDS, rng.integers(1, 5))) for _ in range(rows)], pa.string()),
+        "text": pa.array(
+            [" ".join(row[:count]) for row, count in zip(words, counts, strict=True)], pa.string()
+        ),
     }
-    for number, (name, width) in enumerate(WIDTHS.items()):
+    for name, width in WIDTHS.items():
         # The value has as many rows as the key.
-        own = sequences(rows, width, seed + (1 if name == "value" else number))
-        made[name] = pa.array([one.tolist() for one in own], vectors)
+        made[name] = vector_column(rows, width, seed + (name != "query"))
     made.update(columns)
     return pa.table(made).replace_schema_metadata(METADATA)
 
@@ -48,13 +55,22 @@ def write(
     if path.suffix == ".parquet":
         pq.write_table(made, path, row_group_size=group_rows)
     else:
-        with pa.ipc.new_file(path, made.schema) as writer:
+        create = pa.ipc.new_stream if path.suffix == ".arrows" else pa.ipc.new_file
+        with create(path, made.schema) as writer:
             writer.write_table(made, max_chunksize=group_rows)
     return path
 
 
 def read(path: Path) -> pa.Table:
-    return pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+    if path.suffix == ".parquet":
+        return pq.read_table(path)
+    opened = pa.ipc.open_stream if path.suffix == ".arrows" else pa.ipc.open_file
+    return opened(path).read_all()
+
+
+def vectors_of(*cells: Any) -> pa.Array:
+    """A column of lists of vectors, whatever the vectors' widths are."""
+    return pa.array(cells, pa.list_(pa.list_(pa.float32())))
 
 
 def eager_answers(model: str, rows: Sequence[Sequence[Any]]) -> list[tuple[Array, Array]]:
@@ -64,7 +80,7 @@ def eager_answers(model: str, rows: Sequence[Sequence[Any]]) -> list[tuple[Array
 
 
 def assert_enriched(result: pa.Table, source: pa.Table, model: str, columns: Sequence[str]) -> None:
-    """Every column of the source is as it was, and every row has what eager PyTorch answers."""
+    """The columns of the source are unchanged, and every row has the context vectors of eager PyTorch."""
     assert result.select(source.column_names).equals(source.select(source.column_names))
     assert result.schema.metadata == source.schema.metadata
     inputs = list(zip(*(source.column(name).to_pylist() for name in columns), strict=True))

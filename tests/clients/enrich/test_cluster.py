@@ -1,4 +1,4 @@
-"""A job on a real Ray cluster of two nodes, one of which is killed in the middle."""
+"""A job on a real Ray cluster, of which one node is killed."""
 
 import logging
 import threading
@@ -10,59 +10,61 @@ from typing import Any
 
 import pytest
 import ray
-from attention_client.enrich import EnrichError
+from attention_client.enrich import EnrichError, plan
 from ray.cluster_utils import Cluster
 
 from clients.enrich import enrich
 from tests.clients.enrich.tables import read, write
 from tests.server.samples import ROOT, SELF, TEXT
 
-ROWS = 130_000
+ROWS, CHUNK_ROWS = 40_000, 2_000
 PATIENCE_SECONDS = 240
 STORE_BYTES = 100 << 20
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    head = {"num_cpus": 0, "object_store_memory": STORE_BYTES}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    ray.init(address=cluster.address, logging_level=logging.ERROR)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()  # type: ignore[no-untyped-call]
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster whose head computes nothing. Starting it is slow, so the tests share it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT}/clients/python/src")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        head = {"num_cpus": 0, "object_store_memory": STORE_BYTES}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=cluster.address, logging_level=logging.ERROR)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def add_node(cluster: Cluster) -> Any:
     return cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
 
 
-def test_a_job_outlives_one_of_its_nodes(tmp_path: Path, artifacts: Path, cluster: Cluster) -> None:
-    nodes = [add_node(cluster) for _ in range(2)]
+def test_a_job_survives_the_loss_of_the_node_that_computes(
+    tmp_path: Path, artifacts: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
+    lost = add_node(cluster)
     source, output = write(tmp_path, ROWS), tmp_path / "out.parquet"
-    wanted: dict[str, Any] = {"model": SELF, "column": "query", "model_repository": artifacts, "quiet": True}
+    wanted: dict[str, Any] = {"model": SELF, "column": "query", "model_repository": artifacts}
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(enrich, str(source), str(output), **wanted, engine="ray")
+        job = pool.submit(enrich, source, output, **wanted, engine="ray")
         until = time.monotonic() + PATIENCE_SECONDS
         while not list(tmp_path.glob("*.partial/chunks/*.json")) and time.monotonic() < until:
-            time.sleep(0.05)
+            time.sleep(0.02)
         assert not job.done()
-        cluster.remove_node(nodes[0], allow_graceful=False)
+        cluster.remove_node(lost, allow_graceful=False)
+        add_node(cluster)
         summary = job.result(PATIENCE_SECONDS)
     assert summary.rows == ROWS
     assert not [thread.name for thread in threading.enumerate() if "usage" in thread.name]
-    enrich(str(source), str(tmp_path / "here.parquet"), **wanted)
-    assert read(output).equals(read(tmp_path / "here.parquet"), check_metadata=True)
+    enrich(source, tmp_path / "in_process.parquet", **wanted)
+    assert read(output).equals(read(tmp_path / "in_process.parquet"), check_metadata=True)
 
 
-def test_what_a_row_is_refused_for_comes_back_from_its_node(
-    tmp_path: Path, artifacts: Path, cluster: Cluster
-) -> None:
+def test_the_reason_of_a_refused_row_is_reported(tmp_path: Path, artifacts: Path, cluster: Cluster) -> None:
     add_node(cluster)
-    source = write(tmp_path, 2, text=["Life is short", "unheard"])
+    source, output = write(tmp_path, 2, text=["Life is short", "unheard"]), tmp_path / "out.parquet"
+    wanted: dict[str, Any] = {"model": TEXT, "column": "text", "model_repository": artifacts}
     with pytest.raises(EnrichError, match=r"row 1 is refused: .*unheard"):
-        enrich(
-            str(source), str(tmp_path / "out.parquet"), model=TEXT, column="text", model_repository=artifacts,
-            engine="ray", quiet=True,
-        )  # fmt: skip
+        enrich(source, output, **wanted, engine="ray")

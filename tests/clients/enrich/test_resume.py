@@ -1,4 +1,4 @@
-"""Jobs that are killed, go on, and give what an uninterrupted one gives."""
+"""Jobs that are killed, continued, and give the result of an uninterrupted job."""
 
 import json
 import signal
@@ -12,21 +12,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
-from attention_client.enrich import EnrichError, make_options, plan
+from attention_client.enrich import EnrichError, Summary, plan
 from attention_client.enrich.job import run_job
+from attention_client.enrich.options import read_options
 from attention_client.enrich.worker import run_chunks
 
 from clients.enrich import enrich
 from clients.enrich.local import LocalBackend
-from tests.clients.enrich.tables import read, write
+from tests.clients.enrich.tables import read, vectors_of, write
 from tests.server.samples import ROOT, SELF
 
-ROWS = 60_000
-KILLS = 5
+ROWS, CHUNK_ROWS = 60_000, 4_000
+KILLS = 3
 PATIENCE_SECONDS = 120
+QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
+# The command in a process of its own, with chunks that are small enough for a short test.
+COMMAND = f"""
+from attention_client.enrich import plan
+plan.CHUNK_ROWS = {CHUNK_ROWS}
+from clients.enrich.__main__ import app
+app()
+"""
 
 
 @dataclass(frozen=True)
@@ -37,34 +44,31 @@ class Job:
     output: Path
     artifacts: Path
 
-    def command(self, *options: str) -> list[str]:
-        where = ["--model-repository", str(self.artifacts), "--model", SELF, "--column", "query"]
-        paths = [str(self.source), str(self.output)]
-        return [sys.executable, "-m", "clients.enrich", *paths, *where, *options]
-
     def start(self, *options: str) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(self.command(*options), cwd=ROOT, stderr=subprocess.PIPE)
+        where = ["--model-repository", str(self.artifacts), "--model", SELF, "--column", "query"]
+        command = [sys.executable, "-c", COMMAND, str(self.source), str(self.output), *where, *options]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def run(self, *options: str) -> bytes:
-        done = subprocess.run(
-            self.command(*options), cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_SECONDS
-        )
-        return done.stdout
+        process = self.start(*options)
+        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0, errors
+        return output
 
     @property
     def partial(self) -> Path:
         return self.output.with_name(self.output.name + ".partial")
 
     @property
-    def done(self) -> int:
+    def finished(self) -> int:
         """How many chunks are recorded."""
         return len(list(self.partial.glob("chunks/*.json")))
 
-    def wait_for_a_chunk(self) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while not self.done and time.monotonic() < until:
+    def wait_for_a_chunk(self, process: "subprocess.Popen[bytes]") -> None:
+        """Returns when one more chunk is recorded, or when the process has ended."""
+        before, until = self.finished, time.monotonic() + PATIENCE_SECONDS
+        while self.finished <= before and process.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
-        assert self.done
 
 
 @pytest.fixture(scope="module")
@@ -72,103 +76,135 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("resume"), ROWS, group_rows=25_000)
 
 
-def test_a_job_that_is_killed_again_and_again_gives_the_same_bytes(
-    tmp_path: Path, source: Path, artifacts: Path
+@pytest.fixture(scope="module")
+def whole(source: Path, artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
+    """The result of an uninterrupted job with the same chunks."""
+    output = tmp_path_factory.mktemp("whole") / "whole.parquet"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
+        return output, enrich(source, output, **QUERY, model_repository=artifacts)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
+
+
+def test_a_job_killed_again_and_again_gives_the_same_bytes_and_figures(
+    tmp_path: Path, source: Path, artifacts: Path, whole: tuple[Path, Summary]
 ) -> None:
-    whole = Job(source, tmp_path / "whole.parquet", artifacts)
+    expected, uninterrupted = whole
     job = Job(source, tmp_path / "output.parquet", artifacts)
-    started = time.monotonic()
-    whole.run()
-    duration = time.monotonic() - started
-    rng = np.random.default_rng(0)
     kills = 0
-    while kills < KILLS and not job.output.exists():
+    for _ in range(KILLS):
         process = job.start("--resume")
-        time.sleep(rng.uniform(0.2, duration))
+        job.wait_for_a_chunk(process)
         kills += process.poll() is None
         process.kill()
         process.communicate()
-    if not job.output.exists():
-        job.run("--resume")
     assert kills
-    assert read(job.output).equals(read(whole.output), check_metadata=True)
-    assert not job.partial.exists()
-
-
-def test_what_is_done_is_not_done_again(tmp_path: Path, source: Path, artifacts: Path) -> None:
-    job = Job(source, tmp_path / "output.parquet", artifacts)
-    process = job.start()
-    job.wait_for_a_chunk()
-    process.kill()
-    process.communicate()
-    before = job.done
-    paths = (str(source), str(job.output))
-    wanted: dict[str, Any] = {"model": SELF, "column": "query", "model_repository": artifacts, "quiet": True}
-    with pytest.raises(EnrichError, match="holds an unfinished job: --resume goes on with it"):
-        enrich(*paths, **wanted)
-    with pytest.raises(EnrichError, match="holds a job with other options; it cannot be resumed"):
-        enrich(*paths, **wanted, pool="mean", resume=True)
+    before = job.finished
     summary = json.loads(job.run("--resume", "--json", "--quiet"))
-    assert (summary["rows"], summary["resumed_rows"]) == (ROWS, before * plan.CHUNK_ROWS)
-    with pytest.raises(EnrichError, match="exists; --overwrite replaces it"):
-        enrich(*paths, **wanted, resume=True)
+    assert read(job.output).equals(read(expected), check_metadata=True)
+    assert not job.partial.exists()
+    for figure in ("rows", "tokens", "nulls", "refused"):
+        assert summary[figure] == getattr(uninterrupted, figure)
+    assert summary["resumed_rows"] == before * CHUNK_ROWS
+    assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
 
 
-def test_two_jobs_do_not_write_one_output(tmp_path: Path, source: Path, artifacts: Path) -> None:
+def test_a_running_job_is_locked_and_an_interrupted_job_continues(
+    tmp_path: Path, source: Path, artifacts: Path
+) -> None:
     job = Job(source, tmp_path / "output.parquet", artifacts)
+    wanted: dict[str, Any] = {**QUERY, "model_repository": artifacts}
     process = job.start("--quiet")
-    job.wait_for_a_chunk()
+    job.wait_for_a_chunk(process)
     process.send_signal(signal.SIGSTOP)
-    wanted: dict[str, Any] = {"model": SELF, "column": "query", "model_repository": artifacts, "quiet": True}
-    with pytest.raises(EnrichError, match="another job is at"):
-        enrich(str(source), str(job.output), **wanted, resume=True)
+    with pytest.raises(EnrichError, match="another process is writing"):
+        enrich(source, job.output, **wanted, resume=True)
+    process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, errors) == (0, b"")
-    assert read(job.output).num_rows == ROWS
+    assert (process.returncode, errors) == (130, b"interrupted; --resume continues the job\n")
+    assert not job.output.exists()
+    with pytest.raises(EnrichError, match="contains an unfinished job: continue it with --resume"):
+        enrich(source, job.output, **wanted)
+    with pytest.raises(EnrichError, match="contains a job that differs in options and cannot be resumed"):
+        enrich(source, job.output, **wanted, pool="mean", resume=True)
+    before = job.finished
+    elapsed = json.loads((job.partial / "elapsed.json").read_bytes())["seconds"]
+    summary = enrich(source, job.output, **wanted, resume=True)
+    assert (summary.rows, summary.resumed_rows) == (ROWS, before * CHUNK_ROWS)
+    assert summary.seconds > elapsed > 0
 
 
-def test_what_was_skipped_is_not_passed_off_as_done(
+def test_resuming_a_finished_job_computes_nothing(tmp_path: Path, in_process: dict[str, Any]) -> None:
+    source = write(tmp_path, 4, query=vectors_of([[1.0, 2.0, 3.0, 4.0]], [[1.0]], None, []))
+    output = tmp_path / "out.parquet"
+    wanted: dict[str, Any] = {**QUERY, **in_process, "on_error": "skip"}
+    first = enrich(source, output, **wanted)
+    before = output.stat()
+    again = enrich(source, output, **wanted, resume=True)
+    assert again.already_complete
+    assert (again.rows, again.resumed_rows, again.refused) == (4, 4, 1)
+    assert (again.refusals, again.rejects) == (first.refusals, first.rejects)
+    assert output.stat() == before
+    with pytest.raises(EnrichError, match="exists and is not the result of this job: --overwrite"):
+        enrich(source, output, **wanted, pool="mean", resume=True)
+    with pytest.raises(EnrichError, match="exists: --overwrite"):
+        enrich(source, output, **wanted)
+    write(tmp_path, 5)
+    with pytest.raises(EnrichError, match="exists and is not the result of this job"):
+        enrich(source, output, **wanted, resume=True)
+
+
+def test_resuming_a_finished_job_of_a_folder_computes_nothing(
+    tmp_path: Path, in_process: dict[str, Any]
+) -> None:
+    for name in ("a.parquet", "b.arrow"):
+        write(tmp_path / "in", 3, name)
+    wanted: dict[str, Any] = {**QUERY, **in_process}
+    assert not enrich(tmp_path / "in", tmp_path / "out", **wanted).already_complete
+    assert enrich(tmp_path / "in", tmp_path / "out", **wanted, resume=True).already_complete
+    (tmp_path / "out" / "b.arrow").unlink()
+    with pytest.raises(EnrichError, match="is not the result of this job"):
+        enrich(tmp_path / "in", tmp_path / "out", **wanted, resume=True)
+
+
+def test_rows_skipped_by_an_earlier_run_must_be_accepted(
     tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "CHUNK_ROWS", 1)
-    cells = pa.array([[[1.0]], [[1.0, 2.0, 3.0, 4.0]]], pa.list_(pa.list_(pa.float32())))
-    source, output = str(write(tmp_path, 2, query=cells)), str(tmp_path / "out.parquet")
+    source = write(tmp_path, 2, query=vectors_of([[1.0]], [[1.0, 2.0, 3.0, 4.0]]))
+    output = tmp_path / "out.parquet"
     backend = LocalBackend(artifacts, SELF)
-    skip, fail = (make_options("query", None, None, "out", pool="none", weights=False, on_error=on_error)
-                  for on_error in ("skip", "fail"))  # fmt: skip
+    skip = read_options({"model": SELF, "column": "query", "on_error": "skip"})
+    resume = read_options({"model": SELF, "column": "query", "on_error": "skip", "resume": True})
+    fail = read_options({"model": SELF, "column": "query", "resume": True})
 
-    def one(made: plan.Plan, chunks: Iterable[plan.Chunk], *told: Any) -> Generator[plan.Chunk, None, None]:
-        yield from islice(run_chunks(made, chunks, backend, skip, *told), 1)
+    def one(
+        made: plan.JobPlan, chunks: Iterable[plan.Chunk], *rest: Any
+    ) -> Generator[plan.Chunk, None, None]:
+        yield from islice(run_chunks(made, chunks, backend, skip, *rest), 1)
         raise EnrichError("after the first")
 
     with closing(backend):
         with pytest.raises(EnrichError, match="after the first"):
-            run_job(source, output, backend, skip, quiet=True, do=one)
-        with pytest.raises(EnrichError, match="refused rows: 1; --on-error skip goes on"):
-            run_job(source, output, backend, fail, quiet=True, resume=True)
-        assert not Path(output).exists()
-        summary = run_job(source, output, backend, skip, quiet=True, resume=True)
+            run_job(source, output, backend, skip, runner=one)
+        with pytest.raises(EnrichError, match="1 rows were refused and skipped by an earlier run"):
+            run_job(source, output, backend, fail)
+        assert not output.exists()
+        summary = run_job(source, output, backend, resume)
     assert (summary.rows, summary.resumed_rows, summary.refused) == (2, 2, 1)
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path, source: Path, artifacts: Path) -> None:
-    job = Job(source, tmp_path / "output.parquet", artifacts)
-    process = job.start()
-    job.wait_for_a_chunk()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 130
-    assert errors.decode().endswith("interrupted: --resume goes on\n")
-    assert not job.output.exists()
-
-
-def test_an_output_that_is_there_is_kept_until_the_new_one_is(tmp_path: Path, artifacts: Path) -> None:
+def test_an_existing_output_is_kept_until_the_new_one_is_complete(tmp_path: Path, artifacts: Path) -> None:
     source, output = write(tmp_path, 100), tmp_path / "out.parquet"
-    wanted: dict[str, Any] = {"model": SELF, "column": "query", "model_repository": artifacts, "quiet": True}
+    wanted: dict[str, Any] = {**QUERY, "model_repository": artifacts}
     enrich(str(source), str(output), **wanted)
     before = output.stat()
-    with pytest.raises(EnrichError, match="exists; --overwrite replaces it"):
+    with pytest.raises(EnrichError, match=r"exists: --overwrite \(overwrite=True\) replaces it"):
         enrich(str(source), str(output), **wanted)
     with pytest.raises(EnrichError, match="nobody"):
         enrich(str(source), str(output), **{**wanted, "column": "nobody"}, overwrite=True)

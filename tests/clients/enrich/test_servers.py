@@ -1,23 +1,25 @@
-"""Jobs whose servers come and go."""
+"""Jobs whose servers fail and restart."""
 
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_client.enrich import EnrichError, Summary
-from attention_client.enrich.servers import resolve
+from attention_client.enrich import EnrichError, Summary, plan
+from attention_client.enrich.addresses import resolve
+from attention_client.enrich.backend import BackendRequest, Role
+from attention_client.enrich.servers import ServerBackend
 
 from clients.enrich import enrich
 from scripts.local_server import ServerProcess, serving
 from tests.clients.enrich.tables import assert_enriched, read, write
 from tests.server.samples import SELF
 
-ROWS = 60_000
+ROWS, CHUNK_ROWS = 24_000, 2_000
 PATIENCE_SECONDS = 120
 CHECKED_ROWS = 500
 
@@ -41,15 +43,24 @@ def servers(artifacts: Path, tmp_path: Path) -> Iterator[Servers]:
         yield Servers(artifacts, tmp_path, stack)
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("servers"), ROWS)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
+
+
 class Job:
     """A job on its own thread."""
 
-    def __init__(self, folder: Path, targets: list[str], **options: Any) -> None:
-        existing = folder / "table.parquet"
-        self.source = existing if existing.exists() else write(folder, ROWS)
+    def __init__(self, source: Path, folder: Path, targets: list[str], **options: Any) -> None:
+        self.source = source
         self.output = folder / "out.parquet"
         self._pool = ThreadPoolExecutor(1)
-        wanted: dict[str, Any] = {"model": SELF, "column": "query", "quiet": True, **options}
+        wanted: dict[str, Any] = {"model": SELF, "column": "query", **options}
         self.done: Future[Summary] = self._pool.submit(
             enrich, str(self.source), str(self.output), servers=targets, **wanted
         )
@@ -60,7 +71,7 @@ class Job:
             time.sleep(0.01)
         assert not self.done.done()
 
-    def assert_right(self) -> None:
+    def assert_correct(self) -> None:
         assert self.done.result(PATIENCE_SECONDS).rows == ROWS
         result, source = read(self.output), read(self.source)
         for start in (0, ROWS // 2, ROWS - CHECKED_ROWS):
@@ -70,54 +81,69 @@ class Job:
         assert result.select(source.column_names).equals(source)
 
 
-def test_what_a_server_leaves_undone_another_does(tmp_path: Path, servers: Servers) -> None:
+def test_requests_of_a_killed_server_are_sent_to_another(
+    tmp_path: Path, source: Path, servers: Servers
+) -> None:
     lost, kept = servers.start(), servers.start()
-    job = Job(tmp_path, [lost.target, kept.target])
+    job = Job(source, tmp_path, [lost.target, kept.target])
     job.wait_for_a_chunk()
     lost.process.kill()
-    job.assert_right()
+    job.assert_correct()
 
 
-def test_a_job_waits_for_its_only_server_to_come_back(tmp_path: Path, servers: Servers) -> None:
+def test_a_job_continues_when_its_only_server_restarts(
+    tmp_path: Path, source: Path, servers: Servers
+) -> None:
     lost = servers.start()
-    job = Job(tmp_path, [lost.target])
+    job = Job(source, tmp_path, [lost.target])
     job.wait_for_a_chunk()
     lost.process.kill()
     lost.process.wait()
     servers.start(f"--port={lost.port}")
-    job.assert_right()
+    job.assert_correct()
 
 
-def test_a_job_whose_server_stays_away_ends_and_can_be_resumed(tmp_path: Path, servers: Servers) -> None:
+def test_a_job_whose_server_stays_away_ends_and_can_be_resumed(
+    tmp_path: Path, source: Path, servers: Servers
+) -> None:
     lost = servers.start()
-    job = Job(tmp_path, [lost.target], retry_seconds=1.0)
+    job = Job(source, tmp_path, [lost.target], retry_seconds=0.5)
     job.wait_for_a_chunk()
     lost.process.kill()
-    with pytest.raises(EnrichError, match="no server has answered for 1 s; last: "):
+    with pytest.raises(EnrichError, match=r"no server has answered for 0\.5 s; the last error: "):
         job.done.result(PATIENCE_SECONDS)
     assert not job.output.exists()
-    again = Job(tmp_path, [servers.start().target], resume=True)
-    again.assert_right()
+    again = Job(source, tmp_path, [servers.start().target], resume=True)
+    again.assert_correct()
     assert again.done.result().resumed_rows
 
 
-def test_a_row_that_no_message_holds_is_refused_and_no_other(tmp_path: Path, servers: Servers) -> None:
+def test_a_row_larger_than_a_message_is_refused_and_no_other(tmp_path: Path, servers: Servers) -> None:
     server = servers.start("--max-message-bytes=1048576")
     rows = [[[1.0, 2.0, 3.0, 4.0]] * length for length in (2, 70_000, 3)]
-    source = write(tmp_path, 3, query=rows)
-    output = tmp_path / "out.parquet"
-    wanted: dict[str, Any] = {"model": SELF, "column": "query", "servers": [server.target], "quiet": True}
-    summary = enrich(str(source), str(output), **wanted, on_error="skip")
+    table, output = write(tmp_path, 3, query=rows), tmp_path / "out.parquet"
+    wanted: dict[str, Any] = {"model": SELF, "column": "query", "servers": [server.target]}
+    summary = enrich(str(table), str(output), **wanted, on_error="skip")
     assert (summary.rows, summary.refused) == (3, 1)
     assert [cell and len(cell) for cell in read(output).column("context_vectors").to_pylist()] == [2, None, 3]
 
 
+def test_an_unexpected_error_ends_the_job(sample_server: ServerProcess) -> None:
+    with closing(ServerBackend(sample_server.target, SELF, retry_seconds=10)) as backend:
+        damaged = backend.submit(BackendRequest({Role.QUERY: [None]}))
+        with pytest.raises(EnrichError, match=r"unexpected error in the stream to 127.*'NoneType'"):
+            damaged.result(PATIENCE_SECONDS)
+        later = backend.submit(BackendRequest({Role.QUERY: [None]}))
+        with pytest.raises(EnrichError, match="unexpected error"):
+            later.result(PATIENCE_SECONDS)
+
+
 @pytest.mark.parametrize("target", ["127.0.0.1:8001", "localhost:8001", "unix:/tmp/socket", "dns:///host:1"])
-def test_a_target_that_is_one_server_stays_as_it_is(target: str) -> None:
+def test_a_target_that_is_one_server_is_not_resolved(target: str) -> None:
     assert resolve(target) == [target]
 
 
-def test_a_name_with_several_addresses_is_as_many_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_address_of_a_host_name_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.2", 8001)),
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 8001)),
@@ -127,6 +153,12 @@ def test_a_name_with_several_addresses_is_as_many_servers(monkeypatch: pytest.Mo
     assert resolve("servers:8001") == ["10.0.0.1:8001", "10.0.0.2:8001", "[fd00::1]:8001"]
 
 
-def test_a_name_that_nobody_knows_is_an_error() -> None:
-    with pytest.raises(EnrichError, match=r"nobody\.invalid:8001"):
-        resolve("nobody.invalid:8001")
+@pytest.mark.parametrize("target", ["nobody.invalid:8001", "127.0.0.1:65536"])
+def test_an_address_that_does_not_exist_is_an_error(target: str) -> None:
+    with pytest.raises(EnrichError, match=target):
+        resolve(target)
+
+
+def test_no_server_is_an_error() -> None:
+    with pytest.raises(EnrichError, match="name at least one server as HOST:PORT"):
+        ServerBackend([], SELF, retry_seconds=1)

@@ -1,4 +1,4 @@
-"""The files of the result, written from the parts while other chunks are being done."""
+"""Assembles the output from the parts of finished chunks, while other chunks are computed."""
 
 import posixpath
 import queue
@@ -11,26 +11,24 @@ from typing import Self
 
 import pyarrow as pa
 
+from attention_client.enrich.formats import is_table, open_table, open_writer
 from attention_client.enrich.journal import Journal
-from attention_client.enrich.plan import Chunk, Plan
+from attention_client.enrich.plan import JOB_KEY, Chunk, JobPlan
 from attention_client.enrich.storage import Location
-from attention_client.enrich.tables import is_table, open_writer
 
 
-class Result:
-    """Puts the parts together on a thread of its own: each when it and all before it are done."""
+class OutputAssembler:
+    """Writes the output on its own thread: each part once it and all earlier ones are finished."""
 
-    def __init__(self, plan: Plan, journal: Journal, target: Location) -> None:
+    def __init__(self, plan: JobPlan, journal: Journal, target: Location) -> None:
         self._plan = plan
         self._journal = journal
         self._folder = journal.result
         self._target = target
-        # By file of the input the name of its result below the output.
-        own = posixpath.basename(target.path) if is_table(target.path) else plan.source.name
-        self._names = {file.name: file.name or own for file in plan.source.files}
-        self._told: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
-        self._done: set[int] = set()
-        self._thread = ThreadPoolExecutor(1, "result")
+        self._names = output_names(plan, target)
+        self._finished: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self._known: set[int] = set()
+        self._thread = ThreadPoolExecutor(1, "assembler")
         self._written = self._thread.submit(self._write)
 
     def __enter__(self) -> Self:
@@ -39,24 +37,24 @@ class Result:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._told.put(None)
+        self._finished.put(None)
         self._thread.shutdown()
 
     def add(self, chunk: Chunk) -> None:
-        """Takes note of a chunk that is done.
+        """Adds a finished chunk.
 
         Raises:
-            OSError: The result cannot be written.
+            OSError: The output cannot be written.
         """
         if self._written.done():
             self._written.result()
-        self._told.put(chunk)
+        self._finished.put(chunk)
 
-    def move(self) -> None:
-        """Waits for the last chunk and moves the result into its place.
+    def move_into_place(self) -> None:
+        """Waits until all chunks are written, and renames the result to the output.
 
         Raises:
-            OSError: The result cannot be written.
+            OSError: The output cannot be written.
         """
         self._written.result()
         self._target.remove()
@@ -70,13 +68,13 @@ class Result:
                 continue
             written.parent.make_folder()
             try:
-                self._put_together(written, chunks)
-            except _StoppedError:
+                self._write_file(written, chunks)
+            except _JobEndedError:
                 return
             for chunk in chunks:
                 self._journal.part(chunk).remove()
 
-    def _put_together(self, written: Location, chunks: Iterable[Chunk]) -> None:
+    def _write_file(self, written: Location, chunks: Iterable[Chunk]) -> None:
         schema = self._plan.output_schema
         with written.replaced() as file, closing(open_writer(written.path, file, schema)) as writer:
             for chunk in chunks:
@@ -84,15 +82,15 @@ class Result:
                 _copy(self._journal.part(chunk), writer.write)
 
     def _wait_for(self, chunk: Chunk) -> None:
-        while chunk.index not in self._done:
-            told = self._told.get()
-            if told is None:
-                raise _StoppedError
-            self._done.add(told.index)
+        while chunk.index not in self._known:
+            finished = self._finished.get()
+            if finished is None:
+                raise _JobEndedError
+            self._known.add(finished.index)
 
 
-class _StoppedError(Exception):
-    """The job ends before the chunk that is waited for is done."""
+class _JobEndedError(Exception):
+    """The job ended before the chunk was finished."""
 
 
 def _copy(part: Location, write: Callable[[pa.RecordBatch], None]) -> None:
@@ -100,3 +98,26 @@ def _copy(part: Location, write: Callable[[pa.RecordBatch], None]) -> None:
         file = pa.ipc.open_file(source)
         for index in range(file.num_record_batches):
             write(file.get_batch(index))
+
+
+def output_names(plan: JobPlan, target: Location) -> dict[str, str]:
+    """For each file of the source, the path of its result relative to the output's folder."""
+    own = posixpath.basename(target.path) if is_table(target.path) else plan.source.name
+    return {file.name: file.name or own for file in plan.source.files}
+
+
+def is_complete(plan: JobPlan, target: Location) -> bool:
+    """Whether an existing output is the complete result of the same job."""
+    added = plan.output_schema.field(len(plan.output_schema) - 1)
+    is_file = is_table(target.path)
+    files = [target if is_file else target / name for name in output_names(plan, target).values()]
+    return all(file.exists and _job_of(file, added.name) == added.metadata[JOB_KEY] for file in files)
+
+
+def _job_of(file: Location, column: str) -> bytes | None:
+    """Identifies the job that added a column to a table; None if no job did."""
+    table = open_table(file)
+    table.close()
+    index = table.schema.get_field_index(column)
+    metadata = table.schema.field(index).metadata if index >= 0 else None
+    return (metadata or {}).get(JOB_KEY)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, Self, TypeAlias
 
-from attention_client._values import Array
+from numpy.typing import NDArray
+
 from attention_client.enrich.errors import EnrichError
 
+Array: TypeAlias = NDArray[Any]
 Axes: TypeAlias = Sequence[str | int]
 # Axes of vectors: sequences, their rows, elements of a row. A pooled output lacks the rows.
 VECTORS_RANK, POOLED_RANK = 3, 2

@@ -1,12 +1,12 @@
-"""Why a job ends without a result."""
+"""Errors of an enrichment job."""
 
 
 class EnrichError(Exception):
-    """The job cannot be done, or not any further: the message says why, for people."""
+    """The job cannot start or cannot continue. The message says why and what to do."""
 
 
 class RefusedError(Exception):
-    """The model refuses these rows and will refuse them again; others may pass.
+    """The model refuses these rows and would refuse them again; other rows may pass.
 
     Attributes:
         reason: Short and stable, for programs, such as "LIMIT_EXCEEDED".

@@ -1,54 +1,38 @@
-"""What a job does, chunk by chunk: the same input and options make the same chunks."""
+"""The plan of a job: which rows are computed in which chunk, and what each output row holds."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from attention_client.enrich.backend import ModelSpec, Role
+from attention_client.enrich.cells import check_widths, read_ids, read_texts, read_vectors
 from attention_client.enrich.columns import vectors_type, weights_type
 from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.options import JobOptions
 from attention_client.enrich.pooling import Pool
-from attention_client.enrich.sources import Source, SourceFile
+from attention_client.enrich.sources import SourceFile, TableSource
 from attention_client.enrich.storage import Json
+from attention_client.enrich.tables import BATCH_ROWS
 
-# What is lost at most when a job is killed: rows and, as the file's size says, bytes of input.
+# A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
 CHUNK_ROWS = 16 * 1024
 CHUNK_BYTES = 64 << 20
-CONTEXT_VECTORS = "context_vectors"
-ATTENTION_WEIGHTS = "attention_weights"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What is asked of every row.
-
-    Attributes:
-        columns: By role the column that holds its sequences.
-        output_column: Name of the new column.
-        weights_column: Name of the column of attention weights; None for none.
-        pool: What becomes of the context vectors of a row.
-        skip_refused: Whether a row that the model refuses gets null, rather than ending the job.
-    """
-
-    columns: Mapping[Role, str]
-    output_column: str = CONTEXT_VECTORS
-    weights_column: str | None = None
-    pool: Pool = Pool.NONE
-    skip_refused: bool = False
+# Key of the output column's metadata that identifies the job.
+JOB_KEY = b"job"
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of one file: the unit that is done or not done.
+    """Consecutive rows of one file, which are recorded as finished together.
 
     Attributes:
-        index: Its place among all chunks.
-        name: The path of its file below the input, and of its results below the output.
-        start: Its first row in the file.
-        stop: The row behind its last.
+        index: Position among all chunks, from 0.
+        name: Path of the file relative to the source.
+        start: First row in the file.
+        stop: Row after the last.
     """
 
     index: int
@@ -58,22 +42,22 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The whole job.
+class JobPlan:
+    """What a job reads and writes.
 
     Attributes:
         source: The input.
-        output_schema: What each row of it has, and the new columns.
-        fingerprint: Tells the job from any other whose results would differ.
+        output_schema: Columns of the source, and the new columns.
+        fingerprint: Differs between jobs whose results may differ.
     """
 
-    source: Source
+    source: TableSource
     output_schema: pa.Schema
     fingerprint: Json
 
     @property
     def chunks(self) -> Iterator[Chunk]:
-        """Every chunk in the order of its rows. A file without rows is a chunk as well."""
+        """Every chunk in the order of its rows. A file without rows has one chunk."""
         index = 0
         for file in self.source.files:
             step = _chunk_rows(file)
@@ -86,50 +70,126 @@ def _chunk_rows(file: SourceFile) -> int:
     return max(1, min(CHUNK_ROWS, CHUNK_BYTES * file.rows // max(file.size, 1)))
 
 
-def make_plan(source: Source, model: ModelSpec, options: Options) -> Plan:
-    """Decides what is done.
+def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> JobPlan:
+    """Checks that the model can compute the table, and plans the job.
+
+    Reads the first rows only.
 
     Raises:
-        EnrichError: The input cannot be what the options take it for.
+        EnrichError: The options do not fit the model or the table.
     """
-    return Plan(source, _output_schema(source.schema, model, options), _fingerprint(source, model, options))
+    _check_columns(source.schema, model, options)
+    _check_first_rows(source, model, options)
+    fingerprint = _fingerprint(source, model, options)
+    return JobPlan(
+        source, _output_schema(source.schema, model, options, _digest_of(fingerprint)), fingerprint
+    )
 
 
-def _output_schema(schema: pa.Schema, model: ModelSpec, options: Options) -> pa.Schema:
+def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> None:
     if set(options.columns) != set(model.input_widths):
         takes, given = ", ".join(model.input_widths), ", ".join(options.columns)
         raise EnrichError(f"model {model.name!r} takes {takes}; columns are given for {given}")
+    if model.pooled and options.pool is not Pool.NONE:
+        raise EnrichError(
+            f"model {model.name!r} already returns one vector per sequence: leave out pool={options.pool}"
+        )
     for role, column in options.columns.items():
         if schema.get_field_index(column) < 0:
             known = ", ".join(schema.names)
-            raise EnrichError(f"there is no column {column!r} for the {role}; there are: {known}")
-    if model.pooled and options.pool is not Pool.NONE:
-        raise EnrichError(f"model {model.name!r} returns one vector per sequence already: leave out --pool")
-    made_by = {"model": model.name, "version": model.version, "pool": str(options.pool)}
-    kind = vectors_type(model.output_width, pooled=model.pooled or options.pool is not Pool.NONE)
-    added = [pa.field(options.output_column, kind, metadata=made_by)]
+            raise EnrichError(f"there is no column {column!r} for the {role}; the columns are {known}")
+        _check_type(schema.field(column), model, role)
+
+
+def _check_type(field: pa.Field, model: ModelSpec, role: Role) -> None:
+    """Reads no rows of the column's type, which raises the error of a type that does not fit."""
+    if pa.types.is_null(field.type):
+        return
+    none = _empty(field.type)
+    width = model.input_widths[role]
+    try:
+        if model.accepts_text:
+            read_texts(none)
+        elif width is None:
+            read_ids(none)
+        else:
+            read_vectors(none, width)
+    except EnrichError as error:
+        raise EnrichError(f"column {field.name!r} {error}") from error
+
+
+def _empty(data_type: pa.DataType) -> pa.Array:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(data_type, pa.array([], data_type.storage_type))
+    return pa.array([], data_type)
+
+
+def _check_first_rows(source: TableSource, model: ModelSpec, options: JobOptions) -> None:
+    """Lists state no width, so the widths of the first rows decide whether the column can fit."""
+    widths = {role: width for role, width in model.input_widths.items() if width is not None}
+    file = next((file for file in source.files if file.rows), None)
+    if model.accepts_text or not widths or file is None:
+        return
+    table = source.open(file.name)
+    try:
+        rows = next(table.batches(0, min(file.rows, BATCH_ROWS))).rows
+    finally:
+        table.close()
+    for role, width in widths.items():
+        try:
+            check_widths(rows.column(options.columns[role]), width)
+        except EnrichError as error:
+            raise EnrichError(
+                f"column {options.columns[role]!r} {error}, in each of the first {rows.num_rows:,} rows"
+            ) from error
+
+
+def _output_schema(schema: pa.Schema, model: ModelSpec, options: JobOptions, job: str) -> pa.Schema:
+    made_by: dict[str | bytes, str] = {
+        "model": model.name,
+        "version": model.version,
+        "pool": str(options.pool),
+        JOB_KEY: job,
+    }
+    pooled = model.pooled or options.pool is not Pool.NONE
+    added = [
+        pa.field(options.output_column, vectors_type(model.output_width, pooled=pooled), metadata=made_by)
+    ]
     if options.weights_column:
         added.append(pa.field(options.weights_column, weights_type(), metadata=made_by))
     for field in added:
         if field.name in schema.names:
-            raise EnrichError(f"the table has a column {field.name!r}; name another with --output-column")
+            raise EnrichError(
+                f"the table already has a column {field.name!r}; choose another name with --output-column "
+                "(output_column)"
+            )
         schema = schema.append(field)
     return schema
 
 
-def _fingerprint(source: Source, model: ModelSpec, options: Options) -> Json:
-    """What a resumed job must have in common with the one that began. It may begin to skip refused rows."""
+def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> Json:
+    """What a resumed job must have in common with the job that it continues.
+
+    How it treats refused rows may change.
+    """
     files = [[file.name, file.rows, *file.stamp] for file in source.files]
-    wanted: Json = {**asdict(options), "columns": {str(role): name for role, name in options.columns.items()}}
-    del wanted["skip_refused"]
     return {
         "files": _digest(json.dumps(files).encode()),
         "schema": _digest(source.schema.serialize().to_pybytes()),
         "model": model.name,
         "version": model.version,
-        "options": wanted,
+        "options": {
+            "columns": {str(role): name for role, name in options.columns.items()},
+            "output_column": options.output_column,
+            "weights_column": options.weights_column,
+            "pool": str(options.pool),
+        },
         "chunks": [CHUNK_ROWS, CHUNK_BYTES],
     }
+
+
+def _digest_of(fingerprint: Json) -> str:
+    return _digest(json.dumps(fingerprint, sort_keys=True).encode())
 
 
 def _digest(content: bytes) -> str:

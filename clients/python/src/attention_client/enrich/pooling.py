@@ -1,24 +1,24 @@
-"""One vector of the context vectors of a sequence: changes with the ways of pooling."""
+"""Ways to reduce the context vectors of a sequence to one vector."""
 
 from collections.abc import Callable
 from enum import StrEnum
 
 import numpy as np
 
-from attention_client._values import Array
+from attention_client.enrich.backend import Array
 
 
 class Pool(StrEnum):
-    """What becomes of the (T, d) context vectors of a sequence."""
+    """What is stored of the (T, d) context vectors of a sequence."""
 
     NONE = "none"
-    """They stay: (T, d)."""
+    """All of them: (T, d)."""
     MEAN = "mean"
     """Their mean: (d,)."""
     CLS = "cls"
-    """The first of them, where models of the BERT family put the sequence's own token: (d,)."""
+    """The first one, which models of the BERT family compute for the token [CLS]: (d,)."""
     MAX = "max"
-    """The largest of each element: (d,)."""
+    """The maximum of each element: (d,)."""
 
 
 POOLS: dict[Pool, Callable[[Array], Array]] = {

@@ -1,4 +1,4 @@
-"""How far a job is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a job on stderr: a bar on a terminal, otherwise a line from time to time."""
 
 import sys
 import time
@@ -10,22 +10,22 @@ from tqdm import tqdm
 LINE_SECONDS = 10.0
 
 
-class Progress:
-    """Counts rows and tokens and shows them on stderr.
+class ProgressReporter:
+    """Counts rows and tokens, and reports them if asked.
 
     Attributes:
-        total: Rows that there are to do.
-        tokens: Query and key rows that were computed.
+        total: Rows to compute.
+        tokens: Query and key rows computed so far.
     """
 
-    def __init__(self, rows: int, *, quiet: bool) -> None:
+    def __init__(self, rows: int, *, show: bool) -> None:
+        self.total = rows
         self.tokens = 0
         self._rows = 0
-        self.total = rows
-        self._quiet = quiet
-        self._started = self._shown = time.monotonic()
-        self._is_terminal = sys.stderr.isatty()
-        self._bar = tqdm(total=rows, unit="row", unit_scale=True, disable=quiet or not self._is_terminal)
+        self._started = self._reported = time.monotonic()
+        is_terminal = sys.stderr.isatty()
+        self._lines = show and not is_terminal
+        self._bar = tqdm(total=rows, unit="row", unit_scale=True, disable=not (show and is_terminal))
 
     def __enter__(self) -> Self:
         return self
@@ -36,20 +36,16 @@ class Progress:
         self._bar.close()
 
     def add(self, rows: int, tokens: int) -> None:
-        """Some rows more are written."""
+        """Counts computed rows."""
         self._rows += rows
         self.tokens += tokens
-        rate = self.tokens / (time.monotonic() - self._started)
+        now = time.monotonic()
+        rate = self.tokens / max(now - self._started, 1e-9)
         self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
         self._bar.update(rows)
-        if not self._quiet and not self._is_terminal:
-            self._line(rate)
-
-    def _line(self, rate: float) -> None:
-        now = time.monotonic()
-        if now - self._shown >= LINE_SECONDS or self._rows == self.total:
-            self._shown = now
+        if self._lines and (now - self._reported >= LINE_SECONDS or self._rows == self.total):
+            self._reported = now
             left = (now - self._started) / max(self._rows, 1) * (self.total - self._rows)
-            done = f"{self._rows:,} of {self.total:,} rows, {rate:,.0f} tokens/s, {left:,.0f} s left"
-            sys.stderr.write(f"{done}\n")
+            line = f"{self._rows:,} of {self.total:,} rows, {rate:,.0f} tokens/s, {left:,.0f} s left\n"
+            sys.stderr.write(line)
             sys.stderr.flush()

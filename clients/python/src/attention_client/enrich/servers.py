@@ -1,62 +1,45 @@
-"""Computes on servers: one stream to each, all fed from one queue, so that who is faster gets more."""
+"""Computes on servers: one stream to each, all fed from one queue, so a faster server gets more requests."""
 
 import logging
 import queue
 import random
-import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from typing import Any
 
-from attention_client._client import AttentionClient
-from attention_client._models import ModelInfo
-from attention_client._streaming import Outcome
-from attention_client._values import AttendInputs, StreamItem, TextInputs, TokenInputs
-from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec, Role
-from attention_client.enrich.errors import EnrichError, RefusedError
-from attention_client.errors import (
+from attention_client import (
+    AttentionClient,
     AttentionClientError,
+    AttentionResult,
     CallCancelledError,
     DeadlineExceededError,
     InvalidArgumentError,
     MessageTooLargeError,
+    ModelInfo,
     ResourceExhaustedError,
     UnavailableError,
 )
+from attention_client.enrich.addresses import resolve
+from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec
+from attention_client.enrich.errors import EnrichError, RefusedError
+from attention_client.enrich.request_queue import QueuedRequest, RequestQueue, StreamRequests
 
 log = logging.getLogger(__name__)
-# Requests on their way to one server.
-IN_FLIGHT = 8
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
-RETRY_SECONDS = 120.0
-# How long to wait at most for a server before the job has begun.
+# Unanswered requests on one stream.
+MAX_IN_FLIGHT = 8
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
+# How long a job that has not begun waits for a server to be ready, at most.
 START_SECONDS = 30.0
 TRANSIENT = (UnavailableError, DeadlineExceededError, CallCancelledError, ResourceExhaustedError)
-# Of a request that exhausts resources: this reason stays, any other says that the server is full now.
-LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
-# How long a stream's reader may wait for a request before it looks whether the stream is over.
-LOOK_SECONDS = 0.1
-# gRPC's core ends a stream whose message is too large and does not say which: one of those under way.
-MOST_ATTEMPTS = 3
-
-
-@dataclass(slots=True, eq=False)
-class Asked:
-    """A request, the future of its answer, and how many streams ended with a message too large under it."""
-
-    request: BackendRequest
-    future: "Future[BackendResult]"
-    attempts: int = 0
 
 
 class ServerBackend:
     """One model on one or several servers.
 
-    A request whose server goes away is sent again, to whichever is there first. Where none has answered for
-    `retry_seconds`, the job ends.
+    Requests of a server that fails are sent again to any server. If none has answered for `retry_seconds`,
+    the job ends.
     """
 
     def __init__(
@@ -66,201 +49,142 @@ class ServerBackend:
         version: str = "",
         *,
         return_weights: bool = False,
-        retry_seconds: float = RETRY_SECONDS,
+        retry_seconds: float,
     ) -> None:
-        """Asks each server for the model.
+        """Connects to each server and asks it for the model.
 
         Args:
-            targets: Servers as HOST:PORT. A name with several addresses stands for as many servers.
+            targets: Servers as HOST:PORT. Each address of a host name is a server of its own.
             model: Name of the model.
-            version: Its version; empty for the highest of the first server.
-            return_weights: Whether to return the attention weights too.
-            retry_seconds: How long to try again while no server answers.
+            version: Version of the model; empty for the highest version of the first server.
+            return_weights: Whether to return the attention weights.
+            retry_seconds: Seconds without any answer after which the job ends, 0 or more.
 
         Raises:
-            EnrichError: A server is not there, lacks the model, or has another version of it.
+            EnrichError: A server is not ready, does not have the model, or has another version of it.
         """
-        if retry_seconds < 0:
-            raise EnrichError(f"retry_seconds is {retry_seconds:g}; it cannot be below 0")
-        targets = [targets] if isinstance(targets, str) else targets
-        self._clients = [
-            AttentionClient(address, max_retries=0, wait_for_ready=False)
-            for target in targets
-            for address in resolve(target)
-        ]
+        if not retry_seconds >= 0:
+            raise EnrichError(f"retry_seconds is {retry_seconds:g}; it must be 0 or more")
+        self._clients = _connect(targets)
         patience = min(retry_seconds, START_SECONDS)
-        found = [_describe(client, model, version, patience) for client in self._clients]
-        if versions := sorted({info.version for info in found} - {found[0].version}):
-            others = ", ".join(versions)
-            raise EnrichError(f"servers answer with version {found[0].version} and with {others}: name one")
-        self.model = spec_of(found[0])
-        self.concurrency = IN_FLIGHT * len(self._clients)
+        found = [_describe(client, model, version, patience) for client in self._clients.values()]
+        self.model = spec_of(_only_version(found))
+        self.concurrency = MAX_IN_FLIGHT * len(self._clients)
         self._return_weights = return_weights
         self._retry_seconds = retry_seconds
-        self._asked: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        self._requests: RequestQueue = queue.SimpleQueue()
         self._answered_at = time.monotonic()
         self._closing = threading.Event()
         self._failure: EnrichError | None = None
         self._threads = [
-            threading.Thread(target=self._serve, args=(client,), name="enrich", daemon=True)
-            for client in self._clients
+            threading.Thread(target=self._serve, args=(target, client), name="enrich", daemon=True)
+            for target, client in self._clients.items()
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, request: BackendRequest) -> "Future[BackendResult]":
-        """As of Backend."""
-        asked = Asked(request, Future())
-        self._answered_at = time.monotonic()  # there may have been nothing to answer for long
-        self._asked.put(asked)
-        self._fail_all()
-        return asked.future
+        """See Backend."""
+        queued = QueuedRequest(request, Future())
+        self._answered_at = time.monotonic()  # the servers may have had nothing to answer for long
+        self._requests.put(queued)
+        self._fail_queued()
+        return queued.future
 
     def close(self) -> None:
-        """Ends every stream."""
+        """Ends all streams."""
         self._closing.set()
-        for client in self._clients:
+        for client in self._clients.values():
             client.close()
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, client: AttentionClient) -> None:
-        """Keeps a stream to one server, to the end of the job."""
-        pause = FIRST_PAUSE_SECONDS
-        while not self._closing.is_set() and not self._failure:
-            sent = _Sent(self._asked, self._closing)
-            try:
-                for outcome in client.attend_stream(
-                    self.model.name,
-                    sent,
-                    return_exceptions=True,
-                    return_weights=self._return_weights,
-                    max_in_flight=IN_FLIGHT,
-                    version=self.model.version,
-                ):
-                    if self._settle(sent.answered(), outcome):
-                        pause = FIRST_PAUSE_SECONDS
-                    else:  # the server is full
-                        pause = self._wait(pause)
-                sent.requeue()
-            except AttentionClientError as error:
-                too_large = isinstance(error, MessageTooLargeError)
-                sent.requeue(error if too_large else None)
-                self._lost(error)
-            pause = self._wait(pause)
-        self._fail_all()
+    def _serve(self, target: str, client: AttentionClient) -> None:
+        """Keeps a stream to one server until the job ends. Any error ends the job, not only this thread."""
+        backoff = MIN_BACKOFF_SECONDS
+        try:
+            while not self._closing.is_set() and not self._failure:
+                backoff = self._wait(self._run_stream(client, backoff))
+        except Exception as error:
+            log.exception("unexpected error in the stream to %s", target)
+            self._failure = EnrichError(f"unexpected error in the stream to {target}: {error!r}")
+            self._failure.__cause__ = error
+        self._fail_queued()
 
-    def _wait(self, pause: float) -> float:
-        """Waits before the next try and returns how long to wait before the one after it."""
-        self._closing.wait(pause * random.uniform(0.5, 1))  # noqa: S311 - so that not all try at once
-        return min(2 * pause, LONGEST_PAUSE_SECONDS)
+    def _run_stream(self, client: AttentionClient, backoff: float) -> float:
+        """Sends requests until the stream ends; returns the seconds to wait before the next stream."""
+        requests = StreamRequests(self._requests, self._closing)
+        too_large: AttentionClientError | None = None
+        try:
+            for outcome in client.attend_stream(
+                self.model.name,
+                requests,
+                return_exceptions=True,
+                return_weights=self._return_weights,
+                max_in_flight=MAX_IN_FLIGHT,
+                version=self.model.version,
+            ):
+                if self._resolve(requests.pop_answered(), outcome):
+                    backoff = MIN_BACKOFF_SECONDS
+                else:
+                    backoff = self._wait(backoff)
+        except AttentionClientError as error:
+            too_large = error if isinstance(error, MessageTooLargeError) else None
+            self._note_failure(error)
+        finally:
+            requests.requeue(too_large)
+        return backoff
 
-    def _settle(self, asked: Asked, outcome: Outcome) -> bool:
-        """Resolves the future of an answered request; False where it has to be asked again."""
+    def _wait(self, backoff: float) -> float:
+        """Waits before the next attempt; returns the seconds to wait before the one after it."""
+        self._closing.wait(backoff * random.uniform(0.5, 1))  # noqa: S311 - spreads the retries of many clients
+        return min(2 * backoff, MAX_BACKOFF_SECONDS)
+
+    def _resolve(self, queued: QueuedRequest, outcome: AttentionResult[Any] | AttentionClientError) -> bool:
+        """Resolves the future of an answered request; returns False if the server has no capacity now."""
         if not isinstance(outcome, AttentionClientError):
             self._answered_at = time.monotonic()
-            asked.future.set_result(BackendResult(outcome.context_vectors, outcome.attention_weights))
-        elif isinstance(outcome, InvalidArgumentError) or outcome.reason == LIMIT_EXCEEDED:
+            queued.future.set_result(BackendResult(outcome.context_vectors, outcome.attention_weights))
+        elif isinstance(outcome, InvalidArgumentError):
             self._answered_at = time.monotonic()
-            asked.future.set_exception(RefusedError(outcome.message, outcome.reason))
+            queued.future.set_exception(RefusedError(outcome.message, outcome.reason))
         elif isinstance(outcome, TRANSIENT):
-            self._lost(outcome)
-            self._asked.put(asked)
+            self._note_failure(outcome)
+            self._requests.put(queued)
             return False
         else:
-            asked.future.set_exception(EnrichError(f"{self.model.name}: {outcome.message}"))
+            queued.future.set_exception(EnrichError(f"{self.model.name}: {outcome.message}"))
         return True
 
-    def _lost(self, error: AttentionClientError) -> None:
-        """Notes that a server does not answer; where none has for long, the job cannot go on."""
-        log.info("a server does not answer, trying again: %s", error)
+    def _note_failure(self, error: AttentionClientError) -> None:
+        """Ends the job if the error is permanent, or if no server has answered for too long."""
+        log.info("a request failed and is sent again: %s", error)
         if not isinstance(error, TRANSIENT):
             self._failure = EnrichError(str(error))
         elif time.monotonic() - self._answered_at > self._retry_seconds:
             self._failure = EnrichError(
-                f"no server has answered for {self._retry_seconds:g} s; last: {error}"
+                f"no server has answered for {self._retry_seconds:g} s; the last error: {error}. --resume "
+                "(resume=True) continues the job"
             )
 
-    def _fail_all(self) -> None:
-        """Where the job cannot go on, says so to all who wait."""
+    def _fail_queued(self) -> None:
+        """If the job has failed, fails every request that is queued."""
         while self._failure:
             try:
-                asked = self._asked.get_nowait()
+                queued = self._requests.get_nowait()
             except queue.Empty:
                 return
-            asked.future.set_exception(self._failure)
+            queued.future.set_exception(self._failure)
 
 
-class _Sent(Iterator[StreamItem]):
-    """What a stream takes from the queue, and what of that is not answered yet.
-
-    The stream reads it on a thread of its own, which may be waiting here when the stream breaks.
-    """
-
-    def __init__(self, asked: "queue.SimpleQueue[Asked]", closing: threading.Event) -> None:
-        self._asked = asked
-        self._closing = closing
-        self._lock = threading.Lock()
-        self._unanswered: deque[Asked] | None = deque()
-
-    def __next__(self) -> StreamItem:
-        while not self._closing.is_set() and self._unanswered is not None:
-            try:
-                asked = self._asked.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                continue
-            with self._lock:
-                if self._unanswered is not None:
-                    self._unanswered.append(asked)
-                    return _item(asked.request)
-            self._asked.put(asked)
-        raise StopIteration
-
-    def answered(self) -> Asked:
-        """The oldest request, which was answered now."""
-        with self._lock:
-            assert self._unanswered is not None  # noqa: S101 - given back when the stream is over
-            return self._unanswered.popleft()
-
-    def requeue(self, too_large: AttentionClientError | None = None) -> None:
-        """Puts what was not answered back into the queue; takes nothing more from it.
-
-        Args:
-            too_large: What ended the stream, where that was a message too large.
-        """
-        with self._lock:
-            unanswered, self._unanswered = self._unanswered, None
-        for asked in unanswered or ():
-            asked.attempts += too_large is not None
-            if too_large and asked.attempts >= MOST_ATTEMPTS:
-                asked.future.set_exception(RefusedError(too_large.message, LIMIT_EXCEEDED))
-            else:
-                self._asked.put(asked)
-
-
-def _item(request: BackendRequest) -> StreamItem:
-    query = request.inputs[Role.QUERY]
-    if isinstance(query[0], str):
-        return TextInputs(list(query))
-    if query[0].ndim == 1:
-        return TokenInputs(list(query))
-    return AttendInputs(*(list(rows) for rows in request.inputs.values()))
-
-
-def resolve(target: str) -> list[str]:
-    """Every address of a server's name, as HOST:PORT; a target that is no such thing is left as it is."""
-    host, separator, port = target.rpartition(":")
-    if not separator or not port.isdigit() or "/" in target:
-        return [target]
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise EnrichError(f"{target}: {error.strerror or error}") from error
-    addresses = {str(address[0]) for *_, address in found}
-    # localhost stands for one server under two addresses.
-    if addresses <= {"127.0.0.1", "::1"}:
-        return [target]
-    return sorted(f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in addresses)
+def _connect(targets: str | Sequence[str]) -> dict[str, AttentionClient]:
+    """A client for each address of each target."""
+    given = [targets] if isinstance(targets, str) else targets
+    if not given:
+        raise EnrichError("name at least one server as HOST:PORT")
+    addresses = [address for target in given for address in resolve(target)]
+    # Requests of a failed stream are queued again, so the client itself must not retry.
+    return {address: AttentionClient(address, max_retries=0, wait_for_ready=False) for address in addresses}
 
 
 def _describe(client: AttentionClient, model: str, version: str, patience: float) -> ModelInfo:
@@ -271,14 +195,24 @@ def _describe(client: AttentionClient, model: str, version: str, patience: float
         raise EnrichError(str(error)) from error
 
 
+def _only_version(found: Sequence[ModelInfo]) -> ModelInfo:
+    versions = sorted({info.version for info in found})
+    if len(versions) > 1:
+        raise EnrichError(
+            f"the servers have versions {', '.join(versions)} of {found[0].name!r}: choose one with "
+            "--version (version)"
+        )
+    return found[0]
+
+
 def spec_of(info: ModelInfo) -> ModelSpec:
-    """What a job must know of a model, of what its server says.
+    """What a job needs to know about a model, from what its server states.
 
     Raises:
-        EnrichError: The model does not answer, or makes no vectors of sequences.
+        EnrichError: The model is not ready, or its output is not supported.
     """
     if info.state != "ready":
-        raise EnrichError(f"model {info.name!r} does not answer: {info.state_reason}")
+        raise EnrichError(f"model {info.name!r} is not ready: {info.state_reason}")
     return ModelSpec.from_axes(
         name=info.name,
         version=info.version,

@@ -1,4 +1,4 @@
-"""What is read: files by their address, a table in memory, a data set of Arrow's."""
+"""What a job reads: stored tables, tables in memory, Arrow datasets."""
 
 import posixpath
 from collections.abc import Sequence
@@ -13,19 +13,20 @@ import pyarrow.dataset as ds
 from pyarrow import fs
 
 from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.formats import SUFFIXES, is_table, open_table
 from attention_client.enrich.storage import Location, locate
-from attention_client.enrich.tables import ROW_BATCH_ROWS, ScannedTable, TableFile, is_table, open_table
+from attention_client.enrich.tables import BATCH_ROWS, ScannedTable, TableReader
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Rows that lie together.
+    """One file of a source.
 
     Attributes:
-        name: Path below the source; "" for that which is the source.
-        rows: How many.
-        size: Their bytes, as they are stored; 0 if unknown.
-        stamp: Changes when they do.
+        name: Path relative to the source; "" if the file is the source.
+        rows: Number of its rows.
+        size: Bytes in storage or in memory; 0 if unknown.
+        stamp: Size and time of the last change, to notice changes; empty if unknown.
     """
 
     name: str
@@ -34,58 +35,63 @@ class SourceFile:
     stamp: Sequence[int] = ()
 
 
-class Source(Protocol):
+class TableSource(Protocol):
     """What a job reads.
 
     Attributes:
-        schema: What each row has.
-        files: Where rows lie, in their order.
-        name: A file name for a result that has none of its own.
-        is_lasting: Whether another process finds the same, so that a job on it can be resumed or spread.
-        places: Files and folders that it reads.
+        schema: Columns of every file.
+        files: The files in the order of their rows.
+        name: File name of the result, if the output is a folder and the source is one file.
+        is_stored: Whether other processes and later runs read the same, as resuming and a cluster need.
+        locations: Files and folders that are read.
     """
 
     schema: pa.Schema
     files: Sequence[SourceFile]
     name: str
-    is_lasting: bool
-    places: Sequence[Location]
+    is_stored: bool
+    locations: Sequence[Location]
 
-    def open(self, name: str) -> TableFile:
+    def open(self, name: str) -> TableReader:
         """Opens a file for reading."""
 
     def path(self, name: str) -> str:
-        """What people know a file by."""
+        """The path of a file, for people."""
 
 
-def open_source(source: Any) -> Source:
-    """Looks at what is to be read, without reading its rows.
+def open_source(source: Any) -> TableSource:
+    """Reads the schema and the number of rows.
 
     Args:
-        source: A path or URL; a data set of Arrow's; a table of Arrow's, or what Arrow makes one of: frames
-            of pandas and Polars, relations of DuckDB.
+        source: A path or URL; an Arrow dataset; an Arrow table, or an object that Arrow converts to one:
+            pandas and Polars data frames, DuckDB relations.
 
     Raises:
-        EnrichError: There is no such table, its files have different schemas, or it is none.
+        EnrichError: The source does not exist, is not a table, or its files have different schemas.
     """
     if isinstance(source, str | PathLike):
-        return StoredTables(locate(fspath(source)))
+        return StoredSource(locate(fspath(source)))
     if isinstance(source, ds.Dataset):
-        return _dataset(source)
+        return _dataset_source(source)
+    if type(source).__name__ == "LazyFrame":
+        raise EnrichError("a LazyFrame has no rows before it is collected: pass frame.collect()")
     try:
-        return _memory(_arrow(source))
+        return _memory_source(_to_arrow(source))
     except (TypeError, ValueError, pa.ArrowException) as error:
-        raise EnrichError(f"{type(source).__name__} is no table: {error}") from error
+        raise EnrichError(
+            f"{type(source).__name__} is not a table: {error}; pass a path, a URL, an Arrow table or "
+            "dataset, a data frame or a DuckDB relation"
+        ) from error
 
 
-class StoredTables:
+class StoredSource:
     """A file, or all files below a folder."""
 
-    is_lasting = True
+    is_stored = True
 
     def __init__(self, location: Location) -> None:
         self._location = location
-        self.places: Sequence[Location] = [location]
+        self.locations: Sequence[Location] = [location]
         self.name = posixpath.basename(location.path)
         files: list[SourceFile] = []
         schema: pa.Schema | None = None
@@ -94,83 +100,82 @@ class StoredTables:
             table.close()
             schema = schema or table.schema
             if not table.schema.equals(schema):
-                raise EnrichError(f"{location}: {name} has another schema than {files[0].name}")
+                raise EnrichError(f"{location}: {name} and {files[0].name} have different schemas")
             files.append(SourceFile(name, table.rows, info.size, (info.size, info.mtime_ns)))
         if schema is None:
-            raise EnrichError(f"{location} holds no table")
+            raise EnrichError(f"{location} contains no table; the names of tables end in {SUFFIXES}")
         self.schema = schema
         self.files: Sequence[SourceFile] = files
 
     def _infos(self) -> list[tuple[str, fs.FileInfo]]:
         location = self._location
-        match location.kind:
+        match location.file_type:
             case fs.FileType.File:
-                if not is_table(location.path):
-                    raise EnrichError(f"{location}: {self.name} is neither .parquet nor .arrow")
                 return [("", location.system.get_file_info(location.path))]
             case fs.FileType.Directory:
                 return [(name, info) for name, info in location.files() if is_table(name)]
         raise EnrichError(f"{location} does not exist")
 
-    def open(self, name: str) -> TableFile:
-        """As of Source."""
+    def open(self, name: str) -> TableReader:
+        """See TableSource."""
         return open_table(self._file(name))
 
     def path(self, name: str) -> str:
-        """As of Source."""
+        """See TableSource."""
         return str(self._file(name))
 
     def _file(self, name: str) -> Location:
         return self._location / name if name else self._location
 
 
-class Unstored:
-    """A table in memory, or rows that something else reads."""
+class TransientSource:
+    """A table in memory, or rows that another library reads. It lasts as long as this process."""
 
-    is_lasting = False
+    is_stored = False
     name = "table.parquet"
 
-    def __init__(self, table: ScannedTable, size: int, places: Sequence[Location] = ()) -> None:
+    def __init__(self, table: ScannedTable, size: int, locations: Sequence[Location] = ()) -> None:
         self._table = table
-        self.places = places
+        self.locations = locations
         self.schema = table.schema
         self.files: Sequence[SourceFile] = [SourceFile("", table.rows, size)]
 
-    def open(self, name: str) -> TableFile:  # noqa: ARG002 - there is one
-        """As of Source."""
+    def open(self, name: str) -> TableReader:  # noqa: ARG002 - there is one table
+        """See TableSource."""
         return self._table
 
-    def path(self, name: str) -> str:  # noqa: ARG002 - there is one
-        """As of Source."""
+    def path(self, name: str) -> str:  # noqa: ARG002 - there is one table
+        """See TableSource."""
         return "table"
 
 
-def _memory(table: pa.Table) -> Unstored:
-    return Unstored(ScannedTable(table.schema, table.num_rows, table.to_batches), table.nbytes)
+def _memory_source(table: pa.Table) -> TransientSource:
+    return TransientSource(ScannedTable(table.schema, table.num_rows, table.to_batches), table.nbytes)
 
 
-def _dataset(dataset: ds.Dataset) -> Unstored:
+def _dataset_source(dataset: ds.Dataset) -> TransientSource:
     ahead = {"batch_readahead": 1, "fragment_readahead": 1}
-    batches = partial(dataset.to_batches, batch_size=ROW_BATCH_ROWS, **ahead)
-    table = ScannedTable(dataset.schema, dataset.count_rows(), batches)
-    return Unstored(table, 0, [_place(dataset.filesystem, path) for path in getattr(dataset, "files", ())])
+    scan = partial(dataset.to_batches, batch_size=BATCH_ROWS, **ahead)
+    table = ScannedTable(dataset.schema, dataset.count_rows(), scan)
+    paths = getattr(dataset, "files", ())
+    return TransientSource(table, 0, [_location(dataset.filesystem, path) for path in paths])
 
 
-def _place(system: fs.FileSystem, path: str) -> Location:
+def _location(system: fs.FileSystem, path: str) -> Location:
     return locate(path) if isinstance(system, fs.LocalFileSystem) else Location(system, path)
 
 
-def _arrow(source: Any) -> pa.Table:
-    """A table of Arrow's. pandas keeps (T, d) arrays in cells, which Arrow takes as lists of rows only."""
+def _to_arrow(source: Any) -> pa.Table:
+    """Converts a table. Arrow accepts (T, d) arrays in cells of pandas only as lists of their rows."""
     if isinstance(source, pa.Table):
         return source
     if type(source).__module__.partition(".")[0] == "pandas":
         source = source.copy(deep=False)
-        for name, kind in source.dtypes.items():
-            if str(kind) == "object":
-                source[name] = source[name].map(_listed)
+        for name, dtype in source.dtypes.items():
+            if str(dtype) == "object":
+                source[name] = source[name].map(_to_rows)
     return pa.table(source)
 
 
-def _listed(cell: Any) -> Any:
+def _to_rows(cell: Any) -> Any:
     return list(cell) if isinstance(cell, np.ndarray) and cell.ndim > 1 else cell

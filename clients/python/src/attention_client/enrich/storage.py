@@ -1,4 +1,4 @@
-"""Where tables lie: local paths, and any address that Arrow's or fsspec's file systems know."""
+"""Files and folders: local paths, and URLs of the file systems that Arrow or fsspec supports."""
 
 import json
 import posixpath
@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyarrow import fs
 
 from attention_client.enrich.errors import EnrichError
 
-Json = dict[str, Any]
+Json: TypeAlias = dict[str, Any]
 TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True)
 class Location:
-    """A file or a folder of some file system.
+    """A file or a folder, which need not exist.
 
     Attributes:
-        system: The file system.
-        path: Its path there.
+        system: Its file system.
+        path: Its path in the file system.
     """
 
     system: fs.FileSystem
@@ -35,31 +35,35 @@ class Location:
     def __truediv__(self, name: str) -> "Location":
         return Location(self.system, posixpath.join(self.path, name))
 
-    def beside(self, suffix: str) -> "Location":
-        """Its neighbour of the same name with something behind it."""
+    def with_suffix(self, suffix: str) -> "Location":
+        """The location in the same folder whose name has `suffix` appended."""
         return Location(self.system, self.path + suffix)
 
     @property
     def parent(self) -> "Location":
-        """The folder that it lies in."""
+        """The folder that contains it."""
         return Location(self.system, posixpath.dirname(self.path))
 
     @property
-    def kind(self) -> fs.FileType:
-        """Whether it is a file, a folder or nothing."""
+    def file_type(self) -> fs.FileType:
+        """Whether it is a file, a folder, or does not exist."""
         return self.system.get_file_info(self.path).type
 
     @property
     def exists(self) -> bool:
-        """Whether there is anything."""
-        return self.kind is not fs.FileType.NotFound
+        """Whether it exists."""
+        return self.file_type is not fs.FileType.NotFound
 
     def open(self) -> pa.NativeFile:
-        """Opens a file to read from any place in it."""
+        """Opens a file for random reading."""
         return self.system.open_input_file(self.path)
 
     def files(self, *, hidden: bool = False) -> Iterator[tuple[str, fs.FileInfo]]:
-        """Every file below a folder by its path from there, sorted; hidden ones where they are asked for."""
+        """Every file below a folder, sorted by its path relative to the folder.
+
+        Args:
+            hidden: Whether to include paths of which a part begins with a dot or an underscore.
+        """
         selector = fs.FileSelector(self.path, recursive=True, allow_not_found=True)
         for info in sorted(self.system.get_file_info(selector), key=lambda info: info.path):
             name = posixpath.relpath(info.path, self.path)
@@ -68,32 +72,32 @@ class Location:
                 yield name, info
 
     def overlaps(self, other: "Location") -> bool:
-        """Whether one is the other, or lies in it."""
+        """Whether the two are the same, or one contains the other."""
         one, two = (path.rstrip("/") + "/" for path in (self.path, other.path))
         return self.system.equals(other.system) and (one.startswith(two) or two.startswith(one))
 
     def make_folder(self) -> None:
-        """Makes a folder and those above it."""
+        """Creates a folder and its parents; does nothing if it exists."""
         self.system.create_dir(self.path, recursive=True)
 
     @contextmanager
     def replaced(self) -> Iterator[pa.NativeFile]:
-        """Opens a file to write, which is there when the block has ended well, and not before."""
-        temporary = self.beside(TEMPORARY)
+        """Opens a temporary file for writing, and renames it to this location if the block succeeds."""
+        temporary = self.with_suffix(TEMPORARY)
         with self.system.open_output_stream(temporary.path) as file:
             yield file
         temporary.move(self)
 
     def write_json(self, value: Json) -> None:
-        """Writes a small file at once."""
+        """Replaces the file with a JSON document."""
         with self.replaced() as file:
             file.write(json.dumps(value, indent=1).encode())
 
     def read_json(self) -> Json:
-        """Reads a small file.
+        """Reads a JSON document.
 
         Raises:
-            EnrichError: It is not JSON.
+            EnrichError: The file is not JSON.
         """
         with self.system.open_input_stream(self.path) as file:
             try:
@@ -103,11 +107,11 @@ class Location:
         return value
 
     def move(self, target: "Location") -> None:
-        """Renames a file or a folder; file systems without folders move each file."""
+        """Renames a file or a folder. A file system that cannot rename folders moves each file."""
         try:
             self.system.move(self.path, target.path)
         except (OSError, NotImplementedError):
-            if self.kind is not fs.FileType.Directory:
+            if self.file_type is not fs.FileType.Directory:
                 raise
             for name, info in self.files():
                 (target / posixpath.dirname(name)).make_folder()
@@ -115,8 +119,8 @@ class Location:
             self.remove()
 
     def remove(self) -> None:
-        """Removes a file or a folder with all in it; does nothing where there is none."""
-        match self.kind:
+        """Removes a file, or a folder with its content; does nothing if there is none."""
+        match self.file_type:
             case fs.FileType.Directory:
                 self.system.delete_dir(self.path)
             case fs.FileType.File:
@@ -124,24 +128,24 @@ class Location:
 
 
 def locate(address: str) -> Location:
-    """Finds the file system of an address: a local path, or a URL such as s3://bucket/table.
+    """Finds the file system of a local path or a URL such as s3://bucket/table.
 
     Raises:
-        EnrichError: No file system is known for it.
+        EnrichError: No file system is known for the URL.
     """
     if "://" not in address:
         return Location(fs.LocalFileSystem(), Path(address).expanduser().absolute().as_posix())
     try:
         return Location(*fs.FileSystem.from_uri(address))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as unknown:
-        return _through_fsspec(address, unknown)
+        return _locate_with_fsspec(address, unknown)
 
 
-def _through_fsspec(address: str, unknown: Exception) -> Location:
+def _locate_with_fsspec(address: str, unknown: Exception) -> Location:
     try:
-        import fsspec  # noqa: PLC0415 - only where an address needs it
+        import fsspec  # noqa: PLC0415 - optional, needed for some URLs only
     except ImportError as error:
-        raise EnrichError(f"{address}: {unknown}; fsspec, which may know it, is not installed") from error
+        raise EnrichError(f"{address}: {unknown}; install fsspec, which may support this URL") from error
     try:
         system, path = fsspec.core.url_to_fs(address)
     except (ValueError, ImportError) as error:

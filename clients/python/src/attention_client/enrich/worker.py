@@ -1,4 +1,4 @@
-"""Does chunks: reads their rows, has them computed, writes their parts. Bounded in memory."""
+"""Computes chunks in this process: reads their rows, submits them, writes and records the results."""
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -9,88 +9,85 @@ from operator import itemgetter
 
 import pyarrow as pa
 
+from attention_client.enrich.arrow_ipc import ArrowFileWriter
 from attention_client.enrich.backend import Backend
-from attention_client.enrich.journal import Journal, Record
-from attention_client.enrich.plan import Chunk, Options, Plan
-from attention_client.enrich.progress import Progress
-from attention_client.enrich.row_batch import ROW_BATCH_REQUESTS, Window
-from attention_client.enrich.tables import ArrowOut
+from attention_client.enrich.journal import ChunkRecord, Journal
+from attention_client.enrich.options import JobOptions
+from attention_client.enrich.packing import BATCH_REQUESTS
+from attention_client.enrich.pending_batch import PendingBatch
+from attention_client.enrich.plan import Chunk, JobPlan
+from attention_client.enrich.progress import ProgressReporter
+from attention_client.enrich.tables import RowBatch
 
 
 def run_chunks(
-    plan: Plan,
+    plan: JobPlan,
     chunks: Iterable[Chunk],
     backend: Backend,
-    options: Options,
+    options: JobOptions,
     journal: Journal,
-    progress: Progress,
+    progress: ProgressReporter,
 ) -> Generator[Chunk, None, None]:
-    """Does chunks in their order, and yields each when it is recorded.
+    """Computes chunks in their order, and yields each when it is recorded.
 
     Raises:
-        EnrichError: The job cannot go on. What was recorded stays.
+        EnrichError: The job cannot continue. Recorded chunks are kept.
     """
-    under_way = _under_way(plan, chunks, backend, options)
-    for chunk, windows in groupby(under_way, key=itemgetter(0)):
-        record = Record()
-        with journal.part(chunk).replaced() as file, closing(ArrowOut(file, plan.output_schema)) as part:
-            for _, window in windows:
-                done = window.finish()
-                part.write(done.batch)
-                record.add(done)
-                progress.add(done.batch.num_rows, done.tokens)
+    for chunk, batches in groupby(_pending(plan, chunks, backend, options), key=itemgetter(0)):
+        record = ChunkRecord()
+        with (
+            journal.part(chunk).replaced() as file,
+            closing(ArrowFileWriter(file, plan.output_schema)) as part,
+        ):
+            for _, batch in batches:
+                enriched = batch.finish()
+                part.write(enriched.rows)
+                record.add(enriched)
+                progress.add(enriched.rows.num_rows, enriched.tokens)
         journal.write(chunk, record)
         yield chunk
 
 
-def _under_way(
-    plan: Plan, chunks: Iterable[Chunk], backend: Backend, options: Options
-) -> Iterator[tuple[Chunk, Window]]:
-    """Windows that are being computed.
-
-    A bounded number of them is read and not yet written, so a slow writer holds the reader back.
-    """
-    ahead: deque[tuple[Chunk, Window]] = deque()
-    for chunk, first, batch in _rows(plan, chunks):
-        if len(ahead) >= _row_batches_ahead(backend):
-            yield ahead.popleft()
-        ahead.append((chunk, Window(first, batch, plan.output_schema, backend, options)))
-    while ahead:
-        yield ahead.popleft()
-
-
-def _row_batches_ahead(backend: Backend) -> int:
-    """Enough for every request that the backend computes at the same time, and two to read and write."""
-    return 2 + ceil(backend.concurrency / ROW_BATCH_REQUESTS)
+def _pending(
+    plan: JobPlan, chunks: Iterable[Chunk], backend: Backend, options: JobOptions
+) -> Iterator[tuple[Chunk, PendingBatch]]:
+    """Submitted batches, in order. Their number is bounded, so a slow writer slows the reader down."""
+    # Enough for the backend's concurrent requests, one batch to read and one to write.
+    limit = 2 + ceil(backend.concurrency / BATCH_REQUESTS)
+    pending: deque[tuple[Chunk, PendingBatch]] = deque()
+    for chunk, batch in _batches(plan, chunks):
+        if len(pending) >= limit:
+            yield pending.popleft()
+        pending.append((chunk, PendingBatch(batch, plan.output_schema, backend, options)))
+    while pending:
+        yield pending.popleft()
 
 
-def _rows(plan: Plan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, int, pa.RecordBatch]]:
-    """The windows of chunks, each within one chunk. A file is read through once."""
+def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, RowBatch]]:
+    """The batches of chunks, none of which spans two chunks. Each file is opened once."""
     for name, group in groupby(chunks, key=lambda chunk: chunk.name):
-        own = list(group)
         with closing(plan.source.open(name)) as table:
-            for run in _consecutive(own):
-                yield from _cut(run, table.windows(run[0].start, run[-1].stop))
-                if run[0].start == run[0].stop:  # a file without rows has one chunk, with an empty window
-                    yield run[0], 0, pa.RecordBatch.from_pylist([], schema=plan.source.schema)
+            for adjacent in _adjacent(group):
+                first, last = adjacent[0], adjacent[-1]
+                yield from _assign(adjacent, table.batches(first.start, last.stop))
+                if first.start == first.stop:  # a file without rows has one chunk, with an empty batch
+                    yield first, RowBatch(0, pa.RecordBatch.from_pylist([], schema=plan.source.schema))
 
 
-def _consecutive(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
-    """Runs of chunks without a gap."""
-    for _, run in groupby(enumerate(chunks), key=lambda pair: pair[1].index - pair[0]):
-        yield [chunk for _, chunk in run]
+def _adjacent(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """Groups of chunks without a gap between them."""
+    for _, group in groupby(enumerate(chunks), key=lambda pair: pair[1].index - pair[0]):
+        yield [chunk for _, chunk in group]
 
 
-def _cut(
-    chunks: list[Chunk], windows: Iterable[tuple[int, pa.RecordBatch]]
-) -> Iterator[tuple[Chunk, int, pa.RecordBatch]]:
-    """Windows cut where a chunk ends."""
-    left = deque(chunks)
-    for first, batch in windows:
-        at = 0
-        while at < batch.num_rows:
-            while first + at >= left[0].stop:
-                left.popleft()
-            rows = min(left[0].stop - first, batch.num_rows) - at
-            yield left[0], first + at, batch.slice(at, rows)
-            at += rows
+def _assign(chunks: list[Chunk], batches: Iterable[RowBatch]) -> Iterator[tuple[Chunk, RowBatch]]:
+    """Batches with their chunks, split at the end of each chunk."""
+    remaining = deque(chunks)
+    for first, rows in batches:
+        offset = 0
+        while offset < rows.num_rows:
+            while first + offset >= remaining[0].stop:
+                remaining.popleft()
+            count = min(remaining[0].stop - first, rows.num_rows) - offset
+            yield remaining[0], RowBatch(first + offset, rows.slice(offset, count))
+            offset += count

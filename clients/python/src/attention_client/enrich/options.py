@@ -1,0 +1,122 @@
+"""The options of a job, as `enrich()` takes them and as the job reads them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Required, TypedDict, TypeVar
+
+from attention_client.enrich.backend import Role
+from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.pooling import Pool
+
+CONTEXT_VECTORS = "context_vectors"
+ATTENTION_WEIGHTS = "attention_weights"
+Member = TypeVar("Member", bound=StrEnum)
+
+
+class OnError(StrEnum):
+    """What happens if the model refuses a row."""
+
+    FAIL = "fail"
+    """The job ends with an error."""
+    SKIP = "skip"
+    """The row gets null and is listed in OUTPUT.rejects.jsonl."""
+
+
+class EnrichOptions(TypedDict, total=False):
+    """Keyword arguments of `enrich` that do not depend on where the job runs.
+
+    Attributes:
+        model: Name of the model. Required.
+        column: Column of the query: lists of vectors, lists of token ids, or texts. Required.
+        version: Version of the model; default: the highest version that is ready.
+        key_column: Column of the key, for cross-attention.
+        value_column: Column of the value, for models with a separate value.
+        output_column: Name of the new column; default: context_vectors.
+        pool: none (default) stores all context vectors of a row; mean, cls and max store one vector.
+        weights: Whether to add the attention weights as column attention_weights; default: False.
+        on_error: fail (default) ends the job at the first refused row; skip gives such rows null.
+        max_errors: With on_error=skip, ends the job when more rows than this are refused, 0 or more;
+            default: None, no limit. Checked after each chunk of at most 16,384 rows.
+        resume: Whether to continue an unfinished job; default: False. If the output is already complete,
+            nothing is computed.
+        overwrite: Whether to replace an existing output when the job is finished; default: False.
+        progress: Whether to report progress on stderr; default: False.
+    """
+
+    model: Required[str]
+    column: Required[str]
+    version: str | int
+    key_column: str | None
+    value_column: str | None
+    output_column: str
+    pool: Pool | str
+    weights: bool
+    on_error: OnError | str
+    max_errors: int | None
+    resume: bool
+    overwrite: bool
+    progress: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Options that were checked; the attributes are those of EnrichOptions."""
+
+    model: str
+    column: str
+    version: str = ""
+    key_column: str | None = None
+    value_column: str | None = None
+    output_column: str = CONTEXT_VECTORS
+    pool: Pool = Pool.NONE
+    weights: bool = False
+    on_error: OnError = OnError.FAIL
+    max_errors: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    progress: bool = False
+
+    @property
+    def columns(self) -> Mapping[Role, str]:
+        """The column of each input of the model."""
+        named = {Role.QUERY: self.column, Role.KEY: self.key_column, Role.VALUE: self.value_column}
+        return {role: name for role, name in named.items() if name is not None}
+
+    @property
+    def weights_column(self) -> str | None:
+        """Name of the column of attention weights; None if there is none."""
+        return ATTENTION_WEIGHTS if self.weights else None
+
+    @property
+    def skip_refused(self) -> bool:
+        """Whether a refused row gets null instead of ending the job."""
+        return self.on_error is OnError.SKIP
+
+
+def read_options(options: EnrichOptions) -> JobOptions:
+    """Checks options.
+
+    Raises:
+        EnrichError: An option has a value that is not allowed.
+        TypeError: An option is unknown, or a required one is missing.
+    """
+    given: dict[str, Any] = dict(options)
+    if "version" in given:
+        given["version"] = str(given["version"])
+    for name, members in (("pool", Pool), ("on_error", OnError)):
+        if name in given:
+            given[name] = _member(members, name, given[name])
+    read = JobOptions(**given)
+    if read.max_errors is not None and not read.skip_refused:
+        raise EnrichError("max_errors needs on_error='skip': otherwise the first refused row ends the job")
+    if read.max_errors is not None and read.max_errors < 0:
+        raise EnrichError(f"max_errors is {read.max_errors}; it must be 0 or more")
+    return read
+
+
+def _member(members: type[Member], name: str, value: str) -> Member:
+    try:
+        return members(value)
+    except ValueError:
+        raise EnrichError(f"{name} is {value!r}; it must be one of {', '.join(members)}") from None

@@ -1,0 +1,63 @@
+"""What a finished job reports."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row that has no result although its cells are not null.
+
+    Attributes:
+        row: Number of the row in its file, from 0.
+        reason: Short and stable, for programs.
+        message: For people.
+    """
+
+    row: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Figures of a finished job. They cover the whole job, its interrupted runs included.
+
+    Attributes:
+        output: Path or URL of the result; None if it is `table`.
+        rows: Rows of the table.
+        refused: Rows without a result because they were refused.
+        nulls: Rows without a result because there is nothing to compute.
+        tokens: Query and key rows that were computed.
+        resumed_rows: How many of the rows earlier, interrupted runs had computed.
+        seconds: How long all runs took; an interrupted run counts up to its last finished chunk.
+        tokens_per_second: `tokens` divided by `seconds`.
+        model: Name of the model.
+        version: Version of the model.
+        parity_error: Largest absolute difference from eager PyTorch that the backend measured; None if
+            unknown.
+        rejects: File with one line of JSON for each refused row; None if there is none.
+        refusals: The refused rows.
+        table: The result, if no output was named.
+        already_complete: Whether the output was complete before this run. `nulls`, `tokens`, `seconds` and
+            `tokens_per_second` are then 0, because the output does not state them.
+    """
+
+    output: str | None
+    rows: int
+    refused: int
+    nulls: int
+    tokens: int
+    resumed_rows: int
+    seconds: float
+    tokens_per_second: float
+    model: str
+    version: str
+    parity_error: float | None
+    rejects: str | None
+    refusals: tuple[Refusal, ...]
+    table: "pa.Table | None" = None
+    already_complete: bool = False
