@@ -353,3 +353,8 @@ def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> 
     """
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False"]
+
+
+def test_only_one_file_of_the_server_uses_the_internal_api_of_grpcio() -> None:
+    found = [path for path in (ROOT / "server").rglob("*.py") if "grpc._" in path.read_text()]
+    assert found == [ROOT / "server/rpc/transport/completion_queue.py"]
