@@ -106,10 +106,11 @@ def test_text_and_token_ids(client: AttentionClient) -> None:
     assert_parity(client.attend_text("sentence-self-attention", SENTENCE).context_vectors, eager[0])
 
 
-def test_nan_stays_in_its_own_sequence(client: AttentionClient) -> None:
-    (sequences,) = random_inputs("multi-head-768x12", [7, 7, 7, 7])
+@pytest.mark.parametrize("name", ["multi-head-768x12", "alibi-768x12", "sliding-window-768x12"])
+def test_nan_stays_in_its_own_sequence(client: AttentionClient, name: str) -> None:
+    (sequences,) = random_inputs(name, [7, 7, 7, 7])
     sequences[1][3, 5] = np.nan
-    result = client.attend("multi-head-768x12", sequences)
-    assert_parity(result.context_vectors, [attend(build("multi-head-768x12"), one)[0] for one in sequences])
+    result = client.attend(name, sequences)
+    assert_parity(result.context_vectors, [attend(build(name), one)[0] for one in sequences])
     assert np.isnan(result.context_vectors[1]).all()
     assert not any(np.isnan(result.context_vectors[index]).any() for index in (0, 2, 3))
