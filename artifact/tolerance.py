@@ -10,7 +10,7 @@ from artifact.record import Record
 
 
 class Tolerance(Record):
-    """A value passes where |value - eager| <= atol + rtol * |eager|."""
+    """A value passes if |value - eager| <= atol + rtol * |eager|."""
 
     rtol: NonNegativeFloat
     atol: NonNegativeFloat

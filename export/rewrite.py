@@ -1,4 +1,4 @@
-"""Rewrites what the exporter makes of a module into fewer operators of the same results.
+"""Rewrites an exported graph to fewer operators with the same results.
 
 Shapes: B batch, T rows, Tq query rows, Tk key rows, H query heads, Hkv key and value heads, d width of one
 head, d_k and d_v those of a key and of a value head.
@@ -12,10 +12,10 @@ ROWS_AND_HEADS_SWAPPED = (0, 2, 1, 3)
 
 
 def merge_heads(model: onnx_ir.Model) -> None:
-    """Lets Attention operators cut rows into heads by themselves, and join them again.
+    """Lets Attention operators split rows into heads and join them again.
 
-    The exporter puts operators around them that do so and copy four tensors: a third of a small module's
-    time. Heads that are not merely cut from rows, such as those that rotary angles turn, stay as they are.
+    The exporter surrounds them with operators for that, which copy four tensors and take a third of the time
+    of a small module. Heads that are not simply split from rows, such as rotated ones, stay as they are.
     """
     for node in list(model.graph):
         if node.op_type == "Attention":
@@ -31,19 +31,19 @@ def _merge_heads(graph: onnx_ir.Graph, attention: Node) -> None:
         return
     counts = {"q_num_heads": _axes(query)[1], "kv_num_heads": _axes(key)[1]}
     merged = onnx_ir.node("Attention", [*rows, *others], {**attention.attributes, **counts})
-    # Takes over the name too; the operators around the old one are left without a use.
+    # The output keeps its name. The operators around the old node become unused and are removed.
     onnx_ir.convenience.replace_nodes_and_values(graph, attention, [], [merged], [joined], merged.outputs)
 
 
 def _rows(heads: Value | None) -> Value | None:
-    """The (B, T, H * d) from which (B, H, T, d) is cut; None where it is made in another way."""
+    """The (B, T, H * d) that (B, H, T, d) is split from; None if it is computed in another way."""
     cut = _before(heads, "Transpose")  # (B, T, H, d)
     rows = _before(cut, "Reshape")
     return rows if _hold_the_same_rows(rows, cut) else None
 
 
 def _joined(heads: Value) -> Value | None:
-    """The (B, T, H * d) into which (B, H, T, d) is joined; None where something else is made of it."""
+    """The (B, T, H * d) that (B, H, T, d) is joined into; None if it is used in another way."""
     separate = _after(heads, "Transpose")  # (B, T, H, d)
     joined = _after(separate, "Reshape")
     return joined if _hold_the_same_rows(joined, separate) else None
@@ -74,7 +74,7 @@ def _hold_the_same_rows(whole: Value | None, separate: Value | None) -> bool:
 
 
 def _axes(value: Value | None) -> list[int | str | None]:
-    """Sizes and names; None for an axis of neither."""
+    """Size or name of each axis; None for an axis without either."""
     if value is None or value.shape is None:
         return []
     return [axis if isinstance(axis, int) else axis.value for axis in value.shape]

@@ -1,4 +1,4 @@
-"""Writes the graphs of a model as files that share one file of weights."""
+"""Writes the graphs of a model, which share one file of weights."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ import onnx
 from onnx.external_data_helper import set_external_data
 
 WEIGHTS_FILE = "weights.bin"
-# Weights of a model from this size on lie in one file beside its graphs, which then share them.
+# Weights of at least this size in total are stored in one file that the graphs share.
 EXTERNAL_BYTES = 1 << 20
-# Tensors below this size stay in the graph: the shapes and scalars that the runtime folds.
+# Smaller tensors stay in the graph: shapes and scalars, which the runtime folds.
 EXTERNAL_TENSOR_BYTES = 1 << 10
-# Memory maps begin at page boundaries.
+# Page size, because the file is mapped into memory.
 ALIGNMENT = 4096
 
 
 def write_graphs(graphs: Mapping[str, onnx.ModelProto], folder: Path) -> None:
-    """Writes graphs by file name, each tensor once however many graphs hold it; changes the graphs."""
+    """Writes graphs by file name, and each distinct tensor once. Modifies the graphs."""
     tensors = {
         _digest(tensor): tensor.raw_data
         for graph in graphs.values()
@@ -34,7 +34,7 @@ def write_graphs(graphs: Mapping[str, onnx.ModelProto], folder: Path) -> None:
 
 
 def _write_weights(tensors: Mapping[str, bytes], path: Path) -> dict[str, int]:
-    """Writes each distinct tensor once and returns its offset by its hash."""
+    """Writes each distinct tensor once. Returns the offsets by hash."""
     offsets = {}
     with path.open("wb") as file:
         for digest, data in tensors.items():

@@ -1,4 +1,4 @@
-"""Multi-head attention: one module for every system of this project.
+"""Multi-head attention: one module for every variant.
 
 Shapes: B batch, Tq query rows, Tk key rows, H query heads, Hkv key and value heads, d_k and d_v widths
 of one head.
@@ -45,16 +45,16 @@ class MultiHeadAttention(nn.Module):
         attention_mask: Tensor | None = None,
         return_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes the context vectors, and the attention weights where asked for.
+        """Computes the context vectors and, if requested, the attention weights.
 
         Args:
             query: (B, Tq, d_query).
-            key: (B, Tk, d_key); the query where left out.
-            value: (B, Tk, d_value); the key where left out.
-            positions: (B, Tq) integers, for rotary configurations; 0 to Tq - 1 where left out.
-            key_lengths: (B,) integers; keys at and after a sequence's length are not attended to.
+            key: (B, Tk, d_key). Default: the query.
+            value: (B, Tk, d_value). Default: the key.
+            positions: (B, Tq) integers, for rotary configurations. Default: 0 to Tq - 1.
+            key_lengths: (B,) integers; keys at and after the length of a sequence are not attended to.
             attention_mask: (B, 1 or H, Tq, Tk) booleans, True = may attend.
-            return_weights: whether to return the attention weights.
+            return_weights: Whether to return the attention weights.
 
         Returns:
             Context vectors (B, Tq, d_out), and attention weights (B, H, Tq, Tk) or None.
@@ -104,7 +104,7 @@ class MultiHeadAttention(nn.Module):
             weights = scores.softmax(dim=-1)
         else:
             weights = scores.masked_fill(~may_attend, float("-inf")).softmax(dim=-1)
-            # The softmax of a row of -inf is NaN; such a row attends to nothing.
+            # The softmax of a row of -inf is NaN; the weights of such a row are 0.
             weights = weights.masked_fill(~may_attend.any(dim=-1, keepdim=True), 0.0)
         return F.dropout(weights, self.config.dropout, self.training)
 

@@ -1,22 +1,23 @@
-"""The configuration of one attention module: sizes, biases and rules, validated."""
+"""The validated configuration of one attention module."""
 
 import math
 import sys
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-# Default of a field whose value follows from others; no field holds it after construction.
+# Default of a field that is derived from others. No field has this value after construction.
 DERIVED: Final[Any] = None
-# A linear layer for each; one whose output is cut in three; one (heads, d_head, d) stack of weights for each
-# and one batched product; the inputs themselves.
+# separate: a linear layer each for query, key and value. fused: one linear layer whose output is cut in
+# three. stacked: a (heads, d_head, d) stack of weights each, applied in one batched product. none: the
+# inputs themselves.
 PROJECTIONS: Final = ("separate", "fused", "stacked", "none")
 
-# A field, whether its rule holds, and the rule.
+# The name of a field, whether its rule holds, and the text of the rule.
 Rule = tuple[str, bool, str]
 
 
 class ConfigError(ValueError):
-    """A configuration breaks a rule; the message names the field, its value and the rule."""
+    """A configuration breaks a rule. The message names the field, its value and the rule."""
 
     def __init__(self, field: str, value: object, rule: str) -> None:
         super().__init__(f"{field}={value!r}: {rule}")
@@ -27,9 +28,8 @@ class ConfigError(ValueError):
 class AttentionConfig:
     """Sizes and rules of a `MultiHeadAttention`.
 
-    Fields that are left out take the value stated beside them, so that every field of a
-    configuration holds its final value. d_k is the width of one query or key head, d_v that of
-    one value head.
+    Omitted fields take the default stated with them, so that every field holds its final value. d_k is the
+    width of one query or key head, d_v the width of one value head.
 
     Raises:
         ConfigError: A value breaks a rule.
@@ -40,21 +40,21 @@ class AttentionConfig:
     num_heads: int = 1
     """Number of query heads, H."""
     num_kv_heads: int = DERIVED
-    """Number of key and value heads, each serving a group of query heads; left out, num_heads."""
+    """Number of key and value heads; each is shared by a group of query heads. Default: num_heads."""
     cross: bool = False
-    """Keys come from a sequence of their own; otherwise the query sequence is its own key."""
+    """Whether keys come from a second sequence. Otherwise the query is also the key."""
     separate_value: bool = False
-    """Values come from a third input, as long as the key; otherwise the key is its own value."""
+    """Whether values come from a third input of the key's length. Otherwise the key is also the value."""
     d_key: int = DERIVED
-    """Width of a key row; left out, d_query."""
+    """Width of a key row. Default: d_query."""
     d_value: int = DERIVED
-    """Width of a value row; left out, d_key."""
+    """Width of a value row. Default: d_key."""
     d_k: int = DERIVED
-    """Width of one query or key head; left out, d_query / num_heads."""
+    """Width of one query or key head. Default: d_query / num_heads."""
     d_v: int = DERIVED
-    """Width of one value head; left out, d_k, or d_value / num_kv_heads without projections."""
+    """Width of one value head. Default: d_k, or d_value / num_kv_heads without projections."""
     projections: str = "separate"
-    """How queries, keys and values are made: one of PROJECTIONS."""
+    """How queries, keys and values are computed: one of PROJECTIONS."""
     qkv_bias: bool = False
     """Whether the query, key and value projections add a bias."""
     out_proj: bool = True
@@ -62,29 +62,29 @@ class AttentionConfig:
     out_bias: bool = True
     """Whether the output projection adds a bias."""
     d_out: int = DERIVED
-    """Width of a context vector; left out, d_query with an output projection, num_heads * d_v without."""
+    """Width of a context vector. Default: d_query with an output projection, num_heads * d_v without."""
     causal: bool = False
-    """Query row i may attend to key rows 0..i only."""
+    """Whether query row i may attend to key rows 0 to i only."""
     alibi: bool = False
-    """Whether scores fall linearly with the distance of two rows (ALiBi), by a slope for each head."""
+    """Whether scores decrease linearly with the distance of two rows (ALiBi), with a slope for each head."""
     window: int = 0
     """Rows of a sliding window, 0 for none. Row i may attend to rows i - window + 1 to i if causal, and to
     rows i - window + 1 to i + window - 1 otherwise."""
     scale: float = DERIVED
-    """Factor on the scores; left out, 1 / sqrt(d_k)."""
+    """Factor of the scores. Default: 1 / sqrt(d_k)."""
     rotary_theta: float = 0.0
-    """Base frequency of the rotary position embedding; 0 for no such embedding."""
+    """Base frequency of the rotary position embedding; 0 for none."""
     rotary_interleaved: bool = False
-    """Whether neighbouring elements form its pairs, rather than those half a head apart."""
+    """Whether rotary pairs are neighbouring elements. Otherwise their elements are half a head apart."""
     dropout: float = 0.0
-    """Probability of dropping an attention weight in training; without effect in evaluation."""
+    """Probability that training drops an attention weight, from 0 to below 1. No effect in evaluation."""
 
     def __post_init__(self) -> None:
         _check_sizes(self, "d_query", "num_heads")
         if self.window != 0:
             _check_sizes(self, "window")
         if self.d_k is DERIVED and self.d_query % self.num_heads:
-            rule = f"must divide d_query={self.d_query} where d_k is not given"
+            rule = f"must divide d_query={self.d_query} if d_k is not given"
             raise ConfigError("num_heads", self.num_heads, rule)
         if self.projections not in PROJECTIONS:
             raise ConfigError("projections", self.projections, f"must be one of {', '.join(PROJECTIONS)}")
@@ -170,7 +170,7 @@ class AttentionConfig:
 
     @property
     def flops_per_query(self) -> int:
-        """Floating-point operations of the linear layers for each query row (a multiply-add is two)."""
+        """Floating-point operations of the linear layers for each query row; a multiply-add counts as two."""
         output = self.num_heads * self.d_v * self.d_out if self.out_proj else 0
         projection = 0 if self.projections == "none" else self.d_query * self.num_heads * self.d_k
         return 2 * (projection + output)

@@ -35,18 +35,18 @@ PRESETS = {
     for preset in (
         Preset(
             "sentence-self-attention",
-            f"text in: four heads over the words of {SENTENCE!r}, width 16",
+            f"takes text: four heads over the words of {SENTENCE!r}, width 16",
             AttentionConfig(d_query=16, num_heads=4),
             sentence=SENTENCE,
         ),
         Preset(
             "simple-self-attention",
-            "no trainable weights: softmax(x x^T) x, width 16",
+            "without parameters: softmax(x x^T) x, width 16",
             AttentionConfig(d_query=16, projections="none", scale=1.0, out_proj=False),
         ),
         Preset(
             "scaled-dot-product-attention",
-            "no projections: queries and keys of width 16, values of width 24",
+            "without projections: queries and keys of width 16, values of width 24",
             AttentionConfig(
                 d_query=16, d_value=24, cross=True, separate_value=True, projections="none", out_proj=False
             ),
@@ -140,7 +140,7 @@ PRESETS = {
         ),
         Preset(
             "cross-768x12",
-            "cross-attention with a value input of its own, twelve heads over width 768",
+            "cross-attention with a separate value input, twelve heads over width 768",
             AttentionConfig(d_query=768, num_heads=12, cross=True, separate_value=True),
         ),
     )

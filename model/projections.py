@@ -1,7 +1,7 @@
-"""From input rows to the queries, keys and values of each head: four ways, one result.
+"""Projections from input rows to the queries, keys and values of each head.
 
 Shapes: B batch, Tq query rows, Tk key rows, H query heads, Hkv key and value heads, d_k and d_v widths
-of one head. Every way gives q (B, H, Tq, d_k), k (B, Hkv, Tk, d_k) and v (B, Hkv, Tk, d_v).
+of one head. Each class returns q (B, H, Tq, d_k), k (B, Hkv, Tk, d_k) and v (B, Hkv, Tk, d_v).
 """
 
 import math
@@ -15,7 +15,7 @@ Heads = tuple[Tensor, Tensor, Tensor]
 
 
 def make_projections(config: AttentionConfig) -> nn.Module:
-    """The projections that a configuration names."""
+    """The projections of a configuration."""
     return {
         "separate": SeparateProjections,
         "fused": FusedProjection,
@@ -25,7 +25,7 @@ def make_projections(config: AttentionConfig) -> nn.Module:
 
 
 class SeparateProjections(nn.Module):
-    """A linear layer for each of query, key and value."""
+    """One linear layer each for query, key and value."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class SeparateProjections(nn.Module):
 
 
 class FusedProjection(nn.Module):
-    """One linear layer whose output is cut into query, key and value, in this order."""
+    """One linear layer whose output is split into query, key and value, in this order."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ class FusedProjection(nn.Module):
         self.fused = nn.Linear(config.d_query, sum(self.widths), bias=config.qkv_bias)
 
     def forward(self, query: Tensor, _key: Tensor, _value: Tensor) -> Heads:
-        """Projects the (B, T, d) query, which is the key and the value too."""
+        """Projects the (B, T, d) query, which is also the key and the value."""
         return split_heads(self.config, *self.fused(query).split(self.widths, dim=-1))
 
 
 class StackedProjections(nn.Module):
-    """The weights of all heads in one (H, d_head, d) stack for each of query, key and value."""
+    """One (H, d_head, d) stack with the weights of all heads each for query, key and value."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
@@ -66,16 +66,16 @@ class StackedProjections(nn.Module):
         self.value = _Stack(kv_heads, config.d_v, config.d_value, bias=config.qkv_bias)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Heads:
-        """Projects (B, T, d) inputs, each in one batched product."""
+        """Projects (B, T, d) inputs, each with one batched product."""
         return self.query(query), self.key(key), self.value(value)
 
 
 class _Stack(nn.Module):
-    """One batched product of rows with the weights of all heads."""
+    """Multiplies rows with the weights of all heads in one batched product."""
 
     def __init__(self, heads: int, d_head: int, d_input: int, *, bias: bool) -> None:
         super().__init__()
-        bound = 1 / math.sqrt(d_input)  # that of nn.Linear
+        bound = 1 / math.sqrt(d_input)  # as in nn.Linear
         self.weight = nn.Parameter(torch.empty(heads, d_head, d_input).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(heads, 1, d_head).uniform_(-bound, bound)) if bias else None
 
@@ -86,14 +86,14 @@ class _Stack(nn.Module):
 
 
 class NoProjections(nn.Module):
-    """The input rows themselves, cut into heads; nothing to train."""
+    """The input rows split into heads, without parameters."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.config = config
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Heads:
-        """Cuts (B, T, d) inputs."""
+        """Splits (B, T, d) inputs."""
         return split_heads(self.config, query, key, value)
 
 

@@ -1,4 +1,4 @@
-"""Text in front of attention: a word vocabulary, an embedding table, then attention over the words."""
+"""Attention over the words of a text: a word vocabulary, an embedding table, then self-attention."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from model.config import AttentionConfig
 def sentence_tokenizer(sentence: str) -> Tokenizer:
     """A tokenizer whose vocabulary is the sorted words of one sentence, commas removed.
 
-    It has no token for unknown words: text with any other word cannot be encoded.
+    Text with other words cannot be encoded, because there is no token for unknown words.
     """
     normalizer, splitter = Replace(",", ""), WhitespaceSplit()
     words = sorted({word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence))})
@@ -31,17 +31,17 @@ class TextAttention(nn.Module):
     def __init__(self, tokenizer: Tokenizer, config: AttentionConfig) -> None:
         super().__init__()
         if config.cross:
-            raise ValueError("cross=True: text attends to itself, so config.cross must be false")
+            raise ValueError("cross=True: must be false, because text attends to itself")
         self.tokenizer = tokenizer
         self.config = config
         self.embedding = nn.Embedding(tokenizer.get_vocab_size(), config.d_query)
         self.attention = MultiHeadAttention(config)
 
     def forward(self, token_ids: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Embeds and attends.
+        """Looks up the embeddings and attends.
 
         Args:
-            token_ids: (B, T) int64, each below the vocabulary's size.
+            token_ids: (B, T) int64, from 0 to below the size of the vocabulary.
             **options: The masks and `return_weights` of `MultiHeadAttention.forward`.
 
         Returns:

@@ -12,7 +12,7 @@ DEMO_MODELS = ("sentence-self-attention", "multi-head-768x12", "cross-attention"
 
 
 def export_demo_models(repository: Path) -> None:
-    """Writes those of the demo's models that are absent or damaged."""
+    """Exports the demo models that are absent or damaged."""
     for name in DEMO_MODELS:
         if is_whole(repository / name / "1"):
             continue

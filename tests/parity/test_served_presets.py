@@ -104,3 +104,13 @@ def test_text_and_token_ids(client: AttentionClient) -> None:
     assert_parity(client.attend_text("sentence-self-attention", texts).context_vectors, eager)
     assert_parity(client.attend_tokens("sentence-self-attention", ids).context_vectors, eager)
     assert_parity(client.attend_text("sentence-self-attention", SENTENCE).context_vectors, eager[0])
+
+
+@pytest.mark.parametrize("name", ["alibi-768x12", "sliding-window-768x12"])
+def test_nan_stays_in_its_own_sequence(client: AttentionClient, name: str) -> None:
+    (sequences,) = random_inputs(name, [7, 7, 7, 7])
+    sequences[1][3, 5] = np.nan
+    result = client.attend(name, sequences)
+    assert_parity(result.context_vectors, [attend(build(name), one)[0] for one in sequences])
+    assert np.isnan(result.context_vectors[1]).all()
+    assert not any(np.isnan(result.context_vectors[index]).any() for index in (0, 2, 3))
