@@ -18,7 +18,7 @@ from tests.server.samples import CROSS, SELF, eager_module
 from tests.support.eager import assert_parity, attend
 
 SERVICES = ("", "attention.v1.AttentionService", "inference.GRPCInferenceService")
-LONG = np.random.default_rng(0).standard_normal((2000, 768), dtype=np.float32)
+LONG = np.random.default_rng(0).standard_normal((1000, 768), dtype=np.float32)
 
 
 @pytest.fixture
@@ -98,7 +98,10 @@ def test_the_port_of_another_server_is_refused(
 
 def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -> None:
     eager, _ = attend(build_preset("multi-head-768x12"), LONG)
-    with serving(repository, tmp_path / "log") as server, AttentionClient(server.target) as client:
+    with (
+        serving(repository, tmp_path / "log") as server,
+        AttentionClient(server.target, max_retries=0) as client,
+    ):
         with ThreadPoolExecutor(4) as pool:
             asked = [pool.submit(client.attend, "multi-head-768x12", LONG) for _ in range(4)]
             asked[0].result()  # the others have been sent
