@@ -122,7 +122,7 @@ def _load(path: Path, device: Device) -> Model:
             "model": name,
             "version": version,
             "provider": model.provider,
-            "parity_max_abs_error": f"{model.measured_error:.3g}",
+            "parity_max_abs_error": float(f"{model.measured_error:.3g}"),
         },
     )
     return model

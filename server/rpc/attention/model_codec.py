@@ -47,18 +47,23 @@ def _cost(cost: Cost) -> pb.Cost | None:
 
 
 def _inputs(model: LoadedModel) -> list[pb.Tensor]:
-    tensors = [_tensor(spec, optional=spec.name == POSITIONS) for spec in model.inputs]
+    specs = [(spec, spec.name == POSITIONS) for spec in model.inputs]
     if GraphKind.MASK in model.manifest.graphs:
-        mask = model.manifest.graphs[GraphKind.MASK].inputs[-1]
-        tensors.append(_tensor(mask, optional=True))
-    return tensors
+        specs.append((model.manifest.graphs[GraphKind.MASK].inputs[-1], True))
+    return [_tensor(spec, model, optional=optional) for spec, optional in specs]
 
 
 def _outputs(model: LoadedModel) -> list[pb.Tensor]:
     always = model.default_outputs
-    return [_tensor(spec, optional=name not in always) for name, spec in model.outputs.items()]
+    return [_tensor(spec, model, optional=name not in always) for name, spec in model.outputs.items()]
 
 
-def _tensor(spec: TensorSpec, *, optional: bool) -> pb.Tensor:
-    axes = [pb.Axis(name=axis) if isinstance(axis, str) else pb.Axis(size=axis) for axis in spec.axes]
+def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tensor:
+    axes = [_axis(axis, model) for axis in spec.axes]
     return pb.Tensor(name=spec.name, data_type=DATA_TYPES[spec.data_type], axes=axes, optional=optional)
+
+
+def _axis(axis: str | int, model: LoadedModel) -> pb.Axis:
+    if isinstance(axis, int):
+        return pb.Axis(size=axis)
+    return pb.Axis(name=axis, max_length=model.manifest.max_lengths.get(axis, 0))

@@ -34,3 +34,10 @@ def test_a_failed_model_is_described_with_its_reason_only() -> None:
     assert described == pb.Model(
         name="name", version="2", state=pb.Model.STATE_FAILED, state_reason="the reason"
     )
+
+
+def test_the_largest_length_of_an_axis_is_stated(cross_model: LoadedModel) -> None:
+    manifest = cross_model.manifest.model_copy(update={"max_lengths": {"key_length": 512}})
+    described = describe(dataclasses.replace(cross_model, manifest=manifest))
+    largest = {axis.name: axis.max_length for tensor in described.inputs for axis in tensor.axes if axis.name}
+    assert largest == {"batch": 0, "query_length": 0, "key_length": 512, "mask_heads": 0}
