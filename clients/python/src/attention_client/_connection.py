@@ -138,7 +138,7 @@ def _options(targets: Sequence[str], *, max_message_bytes: int, max_retries: int
         "grpc.service_config": _service_config(whole_number("max_retries", max_retries, 0, MAX_RETRIES)),
     }
     if len(targets) > 1:
-        options["grpc.default_authority"] = targets[0]  # a list of addresses has no name of its own
+        options["grpc.default_authority"] = targets[0]  # a list of addresses lacks a name
     return options
 
 

@@ -169,7 +169,7 @@ class Connection:
         return deadline_error(found, self._settings.name, timeout, self._connection_failure())
 
     def _connection_failure(self) -> str:
-        """Why there is no connection; empty if there is one. A call that waits for one does not learn why."""
+        """The reason if the channel is not connected; otherwise empty. A waiting call does not report it."""
         try:
             self._health.Check(
                 HEALTH_REQUEST, timeout=PROBE_SECONDS, metadata=self._settings.metadata, wait_for_ready=False

@@ -11,7 +11,7 @@ from attention_client.errors import (
     from_rpc_error,
 )
 
-# How long a call that ran out of time may still take to find out why there is no connection. The answer is
+# Seconds that a call may exceed its timeout to find out why the channel is not connected. The reason is
 # known at once if the last attempt to connect failed.
 PROBE_SECONDS = 0.05
 
@@ -39,7 +39,7 @@ def deadline_error(
         error: As gRPC or the stream reported it.
         name: The servers' addresses.
         timeout: The call's timeout in seconds; None if the error states its own.
-        failure: Why there is no connection; empty if there is one.
+        failure: The reason if the channel is not connected; otherwise empty.
     """
     within = "before the timeout" if timeout is None else f"within {timeout:g} s"
     if failure:

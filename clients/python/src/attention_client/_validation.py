@@ -22,7 +22,7 @@ def whole_number(field: str, value: Any, lowest: int, highest: int) -> int:
 
 
 def type_name(value: object) -> str:
-    """The value's type, for messages that must not contain the value or where it may be long."""
+    """The value's type, for messages that must not contain a value that is secret or long."""
     return f"a value of type {type(value).__name__}"
 
 

@@ -35,7 +35,9 @@ def print_models(models: Sequence[ModelInfo]) -> None:
     for column in (listing.columns[0], listing.columns[3]):
         column.overflow = "fold"
     console = Console(highlight=False, markup=False)
-    console.print(listing)
+    with console.capture() as captured:
+        console.print(listing)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
     for model in models:
         if model.state_reason:
             typer.echo(f"{model.name} {model.version}: {model.state}: {model.state_reason}")
