@@ -80,9 +80,7 @@ def _run_here(
 
         from clients.enrich.local import LocalBackend  # noqa: PLC0415
     except ImportError as error:
-        raise EnrichError(
-            f"install what --model-repository needs: pip install '.[cpu]' ({error})"
-        ) from error
+        raise EnrichError(f"install what --model-repository needs: pip install '.[cpu]' ({error})") from error
     backend = LocalBackend(
         repository, options.model, options.version, return_weights=options.weights, provider=provider
     )
