@@ -7,6 +7,12 @@ enrich("in.parquet", "out.parquet", model="self-attention", column="embeddings",
 ```
 """
 
-from clients.enrich.placement import enrich
+try:
+    from clients.enrich.placement import enrich
+except ModuleNotFoundError as error:
+    if error.name != "attention_client":
+        raise
+    needed = "clients.enrich needs attention_client: pip install './clients/python[enrich]'"
+    raise ModuleNotFoundError(needed, name=error.name) from None
 
 __all__ = ["enrich"]

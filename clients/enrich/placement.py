@@ -75,10 +75,12 @@ def _run_here(
     source: Any, output: str | PathLike[str] | None, repository: Path, provider: str, options: JobOptions
 ) -> Summary:
     # Imported here so that a job on servers, and --help, need no ONNX Runtime.
-    from attention_client.enrich.job import run_job  # noqa: PLC0415
+    try:
+        from attention_client.enrich.job import run_job  # noqa: PLC0415
 
-    from clients.enrich.local import LocalBackend  # noqa: PLC0415
-
+        from clients.enrich.local import LocalBackend  # noqa: PLC0415
+    except ImportError as error:
+        raise EnrichError(f"install what --model-repository needs: pip install '.[cpu]' ({error})") from error
     backend = LocalBackend(
         repository, options.model, options.version, return_weights=options.weights, provider=provider
     )

@@ -26,15 +26,15 @@ def run(source: Path, output: Path, **options: Any) -> Summary:
     ("options", "words"),
     [
         (
-            {"column": "nobody"},
-            "no column 'nobody' for the query; the columns are id, name, text, query",
+            {"column": "missing"},
+            "no column 'missing' for the query; the columns are id, name, text, query",
         ),
         ({"column": "name"}, r"column 'name' is dictionary<.*vectors are lists"),
         (
             {"output_column": "id"},
             "already has a column 'id'; choose another name with --output-column",
         ),
-        ({"model": "nobody"}, "nobody"),
+        ({"model": "missing"}, "missing"),
         ({"version": 7}, "7"),
         ({"pool": "median"}, "pool is 'median'; it must be one of none, mean, cls, max"),
         ({"on_error": "ignore"}, "on_error is 'ignore'; it must be one of fail, skip"),

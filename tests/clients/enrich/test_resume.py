@@ -206,8 +206,8 @@ def test_an_existing_output_is_kept_until_the_new_one_is_complete(tmp_path: Path
     before = output.stat()
     with pytest.raises(EnrichError, match=r"exists: --overwrite \(overwrite=True\) replaces it"):
         enrich(str(source), str(output), **wanted)
-    with pytest.raises(EnrichError, match="nobody"):
-        enrich(str(source), str(output), **{**wanted, "column": "nobody"}, overwrite=True)
+    with pytest.raises(EnrichError, match="missing"):
+        enrich(str(source), str(output), **{**wanted, "column": "missing"}, overwrite=True)
     assert output.stat() == before
     enrich(str(source), str(output), **wanted, pool="mean", overwrite=True)
     assert output.stat().st_ino != before.st_ino
