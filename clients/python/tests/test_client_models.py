@@ -10,7 +10,7 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 QUERY = pb.Tensor(
     name="query",
     data_type=pb.DATA_TYPE_FP32,
-    axes=[pb.Axis(name="batch"), pb.Axis(name="query_length"), pb.Axis(size=768)],
+    axes=[pb.Axis(name="batch"), pb.Axis(name="query_length", max_length=512), pb.Axis(size=768)],
 )
 MODEL = pb.Model(
     name="m",
@@ -33,7 +33,15 @@ def test_every_field_is_read():
         state="ready",
         state_reason="",
         description="",
-        inputs=(TensorInfo("query", "float32", ("batch", "query_length", 768), optional=False),),
+        inputs=(
+            TensorInfo(
+                "query",
+                "float32",
+                ("batch", "query_length", 768),
+                optional=False,
+                max_lengths={"query_length": 512},
+            ),
+        ),
         outputs=(),
         num_heads=12,
         causal=True,

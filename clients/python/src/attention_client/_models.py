@@ -1,6 +1,7 @@
 """Descriptions of models, as plain values."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
@@ -27,19 +28,23 @@ class TensorInfo:
         axes: Outermost first: the size of a fixed axis, or the name of an axis whose size varies.
         optional: For an input, whether a request may omit it; for an output, whether it is returned on
             request only.
+        max_lengths: Largest sizes that the model accepts, by the name of the axis; axes without one are not
+            limited by the model.
     """
 
     name: str
     data_type: str
     axes: tuple[str | int, ...]
     optional: bool
+    max_lengths: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_proto(cls, tensor: pb.Tensor) -> Self:
         """Reads the protobuf message."""
         axes = tuple(axis.name or axis.size for axis in tensor.axes)
         data_type = _DATA_TYPES.get(tensor.data_type, UNKNOWN)
-        return cls(name=tensor.name, data_type=data_type, axes=axes, optional=tensor.optional)
+        max_lengths = {axis.name: axis.max_length for axis in tensor.axes if axis.max_length}
+        return cls(tensor.name, data_type, axes, tensor.optional, max_lengths)
 
 
 @dataclass(frozen=True, slots=True)

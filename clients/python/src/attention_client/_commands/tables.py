@@ -113,8 +113,12 @@ def _state(model: ModelInfo) -> str:
 
 
 def _tensor(tensor: TensorInfo, mark: str = "") -> str:
-    axes = ", ".join(str(axis) for axis in tensor.axes)
+    axes = ", ".join(_axis(str(axis), tensor) for axis in tensor.axes)
     return f"{tensor.name}{mark if tensor.optional else ''} {tensor.data_type} ({axes})"
+
+
+def _axis(axis: str, tensor: TensorInfo) -> str:
+    return f"{axis} <= {tensor.max_lengths[axis]}" if axis in tensor.max_lengths else axis
 
 
 def _listed(label: str, tensors: Sequence[TensorInfo], when_optional: str) -> list[_Row]:
