@@ -80,7 +80,7 @@ class Layout:
             held = {source.name for source in variant.values()} & set(names)
             return len(held), not (cross and f"{FUSED}.weight" in variant)
 
-        best: StoredTensors = max(self.variants, key=rank)  # of equals the first
+        best: StoredTensors = max(self.variants, key=rank)  # the first of equals
         chosen = dict(best)
         for pattern in self.optional:
             group = {

@@ -1,4 +1,4 @@
-"""The manifest: read back as written, and refused where the artifact is damaged."""
+"""The manifest: read back as written, and refused if the artifact is damaged."""
 
 import json
 from collections.abc import Callable

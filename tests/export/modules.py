@@ -1,4 +1,4 @@
-"""Tiny modules to export, good and bad, and their graphs."""
+"""Tiny modules to export, valid and invalid, and their graphs."""
 
 from functools import cache
 from typing import Any
@@ -29,7 +29,7 @@ class Disagreeing(MultiHeadAttention):
 
 
 class Shortened(MultiHeadAttention):
-    """Gives fewer rows than its signature says."""
+    """Returns fewer rows than its signature states."""
 
     def forward(self, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         context, weights = super().forward(query, *others, **options)
@@ -37,7 +37,7 @@ class Shortened(MultiHeadAttention):
 
 
 class Specialised(MultiHeadAttention):
-    """Takes no other query length than the exporter's example has."""
+    """Takes only the query length of the exporter's example."""
 
     def forward(self, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         return super().forward(query + torch.zeros(3, 1), *others, **options)
@@ -56,13 +56,13 @@ class Foreign(MultiHeadAttention):
 def attention(
     config: AttentionConfig = SELF, seed: int = 0, kind: type[MultiHeadAttention] = MultiHeadAttention
 ) -> MultiHeadAttention:
-    """A module with weights of its own."""
+    """A module with random weights of a seed."""
     torch.manual_seed(seed)
     return kind(config).eval()
 
 
 def named_module(name: str) -> AttentionModule:
-    """One of the good modules: self, cross or text."""
+    """One of the valid modules: self, cross or text."""
     if name == "text":
         torch.manual_seed(0)
         return TextAttention(sentence_tokenizer("a b c d e"), AttentionConfig(d_query=4, causal=True)).eval()
@@ -76,6 +76,6 @@ def signature(module: AttentionModule, kind: GraphKind) -> Signature:
 
 @cache
 def graph(name: str, kind: GraphKind) -> onnx.ModelProto:
-    """The graph of a good module, exported once; tests do not write to it."""
+    """The graph of a valid module, exported once. Tests do not modify it."""
     module = named_module(name)
     return export_graph(module, signature(module, kind))

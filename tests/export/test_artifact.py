@@ -40,7 +40,7 @@ Artifact = tuple[Path, Manifest]
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """An artifact of a few hundred bytes of weights, made by a user who shares nothing by default."""
+    """An artifact with a few hundred bytes of weights, written with a umask that denies access to others."""
     mask = os.umask(0o077)
     try:
         return write_artifact(
@@ -68,7 +68,7 @@ def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
 
 
 def assert_runs_by_itself(path: Path, module: AttentionModule, kind: GraphKind) -> None:
-    """The bare file equals eager PyTorch at a length that the exporter did not see."""
+    """The file alone equals eager PyTorch at a length that the exporter did not use."""
     signed, sizes = signature(module, kind), {"batch": 2, "query_length": 11, "mask_heads": 1}
     inputs: Arrays = random_inputs(signed, sizes, np.random.default_rng(1))
     served = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
@@ -76,7 +76,7 @@ def assert_runs_by_itself(path: Path, module: AttentionModule, kind: GraphKind) 
         assert_parity(output, run_eager(module, signed, inputs)[spec.name])
 
 
-def test_an_artifact_lies_at_name_and_version_and_nothing_lies_beside_it(small: Artifact) -> None:
+def test_an_artifact_is_written_to_name_and_version_without_other_files(small: Artifact) -> None:
     folder, _ = small
     assert (folder.parent.name, folder.name) == ("tiny", "2")
     assert [path.name for path in folder.parent.iterdir()] == ["2"]
@@ -91,7 +91,7 @@ def test_the_manifest_lists_the_hash_of_every_other_file(size: str, request: pyt
     manifest.verify_files(folder)
 
 
-def test_the_manifest_says_what_was_exported(small: Artifact) -> None:
+def test_the_manifest_describes_the_module(small: Artifact) -> None:
     _, manifest = small
     module = attention()
     assert (manifest.name, manifest.version, manifest.description) == ("tiny", 2, "a module to export")
@@ -111,7 +111,7 @@ def test_the_parity_report_lists_every_case_of_every_graph(small: Artifact) -> N
     assert report["max_abs_error"] == max(case["max_abs_error"] for case in report["cases"])
 
 
-def test_the_golden_vectors_are_what_eager_pytorch_answers(small: Artifact) -> None:
+def test_the_golden_vectors_are_the_outputs_of_eager_pytorch(small: Artifact) -> None:
     folder, manifest = small
     cases = load_golden(folder / manifest.golden)
     assert sorted(case.graph for case in cases) == sorted([*GraphKind] * len(GOLDEN_GRID))
@@ -162,7 +162,7 @@ def test_writing_the_same_artifact_again_changes_nothing(small: Artifact) -> Non
     assert [path.name for path in folder.parent.iterdir()] == ["2"]
 
 
-def test_another_artifact_is_refused_unless_it_is_to_replace(small: Artifact, tmp_path: Path) -> None:
+def test_another_artifact_is_refused_unless_replace_is_given(small: Artifact, tmp_path: Path) -> None:
     folder = shutil.copytree(small[0], tmp_path / "tiny" / "2")
     before, other = state(folder.parent)["2/manifest.json"], attention(seed=1)
     with pytest.raises(ArtifactExistsError, match=str(folder)):
@@ -216,7 +216,7 @@ def test_a_failure_leaves_nothing_behind(
     assert not [path for path in tmp_path.rglob("*") if path != tmp_path / "tiny"]
 
 
-def test_a_wider_tolerance_is_kept_to_and_written_down(tmp_path: Path) -> None:
+def test_a_wider_tolerance_is_applied_and_recorded(tmp_path: Path) -> None:
     wide = Tolerance(rtol=0, atol=0.1)
     folder, manifest = write_artifact(
         attention(kind=Disagreeing), MODEL, tmp_path, tolerance=wide, description=DESCRIPTION

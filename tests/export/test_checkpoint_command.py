@@ -1,4 +1,4 @@
-"""`python -m export --weights`: a checkpoint that people bring, and what is wrong with it in one line."""
+"""`python -m export --weights`: the export of a checkpoint, and its errors in one line."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ D, HEADS, NAME = 8, 2, "brought"
 
 
 def bert_tensors() -> dict[str, Tensor]:
-    """The attention of a first layer as BERT names it, with its LayerNorm, and a stranger beside it."""
+    """The attention of a first layer as BERT names it, with its LayerNorm and an unrelated tensor."""
     generator = torch.Generator().manual_seed(13)
 
     def normal(*shape: int) -> Tensor:
@@ -53,7 +53,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def printed(weights: Path, repository: Path) -> list[str]:
-    """What one export prints, line by line."""
+    """The output of one export, line by line."""
     options = ["--layout", "bert", "--prefix", PREFIX, "--heads", str(HEADS), "--name", NAME]
     done = subprocess.run(
         [sys.executable, "-m", "export", "--weights", weights, *options, "--out", repository],
@@ -105,7 +105,7 @@ def of_torch() -> nn.MultiheadAttention:
 
 
 def allowed(case: GoldenCase) -> Tensor:
-    """(B, H, T, T) of what a golden case lets attend to what."""
+    """The (B, H, T, T) mask of a golden case, True = may attend."""
     batch, length, _ = case.inputs["query"].shape
     mask = np.ones((batch, HEADS, length, length), bool)
     if KEY_LENGTHS in case.inputs:
@@ -124,7 +124,7 @@ def test_golden_outputs_equal_those_of_pytorch_with_the_same_weights(
     assert cases
     for case in cases:
         may, query = allowed(case), torch.from_numpy(case.inputs["query"])
-        # Where a row may attend to nothing, PyTorch's module gives NaN.
+        # PyTorch's module returns NaN for a row that may attend to nothing.
         rows = may.any(dim=-1).all(dim=1)  # (B, T)
         with torch.inference_mode():
             context, weights = of_torch()(
@@ -138,7 +138,7 @@ def test_golden_outputs_equal_those_of_pytorch_with_the_same_weights(
 
 
 def invoke(weights: Path, repository: Path, **options: str) -> Result:
-    """Runs the command in this process; an option that is empty is left out."""
+    """Runs the command in this process, without the options that are empty."""
     given = {"layout": "bert", "prefix": PREFIX, "heads": str(HEADS), "name": "refused"} | options
     arguments = [part for name, value in given.items() if value for part in (f"--{name}", value)]
     command = ["--weights", str(weights), *arguments, "--out", str(repository)]
@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize(("options", "part"), REFUSED.values(), ids=REFUSED)
-def test_what_the_file_does_not_hold_is_refused_in_one_line(
+def test_options_that_do_not_fit_the_file_are_refused_in_one_line(
     weights: Path, tmp_path: Path, options: dict[str, str], part: str
 ) -> None:
     assert_refused(invoke(weights, tmp_path, **options), part, tmp_path)
@@ -221,41 +221,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(
     assert_refused(invoke(path, tmp_path), part, tmp_path)
 
 
-def test_a_description_says_what_a_preset_costs() -> None:
+def test_a_description_states_the_cost_of_a_preset() -> None:
     done = CliRunner().invoke(app, ["multi-head-768x12", "--describe"])
     assert (done.exit_code, done.stderr) == (0, "")
     assert "2,360,064 parameters" in done.stdout
-
-
-PRESET, CHECKPOINT = ["multi-head-64x4", "--out", "models"], ["--weights", "a.safetensors", "--out", "models"]
-BERT = [*CHECKPOINT, "--layout", "bert", "--heads", "2"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ([*PRESET, "--causal"], "--causal needs --weights"),
-        ([*PRESET, "--heads", "8"], "--heads needs --weights"),
-        ([*PRESET, "--rotary-theta", "0"], "--rotary-theta needs --weights"),
-        (["multi-head-64x4", "--layout", "bert", "--describe"], "--layout needs --weights"),
-        ([*BERT, "multi-head-64x4"], "give one of them"),
-        ([*BERT, "--name", "a", "--seed", "0"], "--seed needs a preset"),
-        ([*BERT, "--name", "a", "--rotary-theta", "3"], "layout 'bert' has no rotary embedding"),
-        ([*CHECKPOINT, "--layout", "bert"], "--heads is missing"),
-        ([*CHECKPOINT, "--heads", "2"], "--layout is missing: give one of bert, clip, generic"),
-        (
-            [*CHECKPOINT, "--heads", "2", "--layout", "t5"],
-            "layout 't5' does not exist; the layouts are: bert",
-        ),
-        (BERT, "--name is missing"),
-        (["self-attention"], "--out is missing"),
-        ([], "name a preset (--list shows them), or give --weights"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_wrong_usage_ends_with_status_2_and_one_line(arguments: list[str], part: str) -> None:
-    done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert part in done.stderr

@@ -1,4 +1,4 @@
-"""`python -m export`, as people and scripts call it."""
+"""`python -m export` in a process of its own."""
 
 import subprocess
 import sys
@@ -127,7 +127,7 @@ def test_a_wrong_usage_is_refused_in_one_line(arguments: list[str], part: str, t
         pytest.param("--atol", "-1", id="negative-tolerance"),
     ],
 )
-def test_a_value_outside_an_option_s_range_is_refused_by_option(
+def test_a_value_outside_the_range_of_an_option_is_refused_by_option(
     option: str, value: str, tmp_path: Path
 ) -> None:
     done = run("self-attention", "--out", tmp_path, option, value)

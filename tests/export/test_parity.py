@@ -1,4 +1,4 @@
-"""Exported graphs held against eager PyTorch: the grid, the report, the golden vectors."""
+"""Exported graphs compared with eager PyTorch: the grid, the report, the golden vectors."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_a_grid_has_one_sequence_many_sequences_and_single_tokens(
 
 
 @GRIDS
-def test_a_grid_has_lengths_the_exporter_did_not_see(grid: tuple[tuple[int, int, int], ...]) -> None:
+def test_a_grid_has_lengths_that_the_exporter_did_not_use(grid: tuple[tuple[int, int, int], ...]) -> None:
     assert set(EXAMPLE_LENGTHS).isdisjoint(query_length for _, query_length, _ in grid)
     assert len({key_length for *_, key_length in grid} - set(EXAMPLE_LENGTHS)) >= 3
     assert any(query > key for _, query, key in grid)

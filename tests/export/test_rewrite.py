@@ -42,7 +42,7 @@ def attention_heads(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def assert_equals_eager(module: MultiHeadAttention, kind: GraphKind, proto: onnx.ModelProto) -> None:
-    """The graph gives eager PyTorch's results at lengths that its export has not seen."""
+    """The graph equals eager PyTorch at lengths that its export did not use."""
     signed = signature(module, kind)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     for batch, length in ((1, 1), (4, 9)):

@@ -78,18 +78,18 @@ def _linear(layer: torch.nn.Linear, rows: Array) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """A float64 module, inputs for it and the rules on who may attend to whom."""
+    """A float64 module, its inputs, and the pairs of rows that may attend."""
 
     module: MultiHeadAttention
     inputs: list[Array]
     """Query, key and value."""
     options: dict[str, torch.Tensor]
-    """key_lengths and attention_mask, where there are any."""
+    """key_lengths and attention_mask, if given."""
     may_attend: Array
     """(B, H, Tq, Tk), the options and the rules of `position_rules` in one mask."""
 
     def run(self, *, return_weights: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the module answers."""
+        """The outputs of the module."""
         tensors = [torch.from_numpy(array) for array in self.inputs]
         with torch.inference_mode():
             context, weights = self.module(*tensors, **self.options, return_weights=return_weights)

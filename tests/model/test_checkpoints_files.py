@@ -52,7 +52,7 @@ def test_a_whole_module_is_refused_with_what_to_save_instead(tmp_path: Path) -> 
         pytest.param(torch.ones(1, 1).expand(D, D), "repeats fewer elements", id="one-element-for-all"),
     ],
 )
-def test_values_that_are_no_plain_tensors_are_refused(tmp_path: Path, value: object, message: str) -> None:
+def test_values_other_than_plain_tensors_are_refused(tmp_path: Path, value: object, message: str) -> None:
     torch.save(tensors_of("bert") | {"self.query.weight": value}, tmp_path / "w.pt")
     assert message in refusal_of(tmp_path / "w.pt")
 

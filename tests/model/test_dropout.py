@@ -148,7 +148,7 @@ def test_graphs_of_different_dropouts_are_the_same_bytes(other: float, kind: Gra
     [1.0, 1, 1.5, -0.1, float("nan"), float("inf"), True, "0.1"],
     ids=["1.0", "1", "above 1", "negative", "nan", "infinite", "true", "text"],
 )
-def test_what_is_no_probability_below_1_is_refused(dropout: Any) -> None:
+def test_values_other_than_a_probability_below_1_are_refused(dropout: Any) -> None:
     with pytest.raises(ConfigError, match="must be a number from 0 to below 1") as refusal:
         AttentionConfig(d_query=4, dropout=dropout)
     assert refusal.value.field == "dropout"

@@ -190,7 +190,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("options", "field", "rule"), REFUSED.values(), ids=REFUSED)
-def test_what_has_no_rotary_embedding_is_refused(options: dict[str, Any], field: str, rule: str) -> None:
+def test_options_that_do_not_fit_a_rotary_embedding_are_refused(
+    options: dict[str, Any], field: str, rule: str
+) -> None:
     with pytest.raises(ConfigError, match=rule) as refusal:
         AttentionConfig(**{"rotary_theta": 100.0} | options)
     assert refusal.value.field == field

@@ -1,4 +1,4 @@
-"""Modules that are no attention: a transformer encoder through the server, two inputs through the engine."""
+"""Non-attention modules: a transformer encoder through the server, two inputs through the engine."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +36,7 @@ def normal(*shape: int, seed: int = 0) -> Array:
 
 
 def encoded(batch: Array) -> Array:
-    """What eager PyTorch answers to (B, T, 32)."""
+    """The output of eager PyTorch for (B, T, 32)."""
     with torch.inference_mode():
         answer: Array = encoder()(torch.from_numpy(batch)).numpy()
     return answer
@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("options", "field", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_it_has_not_is_refused(
+def test_inputs_and_options_that_it_does_not_take_are_refused(
     client: AttentionClient, options: dict[str, Any], field: str, message: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message) as refusal:
