@@ -121,9 +121,10 @@ class SignedModule(nn.Module):
         self.names = [spec.name for spec in signature.inputs]
         self.options = dict(signature.options)
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+    # The tracer orders operators by the name of this parameter: another name gives other bytes.
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Calls the module."""
-        outputs = self.module(**dict(zip(self.names, inputs, strict=True)), **self.options)
+        outputs = self.module(**dict(zip(self.names, tensors, strict=True)), **self.options)
         return output_tensors(outputs)
 
 
