@@ -83,7 +83,7 @@ REFUSALS = {
     "mask of another size": (
         ask(query=vectors(), mask=pb.AttentionMask(kind=pb.AttentionMask.KIND_PAIRS, bits=b"\1")),
         "mask",
-        "hold 9",
+        "need 9",
     ),
     "mask of no kind": (
         ask(query=vectors(), mask=pb.AttentionMask(bits=b"\1")),
@@ -102,17 +102,21 @@ REFUSALS = {
         "text",
         "'cheese', 'bread'",
     ),
-    "empty text": (ask("sentence-self-attention", text=pb.TextSequences(texts=[" "])), "text", "no words"),
+    "empty text": (
+        ask("sentence-self-attention", text=pb.TextSequences(texts=[" "])),
+        "text",
+        "does not contain any words",
+    ),
     "no texts": (ask("sentence-self-attention", text=pb.TextSequences()), "text", "has no sequences"),
     "token id too large": (
         ask("sentence-self-attention", token_ids=pb.TokenSequences(lengths=[2], ids=[0, 6])),
         "token_ids",
-        "0..5",
+        "between 0 and 5",
     ),
     "negative token id": (
         ask("sentence-self-attention", token_ids=pb.TokenSequences(lengths=[2], ids=[0, -1])),
         "token_ids",
-        "0..5",
+        "between 0 and 5",
     ),
     "token counts differ": (
         ask("sentence-self-attention", token_ids=pb.TokenSequences(lengths=[3], ids=[0, 1])),
@@ -165,7 +169,7 @@ def test_unknown_model_and_version_are_not_found(server: ServerProcess) -> None:
     assert "'nonesuch'" in found.message
     found = refusal(server.target, ask(query=vectors(), model_version="9")())
     assert (found.code, found.field) == (grpc.StatusCode.NOT_FOUND, "model_version")
-    assert "there are: 1" in found.message
+    assert "it has: 1" in found.message
 
 
 def test_a_message_beyond_the_limit_is_refused_with_the_limit(server: ServerProcess) -> None:

@@ -71,7 +71,7 @@ REFUSALS = {
     "mask of another shape": (
         {"query": QUERY, "attention_mask": np.ones((2, 7, 6), bool)},
         [],
-        "the model takes bool (2, 7) or (2, 7, 7)",
+        "must be bool (2, 7) or (2, 7, 7)",
     ),
 }
 

@@ -127,7 +127,7 @@ def test_the_typed_api_describes_it(client: AttentionClient) -> None:
     tensors = [(t.name, t.data_type, t.axes, t.optional) for t in (*info.inputs, *info.outputs)]
     axes = ("batch", "sequence", 32)
     assert tensors == [("src", "float32", axes, False), ("context_vectors", "float32", axes, False)]
-    assert (info.state, info.description, info.num_heads) == ("ready", "TransformerEncoder", 0)
+    assert (info.state, info.description, info.num_heads) == ("ready", "TransformerEncoder", None)
     assert not info.causal
     assert not info.accepts_text
     assert info.parameters == sum(parameter.numel() for parameter in encoder().parameters())
