@@ -17,6 +17,7 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 from server.rpc.deadlines import deadline_after
+from server.rpc.transport.flush import Flush
 from server.rpc.transport.seam import Call, Callback, Metadata
 from server.rpc.transport.timers import Timers
 
@@ -35,13 +36,14 @@ AT_ONCE = 0.0
 class CompletionQueueCall:
     """A `Call` of gRPC's core."""
 
-    def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue") -> None:
+    def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", flush: Flush) -> None:
         self.method: str = _text(event.call_details.method)
         self.deadline = deadline_after(event.call_details.deadline - time.time())
         self.ended_with: grpc.StatusCode | None = None
         self._call = event.call
         self._timers = timers
         self._callbacks = callbacks
+        self._flush = flush
         self._sent_initial_metadata = False
         # A dictionary is an ordered set from which a callback is removed in constant time.
         self._done_callbacks: dict[Callback, None] = {}
@@ -98,10 +100,17 @@ class CompletionQueueCall:
         self, *message: Any, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()
     ) -> None:
         status = cygrpc.SendStatusFromServerOperation(trailing, code.value[0], details.encode(), NO_FLAGS)
+        operations = (*self._initial_metadata(), *message)
         try:
-            self._call.start_server_batch((*self._initial_metadata(), *message, status), _nothing)
+            if self._flush.stopping:
+                self._call.start_server_batch(operations, partial(self._send_status_last, status))
+            else:
+                self._call.start_server_batch((*operations, status), _nothing)
         finally:
             self._end(code)
+
+    def _send_status_last(self, status: Any, _event: Any) -> None:
+        self._flush.then(lambda: self._call.start_server_batch((status,), _nothing))
 
     def _initial_metadata(self) -> tuple[Any, ...]:
         sent, self._sent_initial_metadata = self._sent_initial_metadata, True
@@ -164,6 +173,7 @@ class CompletionQueueTransport:
         """
         self._timers = Timers()
         self._callbacks = CallbackQueue()
+        self._flush = Flush(self._timers)
         self._accept: Callable[[Call], None]
         self._run_inline: Callable[[], bool]
         self._queue = cygrpc.CompletionQueue()
@@ -178,6 +188,7 @@ class CompletionQueueTransport:
         port: int = self._server.add_http2_port(address.encode())
         if not port:
             raise RuntimeError("the address is in use or does not belong to this machine")
+        self._flush.port = port
         return port
 
     def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:
@@ -198,6 +209,7 @@ class CompletionQueueTransport:
             self._accept, self._run_inline = _refuse, _no_work
             self._start()
             self._thread.start()
+        self._flush.stopping = True
         self._server.shutdown(self._queue, lambda _event: self._ended.set())
         if not self._ended.wait(grace):
             self._server.cancel_all_calls()
@@ -214,7 +226,7 @@ class CompletionQueueTransport:
             self._request_call()
         except ValueError:  # the server began to stop at this moment
             log.debug("the server stops: no more calls are requested")
-        self._accept(CompletionQueueCall(event, self._timers, self._callbacks))
+        self._accept(CompletionQueueCall(event, self._timers, self._callbacks, self._flush))
 
     def _serve(self) -> None:
         self._callbacks.thread = threading.get_ident()

@@ -1,0 +1,118 @@
+"""A server that stops keeps its connections until the peers have received the replies."""
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import grpc
+
+from server.rpc.transport import TransportKind, create_transport
+from server.rpc.transport.flush import unsent_bytes
+from server.rpc.transport.seam import Call
+from tests.server.seams import PATIENCE_SECONDS
+
+HOST = "127.0.0.1"
+# Fits the initial windows of HTTP/2, so that the core hands all of it to the system.
+REPLY = bytes(60_000)
+SMALL_BUFFER = 4096
+CHUNK = 1024
+# An HTTP/2 frame of type PING: 8 bytes, for stream 0.
+PING = b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
+
+
+class SlowPeer:
+    """Forwards one connection. What the server sends is held back from `hold` to `release`."""
+
+    def __init__(self, port: int) -> None:
+        self._listener = socket.create_server((HOST, 0))
+        self.port = self._listener.getsockname()[1]
+        self._released = threading.Event()
+        self._released.set()
+        self._upstream = socket.socket()
+        self._upstream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+        self._upstream.connect((HOST, port))
+        self._thread = threading.Thread(target=self._forward, daemon=True)
+        self._thread.start()
+
+    def hold(self) -> None:
+        self._released.clear()
+
+    def release(self) -> None:
+        """Sends the server a frame, as a peer does that receives, and goes on."""
+        self._upstream.sendall(PING)
+        self._released.set()
+
+    def close(self) -> None:
+        self._released.set()
+        self._upstream.close()
+        self._listener.close()
+
+    def _forward(self) -> None:
+        downstream, _ = self._listener.accept()
+        up = threading.Thread(target=copy, args=(downstream, self._upstream), daemon=True)
+        up.start()
+        with closing(downstream):
+            copy(self._upstream, downstream, self._released)
+
+
+def copy(source: socket.socket, target: socket.socket, released: threading.Event | None = None) -> None:
+    """Copies until either end is closed or reset."""
+    try:
+        while chunk := source.recv(CHUNK):
+            if released is not None:
+                released.wait(PATIENCE_SECONDS)
+            target.sendall(chunk)
+    except OSError:
+        return
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The two ends of a TCP connection; the second reads only what the test reads."""
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        socket.create_connection(listener.getsockname()) as peer,
+        closing(listener.accept()[0]) as accepted,
+    ):
+        yield accepted, peer
+
+
+def test_bytes_are_unsent_until_the_peer_has_received_them() -> None:
+    with connected() as (accepted, peer):
+        port = accepted.getsockname()[1]
+        assert unsent_bytes(port) == 0
+        accepted.settimeout(0)
+        sent = 0
+        try:
+            while True:
+                sent += accepted.send(bytes(1 << 20))
+        except BlockingIOError:
+            assert 0 < unsent_bytes(port) <= sent
+        received = 0
+        while received < sent:
+            received += len(peer.recv(1 << 20))
+        assert unsent_bytes(port) == 0
+
+
+def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:
+    calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+    transport = create_transport(TransportKind.COMPLETION_QUEUE, {}, max_calls=8)
+    peer = SlowPeer(transport.listen(f"{HOST}:0"))
+    transport.start(calls.put, lambda: False)
+    with closing(peer), grpc.insecure_channel(f"{HOST}:{peer.port}") as channel:
+        method: Any = channel.unary_unary("/any/Method")
+        sent = method.future(b"", timeout=PATIENCE_SECONDS)
+        call = calls.get(timeout=PATIENCE_SECONDS)
+        stopping = threading.Thread(target=transport.stop, args=(PATIENCE_SECONDS,))
+        stopping.start()
+        stopping.join(0.2)  # the client acknowledges that the server goes away
+        peer.hold()
+        call.call_soon_threadsafe(lambda: call.reply(REPLY))
+        stopping.join(0.3)  # a server that does not wait for its peers has closed the connection by then
+        peer.release()
+        assert sent.result() == REPLY
+        stopping.join(PATIENCE_SECONDS)
+        assert not stopping.is_alive()
