@@ -110,6 +110,7 @@ class CompletionQueueCall:
             self._end(code)
 
     def _send_status_last(self, status: Any, _event: Any) -> None:
+        """Ends the call of a stopping server after its message: see `Flush`."""
         self._flush.then(lambda: self._call.start_server_batch((status,), _nothing))
 
     def _initial_metadata(self) -> tuple[Any, ...]:
