@@ -1,4 +1,4 @@
-"""Files that are no checkpoints, or hostile ones, are refused."""
+"""Files that are not checkpoints, and hostile ones, are refused."""
 
 import pickle
 import tempfile

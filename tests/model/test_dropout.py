@@ -67,7 +67,7 @@ def test_a_weight_is_dropped_or_scaled_up_in_training(dropout: float, return_wei
     kept = found != 0
     torch.testing.assert_close(found[kept], expected[kept] / (1 - dropout), rtol=1e-5, atol=1e-7)
     assert (found[~kept] == 0).all()
-    # Of 1200 weights; the share of dropped ones deviates by 0.015 where one in two is dropped.
+    # Of 1200 weights; the share of dropped ones has a standard deviation of 0.015 for a dropout of one half.
     assert abs((~kept).float().mean().item() - dropout) < 0.06
 
 

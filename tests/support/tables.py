@@ -38,7 +38,7 @@ class GoldenTable:
 
     @property
     def inputs(self) -> list[NDArray[np.float32]]:
-        """Query, and key where it attends to another sequence: (T, d) or (B, T, d)."""
+        """Query, and the key for cross-attention: (T, d) or (B, T, d)."""
         given = self.case["inputs"]
         return [np.array(given[name], np.float32) for name in ("query", "key") if name in given]
 

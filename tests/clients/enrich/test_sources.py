@@ -1,4 +1,4 @@
-"""Inputs that are no files, and outputs that must not be lost."""
+"""Inputs that are not files, and outputs that must not be lost."""
 
 from pathlib import Path
 from typing import Any
