@@ -17,7 +17,7 @@ SMALL = st.integers(1, 5)
 
 
 def masks(rng: np.random.Generator, *shape: int) -> Tensor:
-    """Random masks. Each row may attend to its first key, because PyTorch's modules return NaN for a fully masked row."""
+    """Random masks. Each row may attend to its first key: PyTorch returns NaN for a fully masked row."""
     mask = torch.from_numpy(rng.random(shape) < 0.5)
     mask[..., 0] = True
     return mask
