@@ -8,10 +8,10 @@ REPOSITORY ?= model_repository
 
 .PHONY: demo test serve bench lint format protos env clean
 
-demo: env ## install, export, serve, ask, show
+demo: env ## install, export, serve, send requests, compare with PyTorch
 	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
 
-test: env ## the whole test suite
+test: env ## run the whole test suite
 	$(PYTHON) -m pytest
 
 serve: env ## serve the models of model_repository/, exporting the demo models first
@@ -21,18 +21,18 @@ serve: env ## serve the models of model_repository/, exporting the demo models f
 bench: env ## measure the service beside its ceilings and its peers; BENCH=--quick for a short run
 	$(PYTHON) -m benchmarks run $(BENCH)
 
-lint: env ## formatting, style, types, generated code, wire contracts
+lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m ruff check
 	$(PYTHON) -m ruff format --check
 	$(PYTHON) -m mypy
 	$(PYTHON) -m protos.generate --check
 	cd protos && $(BUF) lint
 
-format: env ## put the code into the one format
+format: env ## format the code
 	$(PYTHON) -m ruff check --fix
 	$(PYTHON) -m ruff format
 
-protos: env ## generate the wire contracts' code
+protos: env ## generate the code of the wire contracts
 	$(PYTHON) -m protos.generate
 
 env: .venv/.installed-$(RUNTIME)
@@ -42,5 +42,5 @@ env: .venv/.installed-$(RUNTIME)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e 'clients/python[cli]' '.[$(RUNTIME),export,enrich,ray,dev]'
 	touch $@
 
-clean: ## remove everything that is not in the repository
+clean: ## remove everything that is not committed
 	rm -rf .venv model_repository build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

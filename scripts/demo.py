@@ -1,6 +1,6 @@
-"""The demo: exports, serves, asks, and shows served values beside eager PyTorch's.
+"""The demo: exports and serves models, sends requests, and prints served values beside eager PyTorch's.
 
-`python -m scripts.demo --repository model_repository` ends with status 0 where all of them agree.
+`python -m scripts.demo --repository model_repository` ends with status 0 if all of them agree.
 """
 
 import argparse
@@ -31,7 +31,7 @@ console = Console(highlight=False)
 
 def main() -> int:
     """Runs the demo and returns the exit status."""
-    parser = argparse.ArgumentParser(description="Exports, serves, asks and shows.")
+    parser = argparse.ArgumentParser(description="Exports and serves the demo models, and compares results with PyTorch.")
     parser.add_argument("--repository", type=Path, required=True, help="folder of the demo's models")
     repository = parser.parse_args().repository
     export_demo_models(repository)

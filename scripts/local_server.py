@@ -1,4 +1,4 @@
-"""A server process of one's own on loopback, for demonstrations and tests."""
+"""A server process on loopback, for demonstrations and tests."""
 
 import os
 import re
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 60
+# The tests' server loads more than forty models, on cores that other processes may use too.
+START_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A server that is ready, and the log that it writes."""
+    """A ready server, and the log that it writes."""
 
     process: "subprocess.Popen[bytes]"
     log: Path
@@ -30,14 +31,14 @@ class ServerProcess:
         return f"127.0.0.1:{self.port}"
 
     def stop(self) -> int:
-        """Asks the server to end as an orchestrator does, and returns its exit status."""
+        """Stops the server as an orchestrator does, and returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=60)
 
 
 @contextmanager
 def serving(repository: Path, log: Path, *options: str) -> Iterator[ServerProcess]:
-    """Runs `python -m server` on ports of the system's choice, until the block ends."""
+    """Runs `python -m server` on ports that the system chooses, until the block ends."""
     process = start(repository, log, *options)
     try:
         ports = _wait_for_ports(process, log)
