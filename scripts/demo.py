@@ -31,7 +31,7 @@ console = Console(highlight=False)
 
 def main() -> int:
     """Runs the demo and returns the exit status."""
-    parser = argparse.ArgumentParser(description="Exports and serves the demo models, and compares results with PyTorch.")
+    parser = argparse.ArgumentParser(description="Serves the demo models and compares results with PyTorch.")
     parser.add_argument("--repository", type=Path, required=True, help="folder of the demo's models")
     repository = parser.parse_args().repository
     export_demo_models(repository)
