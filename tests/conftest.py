@@ -1,12 +1,15 @@
 """Fixtures that many tests share: exported models, a server and a client of them."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 # The modules are small, and the machine's cores are for the servers and the test workers; the processes that
 # tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Processes that tests start would inherit an ignored hang-up, as of a suite that runs under nohup.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
 import torch
