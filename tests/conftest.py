@@ -8,8 +8,6 @@ from pathlib import Path
 # The modules are small, and the machine's cores are for the servers and the test workers; the processes that
 # tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Processes that tests start would inherit an ignored hang-up, as of a suite that runs under nohup.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
 import torch
@@ -24,6 +22,8 @@ from tests.support.repository import SETS
 from tests.support.scheduling import SharedServerScheduling, start_order
 
 torch.set_num_threads(1)
+# Processes that tests start would inherit an ignored hang-up, as of a suite that runs under nohup.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # How long an example takes depends on what else the machine does, so that no example has a deadline.
 settings.register_profile("suite", settings.get_profile(settings.get_current_profile_name()), deadline=None)
 settings.load_profile("suite")
