@@ -77,7 +77,7 @@ def main(
         typer.Option(
             metavar="ACTORS",
             min=1,
-            help="Most actors of the Ray cluster. Default: as many as it has cores for.",
+            help="Maximum number of Ray actors. Default: as many as the cluster has cores for.",
             rich_help_panel=IN_PROCESS,
         ),
     ] = None,
@@ -94,6 +94,10 @@ def main(
         raise typer.BadParameter("exactly one of --server and --model-repository is required")
     if engine and servers:
         raise typer.BadParameter("--engine ray needs --model-repository, not --server")
+    if servers and provider is not Provider.CPU:
+        raise typer.BadParameter("--provider needs --model-repository: servers have their own")
+    if (workers or cores_per_worker != 1) and not engine:
+        raise typer.BadParameter("--workers and --cores-per-worker need --engine ray")
     run_and_report(
         job,
         lambda: enrich(

@@ -98,7 +98,7 @@ def run_on_cluster(
         output: See `run_job`.
         repository: Folder of artifacts, which every node can read.
         provider: cpu or cuda.
-        workers: Most actors, 1 or more; None for as many as the cluster has cores for.
+        workers: Maximum number of actors, 1 or more; None for as many as the cluster has cores for.
         cores: Cores of each actor, 1 or more.
         options: Options of the job.
 

@@ -37,7 +37,7 @@ def enrich(
         provider: cpu or cuda; without servers only.
         engine: None computes in this process; "ray" on a Ray cluster, each node of which must have the model
             repository and the tables under the same paths.
-        workers: Most actors of the Ray cluster, 1 or more; None for as many as it has cores for.
+        workers: Maximum number of Ray actors, 1 or more; None for as many as the cluster has cores for.
         cores_per_worker: Cores of each actor, 1 or more.
         **options: See `attention_client.enrich.EnrichOptions`.
 

@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
 import numpy as np
@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from attention_client import __version__
 from attention_client._commands.app import app
+from attention_client._commands.session import _size
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._generated.attention.v1 import attention_pb2_grpc as pb_grpc
 
@@ -365,7 +366,7 @@ def test_the_version_is_the_clients():
 
 def test_help_has_groups_and_units():
     shown = " ".join(runner.invoke(app, ["attend", "--help"]).stdout.replace("│", " ").split())
-    for words in ("Inputs", "Output", "Connection", "in seconds, above 0", "in bytes, above 0"):
+    for words in ("Inputs", "Output", "Connection", "in seconds, above 0", "a size such as 1GiB"):
         assert words in shown
 
 
@@ -439,7 +440,7 @@ def test_a_plot_without_matplotlib_names_the_extra_and_calls_no_server(monkeypat
     for name in ("matplotlib", "attention_client._heat_maps"):
         monkeypatch.setitem(sys.modules, name, None)
     command = ["weights", "--model", "m", "--text", "a", "--plot", "a.png"]
-    assert "pip install 'attention-client[plot]'" in failing(1, *UNREACHABLE, *command)
+    assert "extra 'plot'" in failing(1, *UNREACHABLE, *command)
 
 
 @pytest.fixture
@@ -448,8 +449,10 @@ def enrich(monkeypatch: pytest.MonkeyPatch):
     module, enrichment = types.ModuleType("attention_client.enrich.cli"), typer.Typer()
 
     @enrichment.command()
-    def command(source: str, server: str = "") -> None:
-        typer.echo(f"{source} {server}")
+    def command(
+        source: str, server: str = "", *, json: Annotated[bool, typer.Option("--json")] = False
+    ) -> None:
+        typer.echo(f"{source} {server}{' json' if json else ''}")
 
     module.app = enrichment
     monkeypatch.setitem(sys.modules, "attention_client.enrich.cli", module)
@@ -459,10 +462,29 @@ def enrich(monkeypatch: pytest.MonkeyPatch):
 def test_enrich_is_delegated_with_its_options():
     assert runner.invoke(app, ["enrich", "a", "--server", "b"]).stdout == "a b\n"
     assert runner.invoke(app, ["--server", "c", "enrich", "a"]).stdout == "a c\n"
+    assert runner.invoke(app, ["--server", "c", "--json", "enrich", "a"]).stdout == "a c json\n"
     assert "attention-client enrich" in runner.invoke(app, ["enrich", "--help"]).stdout
     assert runner.invoke(app, ["enrich"]).exit_code == 2
 
 
+@pytest.mark.usefixtures("enrich")
+def test_options_that_enrich_does_not_support_are_refused():
+    printed = failing(2, "--tls", "--token", "secret", "enrich", "a")
+    assert "enrich does not support --token, --tls" in " ".join(printed.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("7", 7), ("64MiB", 64 << 20), ("1 gib", 1 << 30), ("2KiB", 2048)]
+)
+def test_sizes_have_units(text: str, size: int):
+    assert _size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1.5MiB", "64 apples"])
+def test_a_wrong_size_is_refused(text: str):
+    assert "64MiB" in failing(2, "--max-message-bytes", text, "models")
+
+
 def test_enrich_without_its_extra_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "attention_client.enrich.cli", None)
-    assert "pip install 'attention-client[enrich]'" in failing(1, "enrich", "a")
+    assert "extra 'enrich'" in failing(1, "enrich", "a")

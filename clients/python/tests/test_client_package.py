@@ -55,4 +55,4 @@ def test_without_the_extra_the_command_names_it(package: str):
     hidden = f"import sys; sys.modules['{package}'] = None; from attention_client.cli import main; main()"
     done = python("-c", hidden)
     assert done.returncode == 1
-    assert done.stderr == f"error: attention-client needs {package}: pip install 'attention-client[cli]'\n"
+    assert done.stderr == f"error: attention-client needs {package}: install it with its extra 'cli'\n"

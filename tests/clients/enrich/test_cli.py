@@ -80,6 +80,8 @@ def test_refused_rows_decide_the_exit_code(tmp_path: Path, enrich_models: Path) 
         ([], "exactly one of --server and --model-repository is required"),
         (["--server", "x:1", "--model-repository", "y"], "exactly one of --server and --model-repository"),
         (["--server", "x:1", "--engine", "ray"], "--engine ray needs --model-repository"),
+        (["--server", "x:1", "--provider", "cuda"], "--provider needs --model-repository"),
+        (["--server", "x:1", "--workers", "2"], "--workers and --cores-per-worker need --engine ray"),
         (["--server", "x:1", "--pool", "median"], "median"),
         (["--server", "x:1", "--max-errors", "3"], "--max-errors needs --on-error skip"),
         (["--server", "x:1", "--on-error", "skip", "--max-errors", "-1"], "greater than or equal to 0"),

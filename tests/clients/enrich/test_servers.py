@@ -118,6 +118,19 @@ def test_a_job_whose_server_stays_away_ends_and_can_be_resumed(
     assert again.done.result().resumed_rows
 
 
+def test_without_patience_a_job_uses_a_server_that_answers_and_ends_without_one(
+    tmp_path: Path, sample_server: ServerProcess, servers: Servers
+) -> None:
+    table = write(tmp_path, 20)
+    wanted: dict[str, Any] = {"model": SELF, "column": "query", "retry_seconds": 0}
+    assert enrich(str(table), str(tmp_path / "a.parquet"), **wanted, servers=sample_server.target).rows == 20
+    lost = servers.start()
+    lost.process.kill()
+    lost.process.wait()
+    with pytest.raises(EnrichError, match=str(lost.port)):
+        enrich(str(table), str(tmp_path / "b.parquet"), **wanted, servers=lost.target)
+
+
 def test_a_row_larger_than_a_message_is_refused_and_no_other(tmp_path: Path, servers: Servers) -> None:
     server = servers.start("--max-message-bytes=1048576")
     rows = [[[1.0, 2.0, 3.0, 4.0]] * length for length in (2, 70_000, 3)]

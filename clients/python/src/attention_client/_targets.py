@@ -11,20 +11,22 @@ from attention_client.errors import UnavailableError, invalid
 
 Targets: TypeAlias = str | Sequence[str]
 _PORT = re.compile(r"[0-9]{1,5}")
+# How the targets begin that gRPC resolves by a scheme; all others are HOST:PORT.
+_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:")
 _FAMILIES = ((socket.AF_INET, "ipv4:", "{}:{}"), (socket.AF_INET6, "ipv6:", "[{}]:{}"))
 
 
 def read_targets(target: Targets) -> tuple[str, ...]:
-    """One target of any kind that gRPC knows, or several of HOST:PORT.
+    """One target, HOST:PORT or with a scheme that gRPC resolves; or several of HOST:PORT.
 
     Raises:
-        InvalidArgumentError: There is none, or one of several is not HOST:PORT.
+        InvalidArgumentError: There is none, or one is neither of them.
     """
     targets = (target,) if isinstance(target, str) else tuple(target) if isinstance(target, Sequence) else ()
     if not targets or not all(isinstance(item, str) and item.strip() for item in targets):
         raise invalid("target", "HOST:PORT or a list of HOST:PORT", repr(target))
-    if len(targets) > 1:
-        for item in targets:
+    for item in targets:
+        if len(targets) > 1 or not item.startswith(_SCHEMES):
             _split(item)
     return targets
 
@@ -60,7 +62,7 @@ def _split(target: str) -> tuple[str, int]:
     host, _, port = target.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or not _PORT.fullmatch(port) or "/" in host or (":" in host and not bracketed):
-        raise invalid("target", "HOST:PORT for each of several targets", repr(target))
+        raise invalid("target", "HOST:PORT", repr(target))
     return host.strip("[]"), whole_number("target", int(port), 1, 65_535)
 
 

@@ -13,6 +13,6 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRA:
             raise
-        sys.stderr.write(f"error: attention-client needs {package}: pip install 'attention-client[cli]'\n")
+        sys.stderr.write(f"error: attention-client needs {package}: install it with its extra 'cli'\n")
         sys.exit(1)
     app(prog_name="attention-client")

@@ -46,10 +46,15 @@ def _enrich(ctx: typer.Context) -> None:
     try:
         enrich = import_module("attention_client.enrich.cli")
     except ModuleNotFoundError as error:
-        fail(f"enrich needs {error.name}: pip install 'attention-client[enrich]'")
-    server = [] if ctx.obj.get("server") is None else ["--server", ctx.obj["server"]]
+        fail(f"enrich needs {error.name}: install attention-client with its extra 'enrich'")
+    given = {name: value for name, value in ctx.obj.items() if value is not None}
+    server = ["--server", given.pop("server")] if "server" in given else []
+    report = ["--json"] if given.pop("json", False) else []
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise typer.BadParameter(f"enrich does not support {names}")
     command = typer.main.get_command(enrich.app)
-    sys.exit(command.main([*server, *ctx.args], prog_name="attention-client enrich"))
+    sys.exit(command.main([*server, *report, *ctx.args], prog_name="attention-client enrich"))
 
 
 app.callback()(add_options(_root))

@@ -192,4 +192,4 @@ def _heat_maps() -> ModuleType:
     try:
         return import_module("attention_client._heat_maps")
     except ModuleNotFoundError as error:
-        fail(f"--plot needs {error.name}: pip install 'attention-client[plot]'")
+        fail(f"--plot needs {error.name}: install attention-client with its extra 'plot'")

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,24 @@ _CONNECTION = "Connection (before or after the command)"
 _SERVER, _TOKEN = "ATTENTION_SERVER", "ATTENTION_TOKEN"
 
 
-def _option(*names: str, metavar: str | None = None, text: str, panel: str = _CONNECTION) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+_SIZE = re.compile(r"([0-9]+) *([a-z]*)", re.IGNORECASE)
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def _option(
+    *names: str, metavar: str | None = None, text: str, panel: str = _CONNECTION, **options: Any
+) -> Any:
+    return typer.Option(
+        *names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **options
+    )
+
+
+def _size(text: str) -> int:
+    """Reads a number of bytes, such as 64MiB."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is not a size: give a number of bytes, or a size such as 64MiB")
+    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 # None means that the option was not given here, so that one before the command applies.
@@ -59,8 +76,10 @@ _OPTIONS: dict[str, Any] = {
         int | None,
         _option(
             "--max-message-bytes",
-            metavar="BYTES",
-            text=f"Largest request and response, in bytes, above 0. Default: {DEFAULT_MAX_MESSAGE_BYTES}.",
+            metavar="SIZE",
+            text="Largest request and response, above 0: a number of bytes, or a size such as 1GiB. "
+            f"Default: {DEFAULT_MAX_MESSAGE_BYTES >> 20}MiB.",
+            parser=_size,
         ),
     ],
     "json": Annotated[bool | None, _option("--json", text="Print JSON rather than text.", panel="Output")],

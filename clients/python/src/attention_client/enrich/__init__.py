@@ -1,6 +1,6 @@
 """Context vectors as a new column of a table, computed on servers.
 
-Needs the extra: `pip install 'attention-client[enrich]'`.
+Needs the extra `enrich`: `pip install './clients/python[enrich]'` in the repository.
 
 ```python
 from attention_client.enrich import enrich

@@ -61,7 +61,7 @@ def run_and_report(job: JobArguments, run: Callable[[], Summary]) -> None:
     except (EnrichError, OSError) as error:
         _end(f"error: {' '.join(str(error).split())}", 1)
     except ImportError as error:
-        _end(f"error: {error}; install the extra: pip install 'attention-client[enrich]'", 1)
+        _end(f"error: {error}; install attention-client with its extra 'enrich'", 1)
     except KeyboardInterrupt:
         _end("interrupted; --resume continues the job", INTERRUPTED)
     sys.stdout.write(_json(summary) if job.as_json else _text(summary))

@@ -189,7 +189,8 @@ def _connect(targets: str | Sequence[str]) -> dict[str, AttentionClient]:
 
 def _describe(client: AttentionClient, model: str, version: str, patience: float) -> ModelInfo:
     try:
-        client.wait_until_ready(patience)
+        if patience > 0:
+            client.wait_until_ready(patience)
         return client.model(model, version)
     except AttentionClientError as error:
         raise EnrichError(str(error)) from error
