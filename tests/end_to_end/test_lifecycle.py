@@ -2,17 +2,18 @@
 
 import shutil
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from attention_client import AttentionClient, FailedPreconditionError, UnavailableError
+from attention_client import AttentionClient, FailedPreconditionError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from model.presets import build_preset
+from protos.attention.v1 import attention_pb2 as pb
+from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import ServerProcess, serving, start
 from tests.server.samples import CROSS, SELF, eager_module
 from tests.support.eager import assert_parity, attend
@@ -97,22 +98,28 @@ def test_the_port_of_another_server_is_refused(
 
 
 def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -> None:
-    eager, _ = attend(build_preset("multi-head-768x12"), LONG)
+    model = "multi-head-768x12"
+    shutil.copytree(repository / model, tmp_path / "models" / model)
+    eager, _ = attend(build_preset(model), LONG)
+    query = pb.VectorSequences(
+        data_type=pb.DATA_TYPE_FP32, width=768, lengths=[len(LONG)], data=LONG.tobytes()
+    )
+    request = pb.AttendRequest(model_name=model, query=query)
     with (
-        serving(repository, tmp_path / "log") as server,
-        AttentionClient(server.target, max_retries=0) as client,
+        serving(tmp_path / "models", tmp_path / "log") as server,
+        grpc.insecure_channel(server.target) as channel,
     ):
-        with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(client.attend, "multi-head-768x12", LONG) for _ in range(4)]
-            asked[0].result()  # the others have been sent
-            assert server.stop() == 0
-            answers = [one.exception() or one.result() for one in asked]
-        with pytest.raises(UnavailableError):
-            client.attend("multi-head-768x12", LONG[:1], timeout=1)
-    assert len(answers) == 4
-    for answer in answers:
-        assert not isinstance(answer, BaseException), answer
-        assert_parity(answer.context_vectors, eager)
+        stub = AttentionServiceStub(channel)
+        sent = [stub.Attend.future(request, timeout=60) for _ in range(4)]
+        # On one connection calls arrive in the order in which they are made.
+        stub.GetModel(pb.GetModelRequest(name=model), timeout=60)
+        assert server.stop() == 0
+        for call in sent:
+            vectors = call.result().context_vectors
+            assert_parity(np.frombuffer(vectors.data, np.float32).reshape(LONG.shape), eager)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Attend(request, timeout=1)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     log = (tmp_path / "log").read_text()
     assert [log.index(event) for event in (" draining ", " drained ", " stopped")] == sorted(
         log.index(event) for event in (" draining ", " drained ", " stopped")
