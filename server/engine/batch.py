@@ -43,7 +43,7 @@ class PendingRequest:
     def resolve(self) -> None:
         """Resolves the request's future with its results."""
         by_name = {name: [result[name] for result in self.results] for name in self.results[0]}
-        with suppress(InvalidStateError):  # the caller gave up during the run
+        with suppress(InvalidStateError):  # cancelled during the run
             self.request.future.set_result(Result(by_name))
 
 

@@ -45,14 +45,13 @@ class BatchQueue:
                 f"requests in flight would hold {held_bytes} bytes; the limit is "
                 f"{self._limits.max_in_flight_bytes}; try again later"
             )
-        self._in_flight_bytes = held_bytes
         number = self._next_number
-        pending = self._pending[number] = PendingRequest(request, number, now)
-        bucket = self._buckets.setdefault((request.model, request.graph), deque())
-        bucket.extend(
-            QueuedSequence(pending, index, number + index) for index in range(len(request.sequences))
-        )
-        self._next_number += len(request.sequences)
+        pending = PendingRequest(request, number, now)
+        queued = [QueuedSequence(pending, index, number + index) for index in range(len(request.sequences))]
+        self._in_flight_bytes = held_bytes
+        self._pending[number] = pending
+        self._buckets.setdefault((request.model, request.graph), deque()).extend(queued)
+        self._next_number += len(queued)
         return number
 
     def release(self, number: int) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from artifact.manifest import POSITIONS, ArtifactError, TensorSpec
 from server import cores
-from server.engine.errors import ModelNotFoundError, ModelNotReadyError
+from server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
 from server.engine.execute import Outputs, run_batch
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel, load_model
@@ -117,18 +117,17 @@ class InProcessModel:
         Returns:
             A future that resolves with the result, or with an `EngineError` if the request is refused.
         """
-        request = Request(
-            inputs={name: _ragged(sequences) for name, sequences in (inputs or {}).items()},
-            texts=tuple(texts),
-            return_weights=return_weights,
-        )
-        return self._threads.submit(self._compute, request)
+        return self._threads.submit(self._compute, inputs or {}, tuple(texts), return_weights=return_weights)
 
     def close(self) -> None:
         """Cancels requests that have not started and returns when the others have ended."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _compute(self, request: Request) -> Result:
+    def _compute(
+        self, inputs: Mapping[str, Sequence[Array]], texts: tuple[str, ...], *, return_weights: bool
+    ) -> Result:
+        ragged = {name: _ragged(name, sequences) for name, sequences in inputs.items()}
+        request = Request(inputs=ragged, texts=texts, return_weights=return_weights)
         validated = validate(request, self._model, self._limits)
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
@@ -145,11 +144,21 @@ class InProcessModel:
             sequence: SequenceInputs = request.sequences[index]
             return tuple(sequence.sizes.values())
 
-        size = 1 if self._model.runs_alone else self._limits.max_batch_sequences
         for _, group in groupby(sorted(range(len(request.sequences)), key=lengths), key=lengths):
             indices = list(group)
+            size = self._batch_size(request.sequences[indices[0]])
             yield from (indices[start : start + size] for start in range(0, len(indices), size))
 
+    def _batch_size(self, sequence: SequenceInputs) -> int:
+        """How many sequences of that length one run may hold."""
+        if self._model.runs_alone:
+            return 1
+        within_bytes = self._limits.max_batch_bytes // self._model.padded_bytes(1, *sequence.lengths)
+        return max(1, min(self._limits.max_batch_sequences, within_bytes))
 
-def _ragged(sequences: Sequence[Array]) -> Ragged:
-    return Ragged(np.concatenate(sequences), tuple(map(len, sequences)))
+
+def _ragged(name: str, sequences: Sequence[Array]) -> Ragged:
+    try:
+        return Ragged(np.concatenate(sequences), tuple(map(len, sequences)))
+    except ValueError as error:  # there are none, or their rows differ
+        raise InvalidRequestError(name, str(error)) from error

@@ -10,6 +10,7 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
+from artifact.manifest import GraphKind
 from server.engine.arena import ArenaTrimmer
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
 from server.engine.batch_queue import BatchQueue
@@ -27,7 +28,7 @@ PARALLEL_RUNS = 2
 IDLE_FACTOR = 10
 RUN_FAILED = "the runtime failed on this request; see the server's log"
 EXPIRED = "the deadline passed while the request was queued"
-# Requests that end without a run, each with its error.
+# Requests that failed, each with its error.
 Failures = list[tuple[ValidatedRequest, EngineError]]
 
 
@@ -127,6 +128,7 @@ class Scheduler:
                 if batch is None:
                     return
                 self._run(batch)
+                del batch  # its requests must not stay alive while the thread waits
                 self._trim_arena()
             except Exception:
                 log.exception("scheduler failed")
@@ -137,6 +139,8 @@ class Scheduler:
             with self._lock:
                 is_needed = self._changed.wait_for(self._has_work_for_thread, self._trimmer.wait_seconds)
                 if self._handed_over:
+                    if self._queue and self._free_slots:
+                        self._changed.notify()
                     return self._handed_over.popleft()
                 if is_needed and not self._queue and self._closing:
                     return None
@@ -184,9 +188,9 @@ class Scheduler:
     def _run(self, batch: Batch) -> None:
         """Runs a batch, resolves its requests, and lets the next run start."""
         try:
-            self._run_sequences(batch, batch.sequences)
+            self._run_sequences(batch.graph, batch.sequences)
         except Exception:
-            log.exception("splitting failed", extra={"model": batch.model.name})
+            log.exception("batch failed", extra={"model": batch.model.name})
             _fail([(queued.request, RunFailedError(RUN_FAILED)) for queued in batch])
         finally:
             with self._lock:
@@ -197,12 +201,12 @@ class Scheduler:
                 elif self._threads_needed:
                     self._changed.notify()
 
-    def _run_sequences(self, batch: Batch, sequences: list[QueuedSequence]) -> None:
+    def _run_sequences(self, graph: GraphKind, sequences: list[QueuedSequence]) -> None:
         """Runs sequences together; if that fails, one by one, so that only the request at fault fails."""
-        model = batch.model
+        model = sequences[0].request.model
         started = time.monotonic()
         try:
-            outputs = run_batch(model, batch.graph, [queued.inputs for queued in sequences])
+            outputs = run_batch(model, graph, [queued.inputs for queued in sequences])
         except Exception:
             log.exception("run failed", extra={"model": model.name, "sequences": len(sequences)})
             if len(sequences) == 1:
@@ -210,7 +214,7 @@ class Scheduler:
                 return
             for queued in sequences:
                 if not queued.request.future.done():
-                    self._run_sequences(batch, [queued])
+                    self._run_sequences(queued.request.graph, [queued])
             return
         self._report(sequences, started)
         for pending in self._deliver(sequences, outputs):
@@ -219,7 +223,7 @@ class Scheduler:
     def _deliver(self, sequences: list[QueuedSequence], outputs: list[Outputs]) -> list[PendingRequest]:
         """Stores the outputs of a run and returns the requests that are complete.
 
-        Their bytes are freed here, before their callers wake: the next request may need them.
+        Their bytes are freed here, before their futures resolve: the next request may need them.
         """
         with self._lock:
             complete = [

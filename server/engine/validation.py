@@ -29,7 +29,7 @@ class ValidatedRequest:
         graph: The graph that computes each of its sequences alone.
         deadline: On `time.monotonic`'s clock, in seconds.
         in_flight_bytes: Memory that the request holds from submission to result.
-        future: Resolved once, with a result or an `EngineError`; cancelled by a caller that gave up.
+        future: Resolved once, with a result or an `EngineError`; cancelled if the request was withdrawn.
     """
 
     model: LoadedModel

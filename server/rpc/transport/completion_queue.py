@@ -99,7 +99,9 @@ class CompletionQueueCall:
     def _send_status(
         self, *message: Any, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()
     ) -> None:
-        status = cygrpc.SendStatusFromServerOperation(trailing, code.value[0], details.encode(), NO_FLAGS)
+        status = cygrpc.SendStatusFromServerOperation(
+            trailing, code.value[0], details.encode(errors="replace"), NO_FLAGS
+        )
         operations = (*self._initial_metadata(), *message)
         try:
             if self._flush.stopping:
@@ -210,7 +212,7 @@ class CompletionQueueTransport:
             self._accept, self._run_inline = _refuse, _no_work
             self._start()
             self._thread.start()
-        self._flush.stopping = True
+        self._flush.begin(grace)
         self._server.shutdown(self._queue, lambda _event: self._ended.set())
         if not self._ended.wait(grace):
             self._server.cancel_all_calls()

@@ -1,7 +1,7 @@
 """Delays the end of calls while a server stops, until what was sent has reached the peers."""
 
+import math
 import time
-from functools import partial
 from pathlib import Path
 
 from server.rpc.transport.seam import Callback
@@ -12,6 +12,8 @@ TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 ESTABLISHED = "01"
 POLL_SECONDS = 0.005
 MAX_SECONDS = 1.0
+# The share of the grace after which no call waits any more: it must still be able to end.
+SHARE_OF_GRACE = 0.9
 
 
 class Flush:
@@ -22,7 +24,7 @@ class Flush:
     transmitted yet: the end of an accepted call would be lost.
 
     Attributes:
-        port: The port of the server.
+        port: The port of the server. Connections of other workers on it count as well.
         stopping: Whether the server is stopping.
     """
 
@@ -30,17 +32,30 @@ class Flush:
         self.port = 0
         self.stopping = False
         self._timers = timers
+        self._waiting: list[Callback] = []
+        self._latest = math.inf
+        self._until = 0.0
+
+    def begin(self, grace: float) -> None:
+        """The server begins to stop, and cancels what is left after `grace` seconds."""
+        self._latest = time.monotonic() + SHARE_OF_GRACE * grace
+        self.stopping = True
 
     def then(self, callback: Callback) -> None:
         """Calls back once the peers have acknowledged everything, or after a second."""
-        self._check(callback, time.monotonic() + MAX_SECONDS)
+        self._until = min(time.monotonic() + MAX_SECONDS, self._latest)
+        self._waiting.append(callback)
+        if len(self._waiting) == 1:
+            self._check()
 
-    def _check(self, callback: Callback, latest: float) -> None:
+    def _check(self) -> None:
         now = time.monotonic()
-        if now >= latest or not unsent_bytes(self.port):
+        if now < self._until and unsent_bytes(self.port):
+            self._timers.add(now + POLL_SECONDS, self._check)
+            return
+        callbacks, self._waiting = self._waiting, []
+        for callback in callbacks:
             callback()
-        else:
-            self._timers.add(now + POLL_SECONDS, partial(self._check, callback, latest))
 
 
 def unsent_bytes(port: int) -> int:

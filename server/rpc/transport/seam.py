@@ -65,7 +65,8 @@ class Call(Protocol):
     def call_soon_threadsafe(self, callback: Callback) -> None:
         """Calls back on the transport's thread: at once if this is that thread.
 
-        May be called on any thread. The callback is dropped if the call has ended.
+        May be called on any thread. The callback may be dropped if the call has ended; one that is called
+        checks `ended_with`.
         """
 
 

@@ -2,16 +2,18 @@
 
 import heapq
 import itertools
+import logging
 import math
 import threading
 from collections.abc import Callable
 
+log = logging.getLogger(__name__)
 # Entries of cancelled callbacks are removed when they are this many more than half of all entries.
 SPARE = 64
 
 
 class Timers:
-    """Callbacks by the moment when they are due, on `time.monotonic`'s clock. Any thread may use it."""
+    """Callbacks by the moment when they are due, on `time.monotonic`'s clock. For the transport's thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,4 +52,7 @@ class Timers:
                 if found := self._callbacks.pop(number, None):
                     due.append(found[1])
         for callback in due:
-            callback()
+            try:
+                callback()
+            except Exception:  # the failure of one call must not affect the others
+                log.exception("timer failed")

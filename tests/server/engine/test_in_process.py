@@ -69,6 +69,12 @@ def test_a_bad_request_is_refused_and_the_next_one_is_answered(model: InProcessM
     assert len(model.submit({"query": rows([2])}).result().outputs["context_vectors"][0]) == 2
 
 
+@pytest.mark.parametrize("sequences", [[], [rows([2])[0], rows([2], width=3)[0]]], ids=["none", "mixed"])
+def test_sequences_that_cannot_be_joined_are_refused(model: InProcessModel, sequences: list[Array]) -> None:
+    with pytest.raises(InvalidRequestError, match="query"):
+        model.submit({"query": sequences}).result()
+
+
 @pytest.mark.parametrize(
     ("name", "version", "message"),
     [

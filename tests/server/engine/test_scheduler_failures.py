@@ -41,6 +41,17 @@ def test_a_failing_run_fails_only_the_request_at_fault(self_model: LoadedModel, 
         assert_answers(request, outcome(request))
 
 
+def test_a_failing_graph_for_mixed_lengths_fails_no_request(cross_model: LoadedModel) -> None:
+    def fail_with_lengths(inputs: dict[str, Array]) -> None:
+        if "key_lengths" in inputs:
+            raise RuntimeError(MESSAGE)
+
+    with Held(cross_model, fail_with_lengths) as held:
+        requests = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
+    for request in requests:
+        assert_answers(request, outcome(request))
+
+
 def test_one_failing_sequence_fails_its_whole_request(self_model: LoadedModel) -> None:
     faults = FailOnMarked()
     with Held(self_model, faults) as held:

@@ -64,6 +64,21 @@ def test_sequences_of_one_request_run_in_parallel(self_model: LoadedModel, sched
     assert_answers(request, outcome(request))
 
 
+def test_a_request_behind_a_long_one_runs_although_nothing_runs_inline_again(
+    self_model: LoadedModel, scheduler: Scheduler
+) -> None:
+    gate = Gate()
+    long = validated_of(tapped(costing(self_model, SAME_FOR_ALL), gate), [(2, 2)])
+    short = validated_of(self_model, [(3, 3)])
+    for request in (long, short):
+        scheduler.submit(request, wake=False)
+    assert not scheduler.run_inline(0.9)  # hands the long one over
+    assert gate.entered.wait(PATIENCE_SECONDS)
+    assert_answers(short, outcome(short))
+    gate.open()
+    assert_answers(long, outcome(long))
+
+
 @pytest.mark.parametrize(("limit_seconds", "is_here"), [(1.0, True), (0.9, False)], ids=["short", "long"])
 def test_a_run_beside_another_is_inline_only_if_it_is_short(
     self_model: LoadedModel, scheduler: Scheduler, limit_seconds: float, is_here: bool

@@ -1,17 +1,19 @@
 """A server that stops keeps its connections until the peers have received the replies."""
 
+import math
 import queue
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import grpc
 
 from server.rpc.transport import TransportKind, create_transport
-from server.rpc.transport.flush import unsent_bytes
+from server.rpc.transport.flush import Flush, unsent_bytes
 from server.rpc.transport.seam import Call
+from server.rpc.transport.timers import Timers
 from tests.server.seams import PATIENCE_SECONDS
 
 HOST = "127.0.0.1"
@@ -116,3 +118,21 @@ def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:
         assert sent.result() == REPLY
         stopping.join(PATIENCE_SECONDS)
         assert not stopping.is_alive()
+
+
+def test_calls_end_before_the_grace_does_although_a_peer_reads_nothing() -> None:
+    timers, ended = Timers(), []
+    flush = Flush(timers)
+    with connected() as (accepted, _):
+        flush.port = accepted.getsockname()[1]
+        accepted.settimeout(0)
+        with suppress(BlockingIOError):
+            while True:
+                accepted.send(bytes(1 << 20))
+        flush.begin(grace=0.0)
+        flush.then(lambda: ended.append("without grace"))
+        assert ended == ["without grace"]
+        flush.begin(grace=PATIENCE_SECONDS)
+        flush.then(lambda: ended.append("with grace"))
+        assert ended == ["without grace"]
+        assert timers.next_due < math.inf

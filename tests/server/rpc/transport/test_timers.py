@@ -116,3 +116,15 @@ def test_a_callback_may_cancel_itself(timers: Timers) -> None:
     for _ in range(2):
         timers.run_due(1)
     assert called == [number]
+
+
+def test_a_timer_that_fails_does_not_keep_the_others_from_running() -> None:
+    timers, ran = Timers(), []
+
+    def fail() -> None:
+        raise RuntimeError
+
+    timers.add(1.0, fail)
+    timers.add(2.0, lambda: ran.append(2.0))
+    timers.run_due(3.0)
+    assert ran == [2.0]
