@@ -73,7 +73,7 @@ def measure(
 def measure_memory_only(
     *, minutes: Minutes = 10.0, out: Out = None, cache: Cache = CACHE, server_option: ServerOption = None
 ) -> None:
-    """Measure the server's memory under mixed lengths up to 2,048, and renew the report if there is one."""
+    """Measure the server's memory under mixed lengths up to 2,048, and update the report if there is one."""
     setup = Setup(FULL, cache, tuple(server_option or ()))
     with _failures_reported():
         _measure_memory(setup, minutes)

@@ -87,9 +87,9 @@ def _preset(preset: str, seed: int | None, given: Mapping[str, Any]) -> PresetSo
 
 def _checkpoint(weights: Path, preset: str, seed: int | None, given: Mapping[str, Any]) -> CheckpointSource:
     if preset:
-        _refuse(f"preset {preset!r} and --weights: give one of them")
+        _refuse(f"preset {preset!r} and --weights exclude each other; give one of them")
     if seed is not None:
-        _refuse("--seed needs a preset; --weights has weights of its own")
+        _refuse("--seed needs a preset; with --weights, the checkpoint contains the weights")
     layouts = ", ".join(sorted(LAYOUTS))
     if "--layout" not in given:
         _refuse(f"--layout is missing: give one of {layouts}")

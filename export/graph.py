@@ -136,7 +136,7 @@ def _check(proto: onnx.ModelProto, signature: Signature) -> None:
         dims = value.type.tensor_type.shape.dim
         axes = tuple(dim.dim_param or dim.dim_value for dim in dims)
         if (value.name, axes) != (spec.name, spec.axes):
-            raise ExportError(f"{value.name} {axes} in the graph; expected {spec.name} {spec.axes}")
+            raise ExportError(f"the graph has {value.name} {axes}; expected {spec.name} {spec.axes}")
     foreign = sorted({f"{node.domain}.{node.op_type}" for node in proto.graph.node if node.domain})
     if foreign or proto.functions:
         raise ExportError(f"the graph uses operators outside the ONNX standard: {', '.join(foreign)}")

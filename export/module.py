@@ -135,7 +135,7 @@ def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor
     if reserved:
         raise ValueError(
             f"example_inputs: {', '.join(reserved)} has a meaning of its own in requests; rename the "
-            f"parameter  (only {ATTENTION_MASK} of shape (batch, sequence) is taken as a mask of keys)"
+            f"parameter (only {ATTENTION_MASK} of shape (batch, sequence) is taken as a mask of keys)"
         )
     return dict(examples)
 

@@ -8,7 +8,7 @@ import typer
 from export.precision import TOLERANCES, Precision
 from model.checkpoints.layouts import LAYOUTS
 
-SOURCE, CHECKPOINT, RESULT, TOLERANCE = "What to export", "With --weights", "Where to", "Precision"
+SOURCE, CHECKPOINT, RESULT, TOLERANCE = "What to export", "With --weights", "Destination", "Precision"
 PRESET_SEED = 0
 ROTARY_THETA = 10_000.0
 _FP32 = TOLERANCES[Precision.FP32]
@@ -46,7 +46,7 @@ Seed = Annotated[
 Layout = Annotated[
     str,
     typer.Option(
-        help=f"Names in the checkpoint: {', '.join(sorted(LAYOUTS))}.",
+        help=f"Layout of the checkpoint, required: {', '.join(sorted(LAYOUTS))}.",
         rich_help_panel=CHECKPOINT,
         show_default=False,
     ),
@@ -54,14 +54,19 @@ Layout = Annotated[
 Prefix = Annotated[
     str,
     typer.Option(
-        help="The part of each name before the layout's own names, such as encoder.layer.0.attention.",
+        help="Prefix of the tensor names in the checkpoint, such as encoder.layer.0.attention.",
         rich_help_panel=CHECKPOINT,
         show_default=False,
     ),
 ]
 Heads = Annotated[
     int | None,
-    typer.Option(min=1, help="Number of query heads.", rich_help_panel=CHECKPOINT, show_default=False),
+    typer.Option(
+        min=1,
+        help="Number of query heads, at least 1; required.",
+        rich_help_panel=CHECKPOINT,
+        show_default=False,
+    ),
 ]
 Causal = Annotated[
     bool, typer.Option("--causal", help="Rows do not attend to later rows.", rich_help_panel=CHECKPOINT)
@@ -82,7 +87,9 @@ RotaryTheta = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Model repository; made if it does not exist.", rich_help_panel=RESULT, show_default=False
+        help="Folder of the model repository; created if it does not exist.",
+        rich_help_panel=RESULT,
+        show_default=False,
     ),
 ]
 Name = Annotated[

@@ -63,8 +63,8 @@ def check_lengths(module: nn.Module, signature: Signature) -> None:
         _run(module, signature, lengths | {BATCH_AXIS: 1})
     except ValueError as error:
         raise ValueError(
-            f"{error}. If the module takes no longer sequences than a table of positions has rows, state "
-            f"that number as max_length"
+            f"{error}. If a table of positions limits the length of sequences, pass the number of its "
+            f"rows as max_length"
         ) from error
 
 
@@ -72,7 +72,7 @@ def check_independence(module: nn.Module, signature: Signature, tolerance: Toler
     """Refuses modules that mix the sequences of a batch, which come from different callers.
 
     Raises:
-        ValueError: A sequence has another result alone than in a batch.
+        ValueError: The result of a sequence depends on the other sequences of its batch.
     """
     sizes = _first_sizes(signature)
     inputs = random_inputs(signature, sizes, _rng())
@@ -82,7 +82,7 @@ def check_independence(module: nn.Module, signature: Signature, tolerance: Toler
         for name, alone in _outputs(module, signature, own).items():
             if not tolerance.holds(alone[0], together[name][index]):
                 raise ValueError(
-                    f"output {name!r}: a sequence has another result alone than in a batch; the sequences "
+                    f"output {name!r}: the result of a sequence depends on its batch; the sequences "
                     f"of a batch come from different callers and must not depend on each other"
                 )
 
@@ -91,7 +91,7 @@ def check_padding(module: nn.Module, signature: Signature, tolerance: Tolerance)
     """Refuses modules whose results depend on rows after the key length.
 
     Raises:
-        ValueError: A sequence has another result alone than padded to the length of its neighbours.
+        ValueError: The result of a sequence depends on its padding.
     """
     sizes = _first_sizes(signature)
     inputs = random_inputs(signature, sizes, _rng())

@@ -23,27 +23,27 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle(Protocol):
-    """What a server process does at the steps of its life, alone or as one of several workers."""
+    """Hooks at the stages of a server process, which runs alone or as one of several workers."""
 
     def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
-        """No model has been loaded.
+        """Called before any model is loaded.
 
         Raises:
             BindError: An address cannot be listened on.
         """
 
     def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:
-        """The models are loaded. Blocks until the server may start; returns whether it should.
+        """Called after loading. Blocks until the server may start; returns whether it should.
 
         Raises:
             BindError: The address cannot be listened on.
         """
 
     def serving(self, *, ready: int, failed: int) -> None:
-        """The server answers, with this many models that are ready and that failed to load."""
+        """Called once the server accepts calls, with the numbers of ready and of failed models."""
 
     def close(self) -> None:
-        """The server has stopped."""
+        """Called after the server has stopped."""
 
 
 class Standalone:
@@ -124,7 +124,7 @@ def rpc_options(settings: Settings) -> RpcOptions:
 
 
 def _call_observer(metrics: Metrics) -> CallObserver:
-    # Decided once: a level that is off costs a call nothing.
+    # Decided once, so that calls cost nothing extra unless DEBUG is on.
     return CallLog(metrics) if logging.getLogger().isEnabledFor(logging.DEBUG) else metrics
 
 

@@ -30,7 +30,7 @@ HELP = "\n\n".join(
         f"Every option can also be set with an environment variable ({PREFIX}PORT for --port) or a key of"
         " a TOML file (port = 8001). Flags take precedence over environment variables, and environment"
         " variables over the file.",
-        "Sizes are numbers of bytes, or have a unit: 64MiB, 1GiB.",
+        "A size is a number of bytes, or a number with a unit, such as 64MiB or 1GiB.",
     )
 )
 EPILOG = (

@@ -3,7 +3,7 @@
 ServerError
 ├── BindError      an address cannot be listened on
 ├── LoadError      the repository does not contain a model that can be served
-└── WorkerError    a worker process ended before all of them served
+└── WorkerError    a worker process ended before all workers were serving
 """
 
 
@@ -20,4 +20,4 @@ class LoadError(ServerError):
 
 
 class WorkerError(ServerError):
-    """A worker process ended before all of them served."""
+    """A worker process ended before all workers were serving."""

@@ -28,7 +28,7 @@ class Models(BaseModel):
         ge=0,
         le=1_000_000,
         description="How long idle threads spin before sleeping, in microseconds, 0 to 1000000."
-        " 0 lets them sleep at once.",
+        " 0 disables spinning.",
     )
 
 

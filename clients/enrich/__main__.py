@@ -77,13 +77,15 @@ def main(
         typer.Option(
             metavar="ACTORS",
             min=1,
-            help="Maximum number of Ray actors. Default: as many as the cluster has cores for.",
+            help="Maximum number of Ray actors. Default: as many as fit the cluster's cores.",
             rich_help_panel=IN_PROCESS,
         ),
     ] = None,
     cores_per_worker: Annotated[
         int,
-        typer.Option(metavar="CORES", min=1, help="Cores of each actor.", rich_help_panel=IN_PROCESS),
+        typer.Option(
+            metavar="CORES", min=1, help="Number of cores of each Ray actor.", rich_help_panel=IN_PROCESS
+        ),
     ] = 1,
 ) -> None:
     """Add context vectors to a table as a new column, computed on servers, in this process or on Ray.
@@ -95,7 +97,7 @@ def main(
     if engine and servers:
         raise typer.BadParameter("--engine ray needs --model-repository, not --server")
     if servers and provider is not Provider.CPU:
-        raise typer.BadParameter("--provider needs --model-repository: servers have their own")
+        raise typer.BadParameter("--provider needs --model-repository; a server has its own setting")
     if (workers or cores_per_worker != 1) and not engine:
         raise typer.BadParameter("--workers and --cores-per-worker need --engine ray")
     run_and_report(

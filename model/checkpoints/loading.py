@@ -58,7 +58,7 @@ def load_checkpoint(
     """
     chosen = find_layout(layout)
     if cross and chosen.causal:
-        raise CheckpointError(f"cross=True: layout {layout!r} is self-attention")
+        raise CheckpointError(f"cross=True: layout {layout!r} is self-attention only")
     hints = CheckpointHints(
         heads=heads, causal=causal or chosen.causal, cross=cross, rotary_theta=rotary_theta
     )

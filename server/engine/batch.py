@@ -115,7 +115,7 @@ class Batch:
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.graph if same else self.model.batch_graph(self.graph, equal_lengths=False)
         seconds = self.model.seconds(graph, count, *lengths)
-        # Without padding there is nothing to lose.
+        # Without padding, joining does not compute anything extra.
         if not same and seconds > self.seconds + self.model.seconds(self._own_graph, 1, *own):
             return False
         self.sequences.append(sequence)

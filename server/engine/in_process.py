@@ -31,7 +31,7 @@ from server.engine.repository import versions
 from server.engine.types import Array, Ragged, Request, Result, SequenceInputs
 from server.engine.validation import ValidatedRequest, validate
 
-# On a device of its own: while one request is prepared or copied, another computes.
+# For providers that do not use host cores: while one request is prepared or copied, another runs.
 PARALLEL_ON_DEVICE = 2
 
 

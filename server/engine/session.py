@@ -37,7 +37,7 @@ class Session:
         self._session = onnxruntime.InferenceSession(path, options, providers=_providers(device.provider))
         self.provider: str = self._session.get_providers()[0]
         if self.provider != (wanted := device.provider.runtime).name:
-            raise ProviderError(f"{wanted.name} is not available; is {wanted.package} installed?")
+            raise ProviderError(f"{wanted.name} is not available; check that {wanted.package} is installed")
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: dict[str, Array], *, shrink_arena: bool = False) -> dict[str, Array]:

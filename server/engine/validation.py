@@ -91,7 +91,9 @@ def _inputs(request: Request, model: LoadedModel, limits: Limits) -> Mapping[str
     """The model's inputs by name, encoded from text if the request contains text."""
     if request.texts:
         if request.inputs:
-            raise InvalidRequestError(TEXT, f"replaces {', '.join(request.inputs)}; send one of them")
+            raise InvalidRequestError(
+                TEXT, f"cannot be combined with {', '.join(request.inputs)}; send one of them"
+            )
         if model.text_encoder is None:
             raise InvalidRequestError(TEXT, f"model {model.name!r} takes {_input_names(model)}, not text")
         if len(request.texts) > limits.max_sequences:
@@ -190,7 +192,7 @@ def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> li
     shapes = [_mask_shape(mask.kind, model, size) for size in sizes]
     counts = [math.prod(shape) for shape in shapes]
     if not mask.holds(sum(counts)):
-        found = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes'}"
+        found = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes of 8 flags each'}"
         raise InvalidRequestError(
             MASK, f"contains {found}; {mask.kind} masks of these sequences need {sum(counts)} flags"
         )

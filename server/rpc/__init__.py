@@ -1,6 +1,6 @@
 """The gRPC surface. It does not import ONNX Runtime.
 
-A request's way: bytes, `Route.read`, the handler of its service, which resolves the model, decodes and
+The path of a request: bytes, `Route.read`, the handler of its service, which resolves the model, decodes and
 submits; then the engine; then the codec's encode, and `Route.write` for a reply that is still a message.
 
 transport/        calls as gRPC delivers them: one seam, two adapters

@@ -60,7 +60,7 @@ def test_help_list_and_refusals_do_not_import_pytorch() -> None:
 def test_the_help_groups_the_options() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for group in ("What to export", "With --weights", "Where to", "Precision"):
+    for group in ("What to export", "With --weights", "Destination", "Precision"):
         assert group in done.stdout
 
 

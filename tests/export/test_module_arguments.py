@@ -164,7 +164,7 @@ class MixesTheBatch(nn.Module):
 
 def test_a_module_that_mixes_the_sequences_of_a_batch_is_refused(tmp_path: Path) -> None:
     axes = {"src": {0: "batch", 1: "sequence"}}
-    with pytest.raises(ValueError, match="another result alone than in a batch"):
+    with pytest.raises(ValueError, match="the result of a sequence depends on its batch"):
         export_module(MixesTheBatch(), (torch.zeros(2, 3, 4),), axes, out=tmp_path, name="mixes")
     assert not list(tmp_path.iterdir())
 

@@ -99,7 +99,9 @@ class _Rectangle:
         specs = model.inputs_by_name
         for name, tensor in tensors.items():
             if name not in specs:
-                raise InvalidRequestError(name, f"model {model.name!r} takes {', '.join(specs)}")
+                raise InvalidRequestError(
+                    name, f"is not an input; model {model.name!r} takes {', '.join(specs)}"
+                )
             self._bind(specs[name], tensor)
 
     def _bind(self, spec: TensorSpec, tensor: Array) -> None:
@@ -110,7 +112,7 @@ class _Rectangle:
         for axis, size in zip(spec.axes, tensor.shape, strict=True):
             if isinstance(axis, str) and self.sizes.setdefault(axis, size) != size:
                 raise InvalidRequestError(
-                    spec.name, f"has {axis} {size}; another input has {self.sizes[axis]}"
+                    spec.name, f"has {axis} {size}; it must be {self.sizes[axis]}, as in another input"
                 )
 
     @property

@@ -270,7 +270,7 @@ def _nothing(_event: Any) -> None:
 
 
 def _refuse(call: Call) -> None:
-    call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
+    call.finish(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
 
 
 def _no_work() -> bool:

@@ -258,4 +258,4 @@ def _nothing(_success: bool) -> None:  # noqa: FBT001 - as the seam calls it
 
 
 def _refuse(call: Call) -> None:
-    call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
+    call.finish(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")

@@ -121,7 +121,7 @@ INPUTS = [
         TEXT,
         lambda _: Request(texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), (1,))}),
         "text",
-        "replaces token_ids; send one of them",
+        "cannot be combined with token_ids; send one of them",
     ),
     Refusal("id too large", TEXT, ids(0, 6), "token_ids", "contains id 6; ids must be between 0 and 5"),
     Refusal("id negative", TEXT, ids(-1, 3), "token_ids", "contains id -1; ids must be between 0 and 5"),

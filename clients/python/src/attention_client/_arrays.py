@@ -60,7 +60,7 @@ def as_booleans(field: str, value: object) -> NDArray[np.bool_]:
     """
     array = as_array(field, value)
     if array.dtype.kind != "b":
-        raise invalid(field, "booleans, True where a query may attend to a key", f"dtype {array.dtype}")
+        raise invalid(field, "booleans, True = the query may attend to the key", f"dtype {array.dtype}")
     return array
 
 

@@ -61,7 +61,7 @@ class AttentionClient(Connection):
         max_retries: Largest number of times a call that failed with UNAVAILABLE is repeated, from 0 to 4;
             0 means never.
         wait_for_ready: Whether a call waits for a connection until its timeout. If False, a call that cannot
-            connect is only repeated `max_retries` times, which takes less than two seconds.
+            connect fails after `max_retries` retries, which take less than two seconds.
         compression: "gzip" or "deflate" compresses requests; None means no compression.
         max_message_bytes: Largest request and largest response in bytes, from 1 to 2**31 - 1. The server has
             a limit of its own, `--max-message-bytes`.
@@ -196,8 +196,8 @@ class AttentionClient(Connection):
         Args:
             model: Name of the model.
             token_ids: Integers (T,), (..., T) or a list of (T_i,).
-            mask: As of `attend`.
-            lengths: As of `attend`.
+            mask: As in `attend`.
+            lengths: As in `attend`.
             return_weights: Whether to return the attention weights as well.
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
@@ -242,7 +242,7 @@ class AttentionClient(Connection):
 
         Args:
             model: Name of the model.
-            requests: Each a query as of `attend`, or AttendInputs, TokenInputs or TextInputs.
+            requests: Each is a query as in `attend`, or AttendInputs, TokenInputs or TextInputs.
             return_exceptions: Whether to yield the error of a refused request in place of its result and
                 continue, rather than raise it.
             return_weights: Whether to return the attention weights as well.

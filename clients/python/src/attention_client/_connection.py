@@ -109,7 +109,7 @@ def connection_settings(
 
 
 def seconds(timeout: float | None, *, default: float = DEFAULT_TIMEOUT) -> float:
-    """A call's timeout in seconds; None means the default: a call never waits for ever.
+    """A call's timeout in seconds; None means the default, so that every call has a limit.
 
     Raises:
         InvalidArgumentError: The timeout is not a positive, finite number.
@@ -177,7 +177,7 @@ def _authorization(
         raise invalid("token", "printable ASCII text", type_name(token))  # never the token itself
     if credentials is None and not all(is_local(target) for target in targets):
         expected = (
-            f"credentials beside it, because the connection to {', '.join(targets)} is not encrypted; pass "
+            f"credentials as well, because the connection to {', '.join(targets)} is not encrypted; pass "
             "credentials=grpc.ssl_channel_credentials(), or, in a network that encrypts by other means, "
             'metadata={"authorization": "Bearer TOKEN"}'
         )

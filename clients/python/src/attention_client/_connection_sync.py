@@ -91,7 +91,7 @@ class Connection:
 
         Raises:
             UnavailableError: No server can be reached.
-            AttentionClientError: The server refuses the question.
+            AttentionClientError: The server refuses the call.
         """
         limit = seconds(timeout, default=self._settings.timeout)
         return is_serving(self._invoke(self._health.Check, HEALTH_REQUEST, limit, wait_for_ready=False))
@@ -104,7 +104,7 @@ class Connection:
 
         Raises:
             DeadlineExceededError: The server was not ready in time; the message states its last status.
-            AttentionClientError: The server refuses the question, and waiting does not help.
+            AttentionClientError: The server refuses the call, and waiting does not help.
         """
         readiness = Readiness(self._settings.name, seconds(timeout, default=self._settings.timeout))
         try:

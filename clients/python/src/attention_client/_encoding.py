@@ -103,7 +103,7 @@ def _request(options: RequestOptions) -> pb.AttendRequest:
 def _key_and_value(inputs: AttendInputs, query: Sequences) -> tuple[Sequences | None, Sequences | None]:
     if inputs.key is None:
         if inputs.value is not None:
-            raise invalid("value", "a key beside it", "a value alone")
+            raise invalid("value", "a key as well", "a value without a key")
         return None, None
     key = vectors("key", inputs.key, inputs.lengths, like=query.form)
     _check_alike(key, query)

@@ -26,7 +26,7 @@ def as_client_error(error: Exception, *, closed: bool) -> AttentionClientError:
 
 
 def is_local_deadline(error: AttentionClientError) -> bool:
-    """Whether the timeout passed without a word from the server, which would state a reason."""
+    """Whether the timeout passed before the server sent a status, which would state a reason."""
     return isinstance(error, DeadlineExceededError) and not error.reason
 
 

@@ -62,7 +62,7 @@ def attend(
     mask: Mask = None,
     lengths: Lengths = None,
     positions: Annotated[
-        str | None, _input("--positions", "Positions of the query rows, integers, for rotary models.")
+        str | None, _input("--positions", "Integer positions of the query rows, for rotary models.")
     ] = None,
     out: OutFile = None,
     weights: WeightsFile = None,

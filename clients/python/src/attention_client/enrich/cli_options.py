@@ -60,7 +60,8 @@ RetrySeconds: TypeAlias = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
-        help="Seconds without any answer after which the job ends; 0 ends it at the first failure.",
+        help="End the job after this many seconds without an answer from any server, 0 or more. "
+        "0 ends it at the first failure.",
         rich_help_panel=SERVERS,
     ),
 ]
@@ -130,7 +131,7 @@ def job_arguments(
         typer.Option(
             metavar="ROWS",
             min=0,
-            help="With --on-error skip, end the job when more rows than this are refused. 0 allows none. "
+            help="With --on-error skip, end the job if more rows than this are refused. 0 allows none. "
             "Default: no limit.",
             rich_help_panel=JOB,
         ),

@@ -68,7 +68,7 @@ def run_job(
     if output is not None:
         return job.run(locate_target(fspath(output), opened))
     if opened.is_stored:
-        raise EnrichError("name an output: a result without one is for tables in memory and datasets")
+        raise EnrichError("name an output: only tables in memory and datasets can be enriched without one")
     return job.run_in_memory()
 
 

@@ -65,8 +65,8 @@ def check_refusals(records: Sequence[ChunkRecord], *, skip: bool) -> None:
     refusals = all_refusals(records)
     if refusals and not skip:
         raise EnrichError(
-            f"{len(refusals):,} rows were refused and skipped by an earlier run: --on-error skip "
-            "(on_error='skip') accepts that"
+            f"{len(refusals):,} rows were refused and skipped by an earlier run; pass --on-error skip "
+            "(on_error='skip') to accept them"
         )
     if refusals and not any(record.tokens for record in records):
         first = refusals[0]
