@@ -17,6 +17,7 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 from server.rpc.deadlines import deadline_after
+from server.rpc.transport.base_call import BaseCall
 from server.rpc.transport.flush import Flush
 from server.rpc.transport.seam import Call, Callback, Metadata
 from server.rpc.transport.timers import Timers
@@ -33,32 +34,18 @@ WITHOUT_XDS = False
 AT_ONCE = 0.0
 
 
-class CompletionQueueCall:
+class CompletionQueueCall(BaseCall):
     """A `Call` of gRPC's core."""
 
     def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", flush: Flush) -> None:
-        self.method: str = _text(event.call_details.method)
+        super().__init__(_text(event.call_details.method))
         self.deadline = deadline_after(event.call_details.deadline - time.time())
-        self.ended_with: grpc.StatusCode | None = None
         self._call = event.call
         self._timers = timers
         self._callbacks = callbacks
         self._flush = flush
         self._sent_initial_metadata = False
-        # A dictionary is an ordered set from which a callback is removed in constant time.
-        self._done_callbacks: dict[Callback, None] = {}
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),), self._closed)
-
-    def add_done_callback(self, callback: Callback) -> None:
-        """See `Call`."""
-        if self.ended_with is None:
-            self._done_callbacks[callback] = None
-        else:
-            callback()
-
-    def remove_done_callback(self, callback: Callback) -> None:
-        """See `Call`."""
-        self._done_callbacks.pop(callback, None)
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""
@@ -121,17 +108,7 @@ class CompletionQueueCall:
 
     def _closed(self, _event: Any) -> None:
         """The core is done with the call: its status was sent, or it was cancelled."""
-        if self.ended_with is None:
-            self._end(grpc.StatusCode.CANCELLED)
-
-    def _end(self, code: grpc.StatusCode) -> None:
-        self.ended_with = code
-        callbacks, self._done_callbacks = self._done_callbacks, {}
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:  # the failure of one callback must not prevent the others
-                log.exception("done callback failed", extra={"method": self.method})
+        self._end(grpc.StatusCode.CANCELLED)
 
 
 class CallbackQueue:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import grpc
 
 from server.rpc.deadlines import deadline_after
+from server.rpc.transport.base_call import BaseCall
 from server.rpc.transport.seam import Call, Callback, Metadata
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class CallsThread:
         return self._loop.call_at(moment, callback).cancel
 
 
-class ThreadedCall:
+class ThreadedCall(BaseCall):
     """A `Call` of `grpc.server`."""
 
     def __init__(
@@ -87,28 +88,15 @@ class ThreadedCall:
         thread: CallsThread,
         receivers: ThreadPoolExecutor,
     ) -> None:
-        self.method = method
+        super().__init__(method)
         remaining: float | None = context.time_remaining()
         self.deadline = math.inf if remaining is None else deadline_after(remaining)
-        self.ended_with: grpc.StatusCode | None = None
         self._requests = requests
         self._context = context
         self._thread = thread
         self._receivers = receivers
         # What the call's own thread is to send; None once the call has ended without a status of ours.
         self._outgoing: SimpleQueue[_Message | _Status | None] = SimpleQueue()
-        self._done_callbacks: dict[Callback, None] = {}
-
-    def add_done_callback(self, callback: Callback) -> None:
-        """See `Call`."""
-        if self.ended_with is None:
-            self._done_callbacks[callback] = None
-        else:
-            callback()
-
-    def remove_done_callback(self, callback: Callback) -> None:
-        """See `Call`."""
-        self._done_callbacks.pop(callback, None)
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""
@@ -165,17 +153,6 @@ class ThreadedCall:
         """`grpc.server` is done with the call: its status was sent, or it was cancelled. For any thread."""
         self._outgoing.put(None)
         self._thread.post(partial(self._end, grpc.StatusCode.CANCELLED))
-
-    def _end(self, code: grpc.StatusCode) -> None:
-        if self.ended_with is not None:
-            return
-        self.ended_with = code
-        callbacks, self._done_callbacks = self._done_callbacks, {}
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:  # the failure of one callback must not prevent the others
-                log.exception("done callback failed", extra={"method": self.method})
 
 
 class ThreadedTransport:
