@@ -90,8 +90,9 @@ class RpcServer:
             max_streams=self._options.max_streams,
             stream_window=self._options.stream_window,
         )
-        self._transport.start(dispatcher.accept, engine.run_inline)
+        # First: health checks that have waited for the start are answered at once.
         self._set_serving(serving=True)
+        self._transport.start(dispatcher.accept, engine.run_inline)
 
     def stop(self, grace: float) -> float:
         """Reports NOT_SERVING, refuses new calls and waits for those that are open.

@@ -65,7 +65,11 @@ REFUSALS = {
     "no tokens": ({"query": QUERY[:, :0]}, [], "query: sequence 0 is empty"),
     "no sequences": ({"query": QUERY[:0]}, [], "query: does not contain any sequence"),
     "wrong type": ({"query": QUERY.astype(np.float64)}, [], "query: is float64; the model takes float32"),
-    "unknown input": ({"query": QUERY, "other": QUERY}, [], "other: model 'multi-head-768x12' takes query"),
+    "unknown input": (
+        {"query": QUERY, "other": QUERY},
+        [],
+        "other: is not an input; model 'multi-head-768x12' takes query",
+    ),
     "unknown output": ({"query": QUERY}, ["logits"], "outputs[logits]: is unknown"),
     "lengths too long": ({"query": QUERY, "key_lengths": np.array([7, 8])}, [], "must lie in 1..7"),
     "mask of another shape": (

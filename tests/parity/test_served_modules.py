@@ -110,7 +110,7 @@ def test_inputs_and_options_that_it_does_not_take_are_refused(
             ["attention_weights"],
             r"outputs\[attention_weights\]: is unknown; must be one of context_vectors",
         ),
-        ({"query": ROWS}, ["context_vectors"], "query: model 'encoder' takes src"),
+        ({"query": ROWS}, ["context_vectors"], "query: is not an input; model 'encoder' takes src"),
     ],
     ids=["mask", "mask of one head", "weights", "another input"],
 )

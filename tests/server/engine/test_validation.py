@@ -190,8 +190,8 @@ MASKS = [
         (0, np.bool_, "0 flags"),
         (expected - 1, np.bool_, f"{expected - 1} flags"),
         (expected + 1, np.bool_, f"{expected + 1} flags"),
-        (0, np.uint8, "0 bytes"),
-        (expected // 8 + 2, np.uint8, f"{expected // 8 + 2} bytes"),
+        (0, np.uint8, "0 bytes of 8 flags each"),
+        (expected // 8 + 2, np.uint8, f"{expected // 8 + 2} bytes of 8 flags each"),
     )
 ]
 
