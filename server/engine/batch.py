@@ -5,7 +5,7 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from server.engine.execute import Outputs
+from server.engine.execute import Outputs, gather
 from server.engine.limits import Limits
 from server.engine.types import Result
 from server.engine.validation import ValidatedRequest
@@ -42,9 +42,9 @@ class PendingRequest:
 
     def resolve(self) -> None:
         """Resolves the request's future with its results."""
-        by_name = {name: [result[name] for result in self.results] for name in self.results[0]}
+        result = Result(gather(self.results))
         with suppress(InvalidStateError):  # cancelled during the run
-            self.request.future.set_result(Result(by_name))
+            self.request.future.set_result(result)
 
 
 class QueuedSequence:

@@ -24,6 +24,11 @@ def run_batch(model: LoadedModel, graph: GraphKind, sequences: Sequence[Sequence
     ]
 
 
+def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
+    """The outputs of several sequences by name: one array per sequence, in their order."""
+    return {name: [result[name] for result in results] for name in results[0]}
+
+
 def _input(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
     if spec.name == KEY_LENGTHS:
         return np.array([sequence.lengths[1] for sequence in sequences], dtype=np.int64)  # (B,)

@@ -23,7 +23,7 @@ import numpy as np
 from artifact.manifest import POSITIONS, ArtifactError, TensorSpec
 from server import cores
 from server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
-from server.engine.execute import Outputs, run_batch
+from server.engine.execute import Outputs, gather, run_batch
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel, load_model
 from server.engine.provider import Device, Provider, ProviderError
@@ -135,7 +135,7 @@ class InProcessModel:
             outputs = run_batch(self._model, validated.graph, batch)
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
-        return Result({name: [result[name] for result in results] for name in results[0]})
+        return Result(gather(results))
 
     def _batches(self, request: ValidatedRequest) -> Iterator[list[int]]:
         """Indices of sequences of equal length, in portions that one run may hold."""

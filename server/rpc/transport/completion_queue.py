@@ -186,7 +186,7 @@ class CompletionQueueTransport:
     def stop(self, grace: float) -> None:
         """See `Transport`."""
         if not self._started:  # the core aborts the process if a bound server is destroyed unstarted
-            self._accept, self._run_inline = _refuse, _no_work
+            self._run_inline = _no_work
             self._start()
             self._thread.start()
         self._flush.begin(grace)
@@ -244,10 +244,6 @@ class CompletionQueueTransport:
 
 def _nothing(_event: Any) -> None:
     """The callback of a batch that nothing follows."""
-
-
-def _refuse(call: Call) -> None:
-    call.finish(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
 
 
 def _no_work() -> bool:
