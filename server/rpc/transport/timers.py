@@ -4,7 +4,6 @@ import heapq
 import itertools
 import logging
 import math
-import threading
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
@@ -16,7 +15,6 @@ class Timers:
     """Callbacks by the moment when they are due, on `time.monotonic`'s clock. For the transport's thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._callbacks: dict[int, tuple[float, Callable[[], object]]] = {}
         self._heap: list[tuple[float, int]] = []
         self._numbers = itertools.count()
@@ -24,33 +22,29 @@ class Timers:
     @property
     def next_due(self) -> float:
         """When the next callback is due; infinite if there is none."""
-        with self._lock:
-            return self._heap[0][0] if self._heap else math.inf
+        return self._heap[0][0] if self._heap else math.inf
 
     def add(self, due: float, callback: Callable[[], object]) -> int:
         """Adds a callback. Returns the number to cancel it by."""
-        with self._lock:
-            number = next(self._numbers)
-            self._callbacks[number] = (due, callback)
-            heapq.heappush(self._heap, (due, number))
+        number = next(self._numbers)
+        self._callbacks[number] = (due, callback)
+        heapq.heappush(self._heap, (due, number))
         return number
 
     def cancel(self, number: int) -> None:
         """Removes a callback. Does nothing if it was called or removed before."""
-        with self._lock:
-            self._callbacks.pop(number, None)
-            if len(self._heap) > 2 * len(self._callbacks) + SPARE:
-                self._heap = [(due, number) for number, (due, _) in self._callbacks.items()]
-                heapq.heapify(self._heap)
+        self._callbacks.pop(number, None)
+        if len(self._heap) > 2 * len(self._callbacks) + SPARE:
+            self._heap = [(due, number) for number, (due, _) in self._callbacks.items()]
+            heapq.heapify(self._heap)
 
     def run_due(self, now: float) -> None:
         """Calls every callback that is due, in order of their moments."""
         due = []
-        with self._lock:
-            while self._heap and self._heap[0][0] <= now:
-                _, number = heapq.heappop(self._heap)
-                if found := self._callbacks.pop(number, None):
-                    due.append(found[1])
+        while self._heap and self._heap[0][0] <= now:
+            _, number = heapq.heappop(self._heap)
+            if found := self._callbacks.pop(number, None):
+                due.append(found[1])
         for callback in due:
             try:
                 callback()
