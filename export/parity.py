@@ -10,10 +10,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from torch import nn
 
 from artifact.golden import Arrays, GoldenCase
-from artifact.manifest import GraphKind
+from artifact.manifest import BLOCK_ROWS, IN_BLOCKS, GraphKind
 from artifact.tolerance import Tolerance
 from export.errors import ParityError
-from export.signature import MASK_HEADS_AXIS, Signature, random_inputs, run_eager
+from export.signature import MASK_HEADS_AXIS, QUERY_AXIS, Signature, random_inputs, run_eager
 
 SEED = 20_170_612
 # (batch, query length, key length); self-attention reads the first two. Export saw lengths 3 and 5 only.
@@ -67,6 +67,9 @@ def grid_cases(
         # Masks for all heads and masks for each head take turns.
         if MASK_HEADS_AXIS in sizes:
             sizes[MASK_HEADS_AXIS] = signature.num_heads if index % 2 else 1
+        if signature.kind in IN_BLOCKS.values():
+            # Several blocks, one of which has fewer rows.
+            sizes[BLOCK_ROWS] = sizes[QUERY_AXIS] // 3 + 1
         inputs = random_inputs(signature, sizes, rng)
         yield sizes, GoldenCase(signature.kind, inputs, run_eager(module, signature, inputs))
 
