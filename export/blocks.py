@@ -59,7 +59,8 @@ def _check(attention: ir.Node) -> None:
 
 
 def _is_causal(attention: ir.Node) -> bool:
-    return bool(attention.attributes["is_causal"].as_int())
+    flag = attention.attributes.get("is_causal")
+    return flag is not None and bool(flag.as_int())
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
-from artifact.manifest import GraphKind
-from server.engine.cost import TIMED_SIZES, RunCost, fit, time_runs
+from artifact.manifest import IN_BLOCKS, GraphKind
+from server.engine.cost import TIMED_BLOCK_SIZES, TIMED_SIZES, RunCost, fit, time_runs
 from server.engine.execute import run_batch
 from server.engine.model import LoadedModel
 from server.engine.types import Array, SequenceInputs
@@ -26,9 +26,9 @@ def _measure(model: LoadedModel, graph: GraphKind) -> RunCost:
         run_batch(model, graph, [_random_sequence(model, graph, length) for length in lengths])
 
     longest = min(model.manifest.max_lengths.values(), default=math.inf)
+    timed = TIMED_BLOCK_SIZES if graph in IN_BLOCKS.values() else TIMED_SIZES
     sizes = [
-        (max(count, 2) if ragged else count, int(min(length + ragged, longest)))
-        for count, length in TIMED_SIZES
+        (max(count, 2) if ragged else count, int(min(length + ragged, longest))) for count, length in timed
     ]
     seconds = time_runs(sizes, run)
     operations = [model.operations(count, length, length) for count, length in seconds]
@@ -44,6 +44,7 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
         bound = spec.exclusive_upper_bound or length
         noise = rng.integers(bound, size=shape) if spec.data_type == "int64" else rng.random(shape)
         inputs[spec.name] = noise.astype(spec.data_type)
-    mask = np.ones((1, length, length), np.bool_) if graph is GraphKind.MASK else None
+    masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
+    mask = np.ones((1, length, length), np.bool_) if masked else None
     sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}
     return SequenceInputs(inputs, sizes, mask)
