@@ -106,11 +106,12 @@ class LoadedModel:
         return GraphKind.LENGTHS if needs_lengths else graph
 
     def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
-        """The graph that runs one sequence: `graph`, or the same in blocks if its scores need much memory."""
-        blocks = IN_BLOCKS.get(graph)
-        if blocks is None or 4 * self.manifest.num_heads * query_length * key_length <= WHOLE_SCORE_BYTES:
+        """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves much memory."""
+        if 4 * self.manifest.num_heads * query_length * key_length <= WHOLE_SCORE_BYTES:
             return graph
-        return blocks if blocks in self.manifest.graphs else graph
+        blocks = IN_BLOCKS.get(graph)
+        saves = blocks in self.manifest.graphs and query_length > self.block_rows(key_length)
+        return blocks if blocks and saves else graph
 
     def block_rows(self, key_length: int) -> int:
         """Query rows of a block on the graphs that attend in blocks."""
