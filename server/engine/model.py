@@ -106,7 +106,7 @@ class LoadedModel:
         return GraphKind.LENGTHS if needs_lengths else graph
 
     def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
-        """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves much memory."""
+        """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
         if 4 * self.manifest.num_heads * query_length * key_length <= WHOLE_SCORE_BYTES:
             return graph
         blocks = IN_BLOCKS.get(graph)
