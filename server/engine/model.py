@@ -107,16 +107,27 @@ class LoadedModel:
 
     def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
         """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
-        if 4 * self.manifest.num_heads * query_length * key_length <= WHOLE_SCORE_BYTES:
+        if query_length * key_length <= self._most_whole_pairs:
             return graph
         blocks = IN_BLOCKS.get(graph)
         saves = blocks in self.manifest.graphs and query_length > self.block_rows(key_length)
         return blocks if blocks and saves else graph
 
+    @cached_property
+    def _most_whole_pairs(self) -> float:
+        heads = self.manifest.num_heads
+        return WHOLE_SCORE_BYTES // (4 * heads) if heads else math.inf
+
     def block_rows(self, key_length: int) -> int:
         """Query rows of a block on the graphs that attend in blocks."""
         rows = BLOCK_SCORE_BYTES // (4 * max(self.manifest.num_heads, 1) * key_length)
         return max(LEAST_BLOCK_ROWS, min(rows, MOST_BLOCK_ROWS))
+
+    def held_pairs(self, graph: GraphKind, query_length: int, key_length: int) -> int:
+        """Pairs of rows whose scores a run of one sequence holds at a time, for each head."""
+        if graph in IN_BLOCKS.values():
+            query_length = min(query_length, self.block_rows(key_length))
+        return query_length * key_length
 
     def run(self, graph: GraphKind, inputs: dict[str, Array]) -> dict[str, Array]:
         """Runs one graph: arrays by name in, arrays by name out."""
@@ -186,10 +197,15 @@ def load_model(folder: Path, device: Device) -> LoadedModel:
 
 
 def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
-    """One session for each graph. Large weights are prepacked for the plain graph only, to save memory."""
+    """One session for each graph.
+
+    To save memory, large weights are prepacked for the plain graph only, and no weights for graphs in blocks,
+    whose runs are long.
+    """
     small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
+    prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else {GraphKind.PLAIN}
     return {
-        kind: Session(folder / graph.file, device, prepack_weights=small or kind is GraphKind.PLAIN)
+        kind: Session(folder / graph.file, device, prepack_weights=kind in prepacked)
         for kind, graph in manifest.graphs.items()
     }
 
