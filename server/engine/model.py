@@ -144,7 +144,6 @@ class LoadedModel:
             query_length = min(query_length, self.block_rows(key_length))
         return query_length * key_length
 
-    def run(self, graph: GraphKind, inputs: dict[str, Array]) -> dict[str, Array]:
     def run(
         self, graph: GraphKind, inputs: dict[str, Array], control: RunControl | None = None
     ) -> dict[str, Array]:
