@@ -47,4 +47,4 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
     masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
     sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}
-    return SequenceInputs(inputs, sizes, mask)
+    return SequenceInputs(inputs, sizes, mask, graph)

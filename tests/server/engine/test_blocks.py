@@ -2,12 +2,17 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from artifact.manifest import IN_BLOCKS, GraphKind
 from server.engine import model as model_module
+from server.engine.errors import LimitExceededError
 from server.engine.execute import run_batch
+from server.engine.in_process import InProcessModel
+from server.engine.limits import Limits
 from server.engine.model import (
     BLOCK_SCORE_BYTES,
     LEAST_BLOCK_ROWS,
@@ -16,11 +21,33 @@ from server.engine.model import (
     LoadedModel,
 )
 from server.engine.types import Array, MaskKind
-from tests.server.samples import CROSS, HEADS, SELF, assert_outputs, validated_of
-from tests.server.seams import tapped
+from server.engine.validation import validate
+from tests.server.samples import (
+    CROSS,
+    HEADS,
+    SELF,
+    assert_answers,
+    assert_outputs,
+    eager_module,
+    request_of,
+    validated_of,
+)
+from tests.server.seams import Held, outcome, tapped
+from tests.support.eager import assert_parity, attend
 
 # With two heads: the scores of this length need exactly the memory above which sequences run in blocks.
 LONGEST_WHOLE = math.isqrt(WHOLE_SCORE_BYTES // (4 * HEADS))
+
+# For tests whose sequences are short.
+SMALL_BLOCK, SMALL_WHOLE = 8, 20
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of more than 20 rows run in blocks of 8 rows."""
+    monkeypatch.setattr(model_module, "MOST_BLOCK_ROWS", SMALL_BLOCK)
+    monkeypatch.setattr(model_module, "LEAST_BLOCK_ROWS", 1)
+    monkeypatch.setattr(model_module, "WHOLE_SCORE_BYTES", 4 * HEADS * SMALL_WHOLE**2)
 
 
 def without(model: LoadedModel, *kinds: GraphKind) -> LoadedModel:
@@ -66,6 +93,7 @@ def test_the_scores_of_a_block_are_bounded_unless_that_would_need_too_small_bloc
     assert rows == LEAST_BLOCK_ROWS or 4 * HEADS * rows * key_length <= BLOCK_SCORE_BYTES
 
 
+@pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize("lengths", [(1, 1), (19, 19), (16, 16), (30, 7)], ids=str)
 @pytest.mark.parametrize("kind", [None, *MaskKind])
 @pytest.mark.parametrize("name", [SELF, CROSS])
@@ -74,10 +102,7 @@ def test_a_sequence_in_blocks_equals_eager_pytorch(
     name: str,
     kind: MaskKind | None,
     lengths: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_module, "MOST_BLOCK_ROWS", 8)
-    monkeypatch.setattr(model_module, "LEAST_BLOCK_ROWS", 1)
     seen: list[int] = []
 
     def tap(inputs: dict[str, Array]) -> None:
@@ -87,5 +112,62 @@ def test_a_sequence_in_blocks_equals_eager_pytorch(
     (sequence,) = validated_of(model, [lengths], kind=kind).sequences
     graph = IN_BLOCKS[GraphKind.PLAIN if kind is None else GraphKind.MASK]
     (outputs,) = run_batch(model, graph, [sequence])
-    assert seen == [8]
+    assert seen == [SMALL_BLOCK]
     assert_outputs(model, sequence, outputs)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("kind", [None, MaskKind.PAIRS])
+@pytest.mark.parametrize("name", [SELF, CROSS])
+def test_long_sequences_of_a_request_run_alone_in_blocks_and_the_others_together(
+    models: dict[str, LoadedModel], name: str, kind: MaskKind | None
+) -> None:
+    runs: list[tuple[int, int, bool]] = []
+
+    def tap(inputs: dict[str, Array]) -> None:
+        runs.append((*inputs["query"].shape[:2], "block_rows" in inputs))
+
+    with Held(models[name], tap) as held:
+        first = held.submit([(3, 3), (30, 30), (5, 5), (31, 31)], kind=kind)
+        second = held.submit([(33, 33), (20, 20)], kind=kind)
+    assert runs == [(3, 20, False), (1, 30, True), (1, 31, True), (1, 33, True)]
+    for request in (first, second):
+        assert_answers(request, outcome(request))
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_weights_of_long_sequences_are_computed_whole(cross_model: LoadedModel) -> None:
+    with Held(cross_model) as held:
+        request = held.submit([(30, 30)], return_weights=True)
+    assert_answers(request, outcome(request))
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_long_sequences_run_in_blocks_in_process_too(artifacts: Path) -> None:
+    model = InProcessModel.load(artifacts, SELF)
+    rows = [np.random.default_rng(n).standard_normal((n, 4), np.float32) for n in (30, 3, 30)]
+    result = model.submit({"query": rows}).result()
+    model.close()
+    for own, context in zip(rows, result.outputs["context_vectors"], strict=True):
+        assert_parity(context, attend(eager_module(SELF), own)[0])
+
+
+@pytest.mark.parametrize(("whole", "blocks"), IN_BLOCKS.items(), ids=IN_BLOCKS)
+def test_the_expected_memory_grows_with_the_length_and_not_with_its_square(
+    cross_model: LoadedModel, whole: GraphKind, blocks: GraphKind
+) -> None:
+    square = [cross_model.run_bytes(whole, 1, length, length) for length in (10_000, 20_000)]
+    linear = [cross_model.run_bytes(blocks, 1, length, length) for length in (10_000, 20_000)]
+    assert square[1] > 3.9 * square[0]
+    assert linear[1] < 2.1 * linear[0]
+    assert linear[0] < square[0] / 10
+
+
+def test_a_sequence_that_fits_in_blocks_is_accepted(cross_model: LoadedModel) -> None:
+    lengths = [(4_000, 4_000)]
+    limits = Limits(max_run_bytes=cross_model.run_bytes(GraphKind.PLAIN, 1, 4_000, 4_000) // 2)
+    request = validate(request_of(cross_model, lengths), cross_model, limits)
+    assert [sequence.graph for sequence in request.sequences] == [GraphKind.BLOCKS]
+    earlier = without(cross_model, *IN_BLOCKS.values())
+    with pytest.raises(LimitExceededError):
+        validate(request_of(earlier, lengths), earlier, limits)
