@@ -34,7 +34,8 @@ class LoadedModel:
         measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
         provider: ONNX Runtime's name of the execution provider.
         costs: Measured cost of runs of each graph on this machine, if it was calibrated.
-        memory_factors: Measured memory of runs of each graph, as a multiple of the estimate by shapes.
+        pair_tensors: Measured number of tensors of the size of the attention scores that a run of each graph
+            holds at a time, if the model was calibrated.
     """
 
     manifest: Manifest
@@ -43,7 +44,7 @@ class LoadedModel:
     measured_error: float
     provider: str
     costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
-    memory_factors: Mapping[GraphKind, float] = field(default_factory=dict)
+    pair_tensors: Mapping[GraphKind, float] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
@@ -143,8 +144,8 @@ class LoadedModel:
         """Expected memory of one run of that padded size on this machine, in bytes."""
         per_query, per_key, per_pair = self._row_elements
         rows = query_length * per_query + key_length * per_key
-        pairs = query_length * key_length * per_pair * PAIR_TENSORS[graph]
-        return int(4 * batch * (rows + pairs) * self.memory_factors.get(graph, 1.0))
+        pairs = query_length * key_length * per_pair * self.pair_tensors.get(graph, PAIR_TENSORS[graph])
+        return int(4 * batch * (rows + pairs))
 
     @cached_property
     def _row_elements(self) -> tuple[int, int, int]:
@@ -153,7 +154,7 @@ class LoadedModel:
         for spec in self.inputs:
             width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
             rows[spec.axes[1] != self.inputs[0].axes[1]] += ROW_TENSORS * width
-        return rows[0], rows[1], self.manifest.num_heads
+        return rows[0], rows[1], self.manifest.num_heads or 1
 
 
 def load_model(folder: Path, device: Device) -> LoadedModel:
