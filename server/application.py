@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NoReturn, Protocol
 
@@ -18,7 +19,7 @@ from server.rpc.dispatcher import CallObserver
 from server.rpc.server import RpcOptions, RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
-from server.shutdown import Inbox, StopRequest
+from server.shutdown import EXIT_SECONDS, Inbox, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -164,10 +165,25 @@ def _serve(settings: Settings, server: RpcServer, engine: Engine, lifecycle: Lif
         server.start(engine)
         lifecycle.serving(ready=ready, failed=len(repository) - ready)
         _wait_for_stop(inbox)
+        _end_after(settings.grace_seconds + EXIT_SECONDS)
         seconds = server.stop(settings.grace_seconds)
         log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
     finally:
         engine.close()
+
+
+def _end_after(seconds: float) -> None:
+    """Ends the process after a time: a run or a thread that does not return must not hold it up for ever."""
+
+    def end() -> None:
+        log.error("ended: calls or runs did not end in time", extra={"seconds": seconds})
+        logging.shutdown()
+        os._exit(1)
+
+    if seconds <= threading.TIMEOUT_MAX:
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
 
 
 def _freeze_loaded_objects() -> None:

@@ -99,10 +99,16 @@ class Process(BaseModel):
         description="Number of server processes that share the port, 1 to 1024."
         " Every limit applies to each process.",
     )
+    worker_timeout_seconds: NonNegativeFloat = Field(
+        30.0,
+        allow_inf_nan=False,
+        description="How long a worker process may fail to answer the supervisor before it is killed and"
+        " replaced, in seconds, at least 0. 0 disables the check.",
+    )
     grace_seconds: NonNegativeFloat = Field(
         30.0,
         description="How long calls in progress may take to finish during shutdown, in seconds,"
-        " at least 0. 0 cancels them at once.",
+        " at least 0. 0 cancels them at once. A process that has not ended a few seconds later is killed.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."
