@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NoReturn, Protocol
 
 from server.call_log import CallLog
@@ -136,7 +137,8 @@ def _load(settings: Settings, inbox: Inbox) -> Repository:
     """Loads the models on another thread, so that this one can receive a request to stop."""
     log.info("loading", extra={"model_repository": settings.model_repository})
     loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
-    loading: Future[Repository] = loader.submit(load_repository, settings.model_repository, settings.device)
+    load = partial(load_repository, settings.model_repository, settings.device)
+    loading: Future[Repository] = loader.submit(load, max_tolerance=settings.max_tolerance)
     loading.add_done_callback(inbox.put)
     message = inbox.get()
     if isinstance(message, StopRequest):

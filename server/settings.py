@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
+from artifact.tolerance import MAX_TOLERANCE
 from server import cores
 from server.engine.limits import MIB, Limits
 from server.engine.provider import Device, Provider
@@ -20,6 +21,13 @@ class Models(BaseModel):
 
     model_repository: Path = Field(description="Folder that contains the artifacts as NAME/VERSION/.")
     provider: Provider = Field(Provider.CPU, description="Execution provider that runs the graphs.")
+    max_tolerance: float = Field(
+        MAX_TOLERANCE,
+        ge=0,
+        allow_inf_nan=False,
+        description="Maximum tolerance, relative and absolute, that a model may state for its difference from"
+        " eager PyTorch, at least 0. Models with a larger one are refused.",
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="Threads per run, 0 to 1024. 0 uses one thread per available core."
     )

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -26,7 +28,8 @@ def test_an_idle_thread_turns_and_a_stuck_one_does_not(kind: TransportKind) -> N
     started = transport.turned_at()
     until(lambda: transport.turned_at() > started + 1)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary("/a/B").future(b"", timeout=PATIENCE_SECONDS)
+        method: Any = channel.unary_unary("/a/B")
+        call = method.future(b"", timeout=PATIENCE_SECONDS)
         assert entered.wait(PATIENCE_SECONDS)
         until(lambda: time.monotonic() - transport.turned_at() > 1.5)
         proceed.set()
@@ -35,9 +38,8 @@ def test_an_idle_thread_turns_and_a_stuck_one_does_not(kind: TransportKind) -> N
     transport.stop(0)
 
 
-def until(condition: object) -> None:
+def until(condition: Callable[[], bool]) -> None:
     """Waits for a condition."""
-    assert callable(condition)
     deadline = time.monotonic() + PATIENCE_SECONDS
     pause = threading.Event()
     while not condition():
