@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
-from google.protobuf.descriptor import Descriptor
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
@@ -89,7 +89,7 @@ def test_the_weights_of_an_exported_model_are_found(repository: Path) -> None:
     assert set(found) == {frozenset({"weights.bin"})}
 
 
-def described(message: Descriptor, found: dict[str, dict[int, str]]) -> dict[str, dict[int, str]]:
+def described(message: Any, found: dict[str, dict[int, str]]) -> dict[str, dict[int, str]]:
     """The messages within a message, each with the fields that are messages themselves, by number."""
     if message.name not in found:
         inner = [field for field in message.fields if field.message_type is not None]
