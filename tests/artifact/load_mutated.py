@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from server.engine import dimensions
 from server.engine.engine import Engine
 from server.engine.errors import EngineError
 from server.engine.model import LoadedModel
@@ -57,6 +58,7 @@ def main(source: Path, folder: Path, first: int, last: int) -> None:
             engine = Engine(Repository([good, model]))
             asked = answer(engine, model)
             outcome = f"ready: {asked if isinstance(asked, str) else 'answers'}"
+        dimensions._cached.cache_clear()  # it keeps the models of the last 1,024 requests
         say(
             outcome=outcome,
             seconds=time.monotonic() - started,

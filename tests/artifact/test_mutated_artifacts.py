@@ -47,8 +47,8 @@ def load_mutated(source: Path, folder: Path, count: int) -> Run:
             sys.executable,
             "-m",
             "tests.artifact.load_mutated",
-            source,
-            folder,
+            str(source),
+            str(folder),
             str(first),
             str(count),
         ]

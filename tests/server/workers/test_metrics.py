@@ -1,6 +1,8 @@
 """One endpoint for the metrics that several processes write."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,15 +71,12 @@ def test_gauges_show_the_worst_worker(endpoint: MultiprocessMetrics, tmp_path: P
 def test_loads_add_up_and_waiting_times_show_the_worst_worker(
     endpoint: MultiprocessMetrics, tmp_path: Path
 ) -> None:
-    def load(worker: int, calls: int, seconds: float) -> None:
+    for worker, (calls, seconds) in enumerate([(2, 0.5), (3, 0.25)]):
         write_to(tmp_path, worker)
-        engine = EngineLoad(queued_sequences=calls, oldest_seconds=seconds, predicted_seconds=2 * seconds)
         metrics = Metrics()
-        metrics.watch(lambda: engine, lambda: CallLoad(calls=calls))
+        load = EngineLoad(queued_sequences=calls, oldest_seconds=seconds, predicted_seconds=2 * seconds)
+        metrics.watch(partial(replace, load), partial(CallLoad, calls=calls))
         metrics.refresh()
-
-    load(0, 2, 0.5)
-    load(1, 3, 0.25)
     samples = scrape(endpoint.port)
     assert value(samples, "attention_open_calls") == 5
     assert value(samples, "attention_queue_depth") == 5
