@@ -10,6 +10,9 @@ from server.rpc.health import HealthService
 from server.rpc.routes import SERVICES, route_table
 from server.rpc.transport import TransportKind, create_transport
 
+# The transport's thread looks for work at least once a second. It is responsive if it did within this time.
+RESPONSIVE_SECONDS = 3.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RpcOptions:
@@ -114,6 +117,10 @@ class RpcServer:
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
         return self._dispatcher.load() if self._dispatcher else CallLoad()
+
+    def is_responsive(self) -> bool:
+        """Whether the transport's thread takes events and callbacks. For any thread, once started."""
+        return time.monotonic() - self._transport.turned_at() <= RESPONSIVE_SECONDS
 
     def _is_serving(self) -> bool:
         return self._serving

@@ -6,7 +6,6 @@ asyncio tasks, and answer a third of the calls per second: docs/performance.md h
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ ACCEPT_AHEAD = 32
 EVENTS_PER_TURN = 128
 NO_FLAGS = 0
 WITHOUT_XDS = False
+MAX_POLL_SECONDS = 1.0
 # A deadline on the clock of `time.time` that makes a poll return at once.
 AT_ONCE = 0.0
 
@@ -162,6 +162,7 @@ class CompletionQueueTransport:
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
         self._started = False
         self._ended = threading.Event()
+        self._turned_at = time.monotonic()
 
     def listen(self, address: str) -> int:
         """See `Transport`."""
@@ -182,6 +183,10 @@ class CompletionQueueTransport:
     def _start(self) -> None:
         self._started = True
         self._server.start()
+
+    def turned_at(self) -> float:
+        """See `Transport`."""
+        return self._turned_at
 
     def stop(self, grace: float) -> None:
         """See `Transport`."""
@@ -229,17 +234,17 @@ class CompletionQueueTransport:
 
     def _work(self) -> bool:
         """Does what is due beside events; returns whether there may be more."""
+        self._turned_at = now = time.monotonic()
         try:
-            self._timers.run_due(time.monotonic())
+            self._timers.run_due(now)
             return self._run_inline()
         except Exception:  # the thread must survive, or no later call would be answered
             log.exception("the transport's thread failed")
             return False
 
-    def _next_timer(self) -> float | None:
-        """When the next timer is due, on the clock of `time.time`."""
-        due = self._timers.next_due
-        return None if due == math.inf else time.time() + due - time.monotonic()
+    def _next_timer(self) -> float:
+        """When the next timer is due, on the clock of `time.time`; at most a second from now."""
+        return time.time() + min(self._timers.next_due - time.monotonic(), MAX_POLL_SECONDS)
 
 
 def _nothing(_event: Any) -> None:
