@@ -208,6 +208,12 @@ class FailingCalls:
     def called(self, method: str, code: str, seconds: float) -> None:
         raise RuntimeError(method, code, seconds)
 
+    def refused(self, method: str, reason: str) -> None:
+        raise RuntimeError(method, reason)
+
+    def reader_cut(self, method: str) -> None:
+        raise RuntimeError(method)
+
 
 def test_an_observer_that_fails_affects_neither_replies_nor_limits(self_model: LoadedModel) -> None:
     with Served(self_model, observer=FailingCalls(), max_concurrent_calls=1) as served:
