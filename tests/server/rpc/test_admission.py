@@ -177,7 +177,7 @@ def test_a_burst_on_one_connection_is_served_or_refused_and_counted(
     if transport is TransportKind.THREADED:
         places = min(places, 512)  # it needs a thread for each
     observed = BusyCalls()
-    options = {"max_concurrent_calls": places, "max_calls_per_connection": BURST}
+    options: dict[str, Any] = {"max_concurrent_calls": places, "max_calls_per_connection": BURST}
     with Served(self_model, observer=observed, **options) as served:
         stub = AttentionServiceStub(served.channel)
         calls = [stub.Attend.future(attend_request([2]), timeout=2 * PATIENCE_SECONDS) for _ in range(BURST)]

@@ -35,7 +35,8 @@ def reason_of(call: Any) -> str:
     info = error_details_pb2.ErrorInfo()
     status: Any = rpc_status.from_call(call)
     assert status.details[0].Unpack(info)
-    return info.reason
+    reason: str = info.reason
+    return reason
 
 
 def ended(stream: Any) -> grpc.StatusCode:

@@ -26,7 +26,7 @@ def large() -> pb.AttendRequest:
 
 
 def unread(channel: grpc.Channel) -> Any:
-    """A call by a caller who reads nothing: a client that expects a stream reads only what it is asked for."""
+    """A call by a caller who reads nothing: a client that expects a stream reads only when asked to."""
     method: Any = channel.unary_stream(ATTEND, pb.AttendRequest.SerializeToString)
     return method(large(), timeout=PATIENCE_SECONDS)
 
