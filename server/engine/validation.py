@@ -55,11 +55,12 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     ragged = [inputs[spec.name] for spec in model.inputs]
     for spec, own in zip(model.inputs, ragged, strict=True):
         _check_rows(spec, own.rows, sum(own.lengths))
-    sizes, result_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
+    sizes, result_bytes, run_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
     for spec, own in zip(model.inputs, ragged, strict=True):
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
         _check_lengths(TEXT if request.texts else spec.name, own.lengths, limits, model_limit)
     _check_result_bytes(result_bytes, request, model, limits)
+    _check_run_bytes(*run_bytes, request, model, limits)
     names = [spec.name for spec in model.inputs]
     rows = [_split(own) for own in ragged]
     masks = _split_mask(request.mask, model, sizes)
@@ -186,6 +187,15 @@ def _check_result_bytes(size: int, request: Request, model: LoadedModel, limits:
         RETURN_WEIGHTS if request.return_weights else name,
         f"the result would be {size} bytes; the limit is {limits.max_result_bytes}",
     )
+
+
+def _check_run_bytes(size: int, index: int, request: Request, model: LoadedModel, limits: Limits) -> None:
+    if size > limits.max_run_bytes:
+        raise LimitExceededError(
+            TEXT if request.texts else model.inputs[0].name,
+            f"sequence {index} needs about {size} bytes of memory for its run; the limit is "
+            f"{limits.max_run_bytes}; send shorter sequences or raise max_memory",
+        )
 
 
 def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> list[NDArray[np.bool_] | None]:
