@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from server.engine.errors import EngineError
 from server.rpc.calls.deferred import DeferredReply, wait
 from server.rpc.calls.ending import end_with
 from server.rpc.calls.route import Route
@@ -20,6 +21,7 @@ class ReplyQueue:
         self._route = route
         self._replies: deque[Any] = deque()
         self._sending = self._closed = False
+        self._error: EngineError | None = None
 
     def __len__(self) -> int:
         """Number of replies that have not been sent, including one that is being sent."""
@@ -32,10 +34,15 @@ class ReplyQueue:
             wait(self._call, reply, self._resolved)
         self._advance()
 
-    def close(self) -> None:
-        """Ends the call once every reply has been sent."""
-        self._closed = True
-        self._advance()
+    def close(self, error: EngineError | None = None) -> None:
+        """Ends the call once every reply has been sent. Only the first call counts.
+
+        Args:
+            error: What the call ends with. None ends it with OK.
+        """
+        if not self._closed:
+            self._closed, self._error = True, error
+            self._advance()
 
     def _resolved(self, _future: Future[Any]) -> None:
         self._advance()
@@ -57,6 +64,12 @@ class ReplyQueue:
             self._sending = True
             self._send(self._replies.popleft())
         elif self._closed and not self._replies:
+            self._end()
+
+    def _end(self) -> None:
+        if self._error is not None:
+            end_with(self._call, self._error)
+        else:
             self._call.finish(grpc.StatusCode.OK)
 
     def _is_next_complete(self) -> bool:

@@ -34,8 +34,9 @@ class Route:
         read: Parses a request; raises DecodeError.
         handle: Answers a request.
         write: Serializes a reply that is not serialized yet.
-        counted: Whether calls count for the limits of concurrency and for the metrics. Those of gRPC's own
-            services do not: a busy server is healthy.
+        counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.
+        takes_place: Whether calls take a place of inference: see `server.rpc.admission`. Those that only tell
+            what the server is and does take none: a busy server is live and ready.
     """
 
     kind: CallKind
@@ -43,6 +44,7 @@ class Route:
     handle: Callable[..., Any]
     write: Callable[[Any], bytes]
     counted: bool = True
+    takes_place: bool = True
 
     def parse(self, data: bytes) -> Any:
         """Parses a request.
@@ -66,9 +68,10 @@ def unary(
     write: Callable[[A], bytes],
     *,
     counted: bool = True,
+    takes_place: bool = True,
 ) -> Route:
     """A route of one request and one reply."""
-    return Route(CallKind.UNARY, read, handle, write, counted)
+    return Route(CallKind.UNARY, read, handle, write, counted, takes_place)
 
 
 def ordered_stream(
@@ -77,9 +80,10 @@ def ordered_stream(
     write: Callable[[A], bytes],
     *,
     counted: bool = True,
+    takes_place: bool = True,
 ) -> Route:
     """A route of many requests; `handle` is called with each and makes one reply to each."""
-    return Route(CallKind.ORDERED_STREAM, read, handle, write, counted)
+    return Route(CallKind.ORDERED_STREAM, read, handle, write, counted, takes_place)
 
 
 def server_streaming(
@@ -88,6 +92,7 @@ def server_streaming(
     write: Callable[[A], bytes],
     *,
     counted: bool = True,
+    takes_place: bool = True,
 ) -> Route:
     """A route of one request; `handle` is given a function that sends replies until the call ends."""
-    return Route(CallKind.SERVER_STREAMING, read, handle, write, counted)
+    return Route(CallKind.SERVER_STREAMING, read, handle, write, counted, takes_place)
