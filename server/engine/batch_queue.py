@@ -8,7 +8,6 @@ from collections import deque
 
 from artifact.manifest import GraphKind
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
-from server.engine.errors import OverloadedError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.validation import ValidatedRequest
@@ -26,47 +25,32 @@ class BatchQueue:
         self._limits = limits
         self._buckets: dict[BucketKey, deque[QueuedSequence]] = {}
         self._pending: dict[int, PendingRequest] = {}
-        self._in_flight_bytes = 0
         self._next_number = 0
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
 
     def add(self, request: ValidatedRequest, now: float) -> int:
-        """Queues a request and returns the number to release it by.
-
-        Raises:
-            OverloadedError: The limit of memory in flight is reached. A request that alone exceeds the limit
-                is accepted if nothing else is in flight.
-        """
-        held_bytes = self._in_flight_bytes + request.in_flight_bytes
-        if held_bytes > self._limits.max_in_flight_bytes and self._pending:
-            raise OverloadedError(
-                f"requests in flight would hold {held_bytes} bytes; the limit is "
-                f"{self._limits.max_in_flight_bytes}; try again later"
-            )
+        """Queues a request and returns the number to release it by."""
         number = self._next_number
         pending = PendingRequest(request, number, now)
         queued = [QueuedSequence(pending, index, number + index) for index in range(len(request.sequences))]
-        self._in_flight_bytes = held_bytes
         self._pending[number] = pending
         self._buckets.setdefault((request.model, request.graph), deque()).extend(queued)
         self._next_number += len(queued)
         return number
 
     def release(self, number: int) -> None:
-        """Removes a request that ended or was given up, and frees its bytes. May be called twice."""
-        if pending := self._pending.pop(number, None):
-            self._in_flight_bytes -= pending.request.in_flight_bytes
-            if pending.missing:
-                self._remove(pending.request)
+        """Removes a request that ended or was given up. May be called twice."""
+        pending = self._pending.pop(number, None)
+        if pending and pending.missing:
+            self._remove(pending.request)
 
     def clear(self) -> list[ValidatedRequest]:
         """Removes and returns every request that has not ended."""
         requests = [pending.request for pending in self._pending.values()]
         self._pending.clear()
         self._buckets.clear()
-        self._in_flight_bytes = 0
         return requests
 
     def due(self, now: float) -> float:

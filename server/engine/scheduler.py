@@ -61,7 +61,6 @@ class Scheduler:
             wake: False if the calling thread calls `run_inline` next. `Engine` decides this.
 
         Raises:
-            OverloadedError: The limit of memory in flight is reached.
             ShuttingDownError: The scheduler is closing.
         """
         with self._lock:
@@ -221,10 +220,7 @@ class Scheduler:
             pending.resolve()
 
     def _deliver(self, sequences: list[QueuedSequence], outputs: list[Outputs]) -> list[PendingRequest]:
-        """Stores the outputs of a run and returns the requests that are complete.
-
-        Their bytes are freed here, before their futures resolve: the next request may need them.
-        """
+        """Stores the outputs of a run and returns the requests that are complete."""
         with self._lock:
             complete = [
                 queued.pending

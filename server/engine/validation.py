@@ -28,7 +28,9 @@ class ValidatedRequest:
     Attributes:
         graph: The graph that computes each of its sequences alone.
         deadline: On `time.monotonic`'s clock, in seconds.
-        in_flight_bytes: Memory that the request holds from submission to result.
+        input_bytes: Size of the inputs, which may be views of the received message.
+        held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
+            result, and the serialized reply.
         future: Resolved once, with a result or an `EngineError`; cancelled if the request was withdrawn.
     """
 
@@ -36,7 +38,8 @@ class ValidatedRequest:
     graph: GraphKind
     sequences: tuple[SequenceInputs, ...]
     deadline: float
-    in_flight_bytes: int
+    input_bytes: int
+    held_bytes: int
     future: "Future[Result]" = field(default_factory=Future)
 
 
@@ -64,14 +67,14 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         SequenceInputs(dict(zip(names, arrays, strict=True)), size, mask)
         for size, mask, *arrays in zip(sizes, masks, *rows, strict=True)
     ]
-    input_bytes = sum([own.rows.nbytes for own in ragged])
-    input_bytes += sum([mask.nbytes for mask in masks if mask is not None])
+    mask_bytes = sum([mask.nbytes for mask in masks if mask is not None])
     return ValidatedRequest(
         model=model,
         graph=graph,
         sequences=tuple(sequences),
         deadline=request.deadline,
-        in_flight_bytes=input_bytes + result_bytes,
+        input_bytes=sum([own.rows.nbytes for own in ragged]),
+        held_bytes=mask_bytes + 2 * result_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 import grpc
 
 from artifact.manifest import GraphKind
+from server.engine.budget import Reservation
 from server.engine.cost import RunCost
 from server.engine.engine import Engine
 from server.engine.limits import Limits
@@ -190,8 +191,10 @@ class WatchedEngine(Engine):
         self._queued = threading.Semaphore(0)
         super().__init__(Repository([*models]), limits, self.recorder, inline_seconds=0, parallel_runs=1)
 
-    def submit(self, model: LoadedModel, request: Request) -> Future[Result]:
-        future = super().submit(model, request)
+    def submit(
+        self, model: LoadedModel, request: Request, reservation: Reservation | None = None
+    ) -> Future[Result]:
+        future = super().submit(model, request, reservation)
         self._queued.release()
         return future
 

@@ -2,18 +2,16 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from server.engine.batch import Batch, QueuedSequence
 from server.engine.batch_queue import BatchQueue
-from server.engine.errors import DeadlineExceededError, OverloadedError, RunFailedError
+from server.engine.errors import DeadlineExceededError, RunFailedError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.types import MaskKind
@@ -83,17 +81,6 @@ class QueueMachine(RuleBasedStateMachine):
         request = validated_of(
             self.models[model], lengths, kind=kind, return_weights=return_weights, deadline=deadline
         )
-        if self._is_too_much(request):
-            with pytest.raises(OverloadedError):
-                self.queue.add(request, self.now)
-        else:
-            self._add(request)
-
-    def _is_too_much(self, request: ValidatedRequest) -> bool:
-        held = sum(live.in_flight_bytes for live in self.live)
-        return bool(self.live) and held + request.in_flight_bytes > self.limits.max_in_flight_bytes
-
-    def _add(self, request: ValidatedRequest) -> None:
         number = self.queue.add(request, self.now)
         request.future.add_done_callback(lambda _: self.queue.release(number))
         before = sum(not ticket.request.future.done() for ticket in self.waiting)
@@ -182,11 +169,6 @@ class QueueMachine(RuleBasedStateMachine):
             queued.pending.resolve()
 
     @invariant()
-    def holds_no_more_than_the_limit(self) -> None:
-        held = [request.in_flight_bytes for request in self.live]
-        assert len(held) <= 1 or sum(held) <= self.limits.max_in_flight_bytes
-
-    @invariant()
     def runs_nothing_twice(self) -> None:
         assert all(ticket.runs <= 1 for ticket in self.tickets)
 
@@ -198,7 +180,6 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.batch is None
         for number, request in enumerate(self.requests):
             self._check_outcome(number, request)
-        self._check_account()
 
     def _check_outcome(self, number: int, request: ValidatedRequest) -> None:
         assert self.expired[request] <= 1
@@ -211,15 +192,3 @@ class QueueMachine(RuleBasedStateMachine):
         assert all(ticket.runs == 1 for ticket in self.tickets if ticket.request is request)
         markers = request.future.result(timeout=0).outputs["context_vectors"]
         assert [marker.tolist() for marker in markers] == [[number, i] for i in range(len(request.sequences))]
-
-    def _check_account(self) -> None:
-        """Whatever ended gave its bytes back: the whole limit is free, and not a byte more."""
-        first, second, third = self._of_bytes(1, self.limits.max_in_flight_bytes - 1, 1)
-        self.queue.add(first, self.now)
-        self.queue.add(second, self.now)
-        with pytest.raises(OverloadedError):
-            self.queue.add(third, self.now)
-
-    def _of_bytes(self, *sizes: int) -> Iterator[ValidatedRequest]:
-        request = validated_of(self.models[0], [(1, 1)])
-        return (replace(request, in_flight_bytes=size, future=Future()) for size in sizes)
