@@ -68,6 +68,9 @@ class RequestLimits(BaseModel):
     max_sequences: PositiveInt = Field(
         4096, description="Maximum number of sequences in one request, at least 1."
     )
+    max_text_bytes: PositiveBytes = Field(
+        ByteSize(MIB), description="Maximum size of one text in UTF-8, in bytes, above 0."
+    )
     max_in_flight_bytes: PositiveBytes = Field(
         ByteSize(1024 * MIB), description="Maximum memory for all requests in progress, above 0."
     )
@@ -128,6 +131,8 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
         return Limits(
             max_sequence_length=self.max_sequence_length,
             max_sequences=self.max_sequences,
+            max_text_bytes=self.max_text_bytes,
+            max_input_bytes=self.max_message_bytes,
             max_result_bytes=self.max_message_bytes - HEADER_BYTES,
             max_in_flight_bytes=self.max_in_flight_bytes,
             max_batch_sequences=self.max_batch_sequences,

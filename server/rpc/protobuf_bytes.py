@@ -1,10 +1,10 @@
 """Cuts large fields out of protobuf messages, and appends large fields to them, without copying.
 
-The protobuf library makes an object of every element of a repeated field, and copies a `bytes` field when it
-parses it, when it is read, when it is set and when the message is serialized. Here, tensors, numbers and texts
-are cut out of a request's bytes before the rest is parsed, so that their sizes are known before anything is
-built from them. Tensors are appended to a response's bytes after the rest was serialized. The encoding permits
-both: fields may come in any order, and occurrences of one submessage are merged.
+The protobuf library makes an object of every element of a repeated field, and copies a `bytes` field when
+it parses it, when it is read, when it is set and when the message is serialized. Here, tensors, numbers and
+texts are cut out of a request's bytes before the rest is parsed, so that their sizes are known before
+anything is built from them. Tensors are appended to a response's bytes after the rest was serialized. The
+encoding permits both: fields may come in any order, and occurrences of one submessage are merged.
 Source: protobuf.dev/programming-guides/encoding, "Message Structure" and "Last One Wins".
 """
 
@@ -31,6 +31,7 @@ FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 # Messages smaller than this are faster to parse than to cut.
 SMALL_BYTES = 8192
 CACHED_HEADS = 1024
+MAX_LEADING_BYTES = 1024
 NOTHING_CUT: Fields = {}
 
 
@@ -93,9 +94,7 @@ class Parsed(NamedTuple, Generic[M]):
     fields: Fields = NOTHING_CUT
 
 
-def reader(
-    parse: Callable[[bytes], M], root: Submessage, bounds: Bounds
-) -> Callable[[bytes], Parsed[M]]:
+def reader(parse: Callable[[bytes], M], root: Submessage, bounds: Bounds) -> Callable[[bytes], Parsed[M]]:
     """Returns a function that parses requests of one type.
 
     It raises DecodeError if they do not parse, and LimitExceededError if they exceed the bounds.
@@ -165,7 +164,9 @@ class _Cutter:
     def _count_field(self) -> None:
         self._fields_left -= 1
         if self._fields_left < 0:
-            raise LimitExceededError("message", f"has more than {self._bounds.fields} fields, which is the limit")
+            raise LimitExceededError(
+                "message", f"has more than {self._bounds.fields} fields, which is the limit"
+            )
 
     def _kept(self, part: memoryview) -> memoryview:
         self._rest_left -= len(part)
@@ -179,9 +180,7 @@ class _Cutter:
 
     def _replace_others(self, oneof: frozenset[int], path: Path, number: int) -> None:
         at = len(path)
-        replaced = [
-            own for own in self.fields if own[:at] == path and own[at] in oneof and own[at] != number
-        ]
+        replaced = [own for own in self.fields if own[:at] == path and own[at] in oneof and own[at] != number]
         for own in replaced:
             del self.fields[own]
 
@@ -220,6 +219,20 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
     raise DecodeError("a number has more than ten digits")
+
+
+def leading_text(message: bytes, number: int) -> str:
+    """The string that a message begins with, if its first field has that number; otherwise an empty string.
+
+    Serializers write fields in the order of their numbers. At most `MAX_LEADING_BYTES` bytes are read.
+    """
+    start = memoryview(message)[:MAX_LEADING_BYTES]
+    try:
+        key, at = _varint(start, 0)
+        end, at = _extent(start, at, key & 7)
+    except (IndexError, DecodeError):
+        return ""
+    return str(start[at:end], "utf-8", "replace") if key == number << 3 | LENGTH_DELIMITED else ""
 
 
 def field(path: Path, content: Sequence[Buffer]) -> list[Buffer]:

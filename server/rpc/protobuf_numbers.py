@@ -66,8 +66,9 @@ def _decoded(occurrences: Iterable[memoryview], numbers: Array) -> Array:
 
 def _converted(values: NDArray[np.uint64], dtype: np.dtype[Any]) -> Array:
     if dtype.kind == "b":
-        return values != 0
-    return values.astype(f"<u{dtype.itemsize}").view(dtype)  # keeps the lowest bits
+        return np.not_equal(values, 0)
+    lowest: Array = values.astype(f"<u{dtype.itemsize}")
+    return lowest.view(dtype)
 
 
 def _values(digits: NDArray[np.uint8]) -> Iterator[NDArray[np.uint64]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from server.engine.engine import Engine
 from server.errors import BindError
+from server.rpc.calls.codec_threads import CodecThreads
 from server.rpc.dispatcher import CallObserver, Dispatcher
 from server.rpc.health import HealthService
 from server.rpc.routes import SERVICES, route_table
@@ -55,6 +56,7 @@ class RpcServer:
         self._options = options
         self._observer = observer
         self._health = HealthService(SERVICES)
+        self._codec_threads = CodecThreads()
         self._serving = False
         channel_options = {
             "grpc.max_receive_message_length": options.max_message_bytes,
@@ -84,7 +86,7 @@ class RpcServer:
             engine: Computes what calls ask for. Its owner closes it after `stop`.
         """
         dispatcher = Dispatcher(
-            route_table(engine, self._health, self._is_serving),
+            route_table(engine, self._codec_threads, self._health, self._is_serving),
             self._observer,
             max_calls=self._options.max_concurrent_calls,
             max_streams=self._options.max_streams,
@@ -108,6 +110,7 @@ class RpcServer:
         started = time.monotonic()
         self._set_serving(serving=False)
         self._transport.stop(grace)
+        self._codec_threads.close()
         return time.monotonic() - started
 
     def _is_serving(self) -> bool:

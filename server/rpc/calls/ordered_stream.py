@@ -1,6 +1,5 @@
 """Streams with one reply for each request, in the order of the requests."""
 
-from server.rpc.calls.ending import end_with
 from server.rpc.calls.replies import ReplyQueue
 from server.rpc.calls.route import Route
 from server.rpc.transport.seam import Call
@@ -30,8 +29,9 @@ class OrderedStream(ReplyQueue):
         self._receive()
 
     def _receive(self) -> None:
-        """Requests the next message, unless the window is full."""
-        if not (self._receiving or self._half_closed) and len(self) < self._window:
+        """Requests the next message, unless the window is full or a request ended the call."""
+        ended = self._half_closed or self._failed or self._call.ended_with is not None
+        if not (self._receiving or ended) and len(self) < self._window:
             self._receiving = True
             self._call.receive(self._received)
 
@@ -43,9 +43,5 @@ class OrderedStream(ReplyQueue):
             self._half_closed = True
             self.close()
             return
-        try:
-            self.put(self._route.handle(self._route.parse(message), self._call))
-        except Exception as error:
-            end_with(self._call, error)
-        else:
-            self._receive()
+        self.receive(message)
+        self._receive()

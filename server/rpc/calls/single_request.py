@@ -1,17 +1,13 @@
 """Calls of one request: with one reply, or with a stream of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
-from server.engine.types import Result
-from server.rpc.calls.deferred import DeferredReply, wait
 from server.rpc.calls.ending import end_with
+from server.rpc.calls.exchange import Exchange
 from server.rpc.calls.replies import ReplyQueue
 from server.rpc.calls.route import Route
 from server.rpc.transport.seam import Call
@@ -32,31 +28,25 @@ class SingleRequestCall(ABC):
             self._call.finish(grpc.StatusCode.UNIMPLEMENTED, "the call ended without a request message")
             return
         try:
-            self._handle(self._route.parse(message))
+            self._handle(message)
         except Exception as error:
             end_with(self._call, error)
 
     @abstractmethod
-    def _handle(self, request: Any) -> None:
+    def _handle(self, message: bytes) -> None:
         """Handles the request."""
 
 
 class UnaryCall(SingleRequestCall):
     """Replies at once, or once the result is available."""
 
-    _encode: Callable[[Future[Result]], Message | bytes]
+    def _handle(self, message: bytes) -> None:
+        Exchange(self._call, self._route, self._reply).receive(message)
 
-    def _handle(self, request: Any) -> None:
-        reply = self._route.handle(request, self._call)
-        if isinstance(reply, DeferredReply):
-            self._encode = reply.encode
-            wait(self._call, reply, self._resolved)
-        else:
-            self._call.reply(self._route.serialize(reply))
-
-    def _resolved(self, future: Future[Result]) -> None:
+    def _reply(self, exchange: Exchange) -> None:
+        # The reservation of the exchange is released when the call has ended.
         try:
-            self._call.reply(self._route.serialize(self._encode(future)))
+            self._call.reply(exchange.content())
         except BaseException as error:
             end_with(self._call, error)
 
@@ -64,7 +54,8 @@ class UnaryCall(SingleRequestCall):
 class ServerStream(SingleRequestCall):
     """Sends what its handler sends, in that order, until the call ends."""
 
-    def _handle(self, request: Any) -> None:
+    def _handle(self, message: bytes) -> None:
+        request = self._route.parse(message)
         replies = ReplyQueue(self._call, self._route)
         self._route.handle(request, self._call, partial(_send, self._call, replies))
 
