@@ -9,6 +9,7 @@ from typing import NoReturn, Protocol
 from server.call_log import CallLog
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
+from server.engine.observer import EngineLoad
 from server.engine.repository import Repository, RepositoryError, find_artifacts, load_repository
 from server.errors import LoadError
 from server.metrics import Metrics
@@ -65,7 +66,7 @@ class Standalone:
         artifacts = find_artifacts(self._settings.model_repository)
         metrics.loading((artifact.parent.name, artifact.name) for artifact in artifacts)
         port = server.bind()
-        self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port)
+        self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port, metrics.refresh)
         self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
         log.info("ports bound", extra=self._ports)
 
@@ -100,7 +101,9 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         repository = _load(settings, inbox)
         metrics.loaded(repository)
         if lifecycle.before_serving(server, inbox):
-            _serve(settings, server, Engine(repository, settings.limits, metrics), lifecycle, inbox)
+            engine = Engine(repository, settings.limits, metrics)
+            metrics.watch(EngineLoad, server.load)
+            _serve(settings, server, engine, lifecycle, inbox)
     except RepositoryError as error:
         raise LoadError(str(error)) from error
     finally:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from server.engine.engine import Engine
 from server.errors import BindError
 from server.rpc.calls.codec_threads import CodecThreads
-from server.rpc.dispatcher import CallObserver, Dispatcher
+from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher
 from server.rpc.health import HealthService
 from server.rpc.routes import SERVICES, route_table
 from server.rpc.transport import TransportKind, create_transport
@@ -58,6 +58,7 @@ class RpcServer:
         self._health = HealthService(SERVICES)
         self._codec_threads = CodecThreads()
         self._serving = False
+        self._dispatcher: Dispatcher | None = None
         channel_options = {
             "grpc.max_receive_message_length": options.max_message_bytes,
             "grpc.max_send_message_length": options.max_message_bytes,
@@ -85,7 +86,7 @@ class RpcServer:
         Args:
             engine: Computes what calls ask for. Its owner closes it after `stop`.
         """
-        dispatcher = Dispatcher(
+        self._dispatcher = dispatcher = Dispatcher(
             route_table(engine, self._codec_threads, self._health, self._is_serving),
             self._observer,
             max_calls=self._options.max_concurrent_calls,
@@ -112,6 +113,10 @@ class RpcServer:
         self._transport.stop(grace)
         self._codec_threads.close()
         return time.monotonic() - started
+
+    def load(self) -> CallLoad:
+        """The calls that are open now. For any thread."""
+        return self._dispatcher.load() if self._dispatcher else CallLoad()
 
     def _is_serving(self) -> bool:
         return self._serving

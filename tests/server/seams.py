@@ -15,7 +15,7 @@ from server.engine.cost import RunCost
 from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.observer import BatchReport
+from server.engine.observer import BatchReport, NullObserver
 from server.engine.repository import Repository
 from server.engine.scheduler import Scheduler
 from server.engine.session import Session
@@ -101,14 +101,14 @@ class Threads:
         self.names.append(threading.current_thread().name)
 
 
-class Recorder:
+class Recorder(NullObserver):
     """Records every report."""
 
     def __init__(self) -> None:
         self.runs: list[BatchReport] = []
 
-    def batch_completed(self, run: BatchReport) -> None:
-        self.runs.append(run)
+    def batch_completed(self, report: BatchReport) -> None:
+        self.runs.append(report)
 
     @property
     def sizes(self) -> list[int]:
@@ -169,6 +169,14 @@ class Calls:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ended: list[tuple[str, str]] = []
+        self.refusals: list[tuple[str, str]] = []
+        self.cut_readers: list[str] = []
+
+    def refused(self, method: str, reason: str) -> None:
+        self.refusals.append((method.rsplit("/", 1)[1], reason))
+
+    def reader_cut(self, method: str) -> None:
+        self.cut_readers.append(method.rsplit("/", 1)[1])
 
     def called(self, method: str, code: str, seconds: float) -> None:
         assert seconds >= 0

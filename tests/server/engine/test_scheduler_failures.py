@@ -16,7 +16,7 @@ from server.engine.errors import (
 )
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.observer import BatchReport
+from server.engine.observer import BatchReport, NullObserver
 from server.engine.scheduler import Scheduler
 from server.engine.types import Array
 from server.engine.validation import ValidatedRequest
@@ -140,16 +140,16 @@ def test_requests_are_refused_while_accepted_ones_still_run(self_model: LoadedMo
         assert_answers(request, outcome(request))
 
 
-class FailsOnce:
+class FailsOnce(NullObserver):
     """An observer that fails at its first report."""
 
     def __init__(self) -> None:
         self._failed = False
 
-    def batch_completed(self, run: BatchReport) -> None:
+    def batch_completed(self, report: BatchReport) -> None:
         if not self._failed:
             self._failed = True
-            raise RuntimeError(run.model)
+            raise RuntimeError(report.model)
 
 
 def test_a_failing_observer_does_not_change_results(self_model: LoadedModel) -> None:
