@@ -9,7 +9,6 @@ from typing import NoReturn, Protocol
 from server.call_log import CallLog
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
-from server.engine.observer import EngineLoad
 from server.engine.repository import Repository, RepositoryError, find_artifacts, load_repository
 from server.errors import LoadError
 from server.metrics import Metrics
@@ -102,7 +101,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         metrics.loaded(repository)
         if lifecycle.before_serving(server, inbox):
             engine = Engine(repository, settings.limits, metrics)
-            metrics.watch(EngineLoad, server.load)
+            metrics.watch(engine.load, server.load)
             _serve(settings, server, engine, lifecycle, inbox)
     except RepositoryError as error:
         raise LoadError(str(error)) from error

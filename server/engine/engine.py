@@ -1,5 +1,6 @@
 """The engine as its callers see it: a decoded request in, a future of its result out."""
 
+import math
 import threading
 from concurrent.futures import Future
 
@@ -7,7 +8,7 @@ from server.engine.budget import MemoryBudget, Reservation
 from server.engine.errors import EngineError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.observer import NullObserver, Observer
+from server.engine.observer import EngineLoad, NullObserver, Observer
 from server.engine.repository import Repository
 from server.engine.scheduler import PARALLEL_RUNS, Scheduler
 from server.engine.texts import encode_texts
@@ -105,6 +106,22 @@ class Engine:
 
     def _schedule(self, validated: ValidatedRequest) -> Future[Result]:
         return self._scheduler.submit(validated, wake=threading.get_ident() != self._inline_thread)
+
+    def check_deadline(self, deadline: float) -> None:
+        """Refuses a call before its message is received, if the work that is queued leaves no time for it.
+
+        Args:
+            deadline: When the caller stops waiting, on `time.monotonic`'s clock.
+
+        Raises:
+            OverloadedError: The result would come too late.
+        """
+        if deadline != math.inf:
+            self._scheduler.check_deadline(deadline)
+
+    def load(self) -> EngineLoad:
+        """What the engine holds now."""
+        return self._scheduler.load(in_flight_bytes=self.budget.held_bytes)
 
     def run_inline(self) -> bool:
         """Runs the next batch on the calling thread if it is short; returns whether there may be another.

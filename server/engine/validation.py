@@ -52,17 +52,19 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         LimitExceededError: The request or its result would be too large.
     """
     graph = _choose_graph(request, model)
-    is_text = bool(request.texts)
+    texts = request.texts
     request = encode_texts(request, model, limits)
     inputs = _with_positions(_inputs(request, model), model)
     ragged = [inputs[spec.name] for spec in model.inputs]
     for spec, own in zip(model.inputs, ragged, strict=True):
         _check_rows(spec, own.rows, sum(own.lengths))
-    sizes, result_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
+    sizes, result_bytes, run_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
     for spec, own in zip(model.inputs, ragged, strict=True):
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
         _check_lengths(spec.name, own.lengths, limits, model_limit)
-    _check_result_bytes(result_bytes, TEXT if is_text else model.inputs[0].name, request, limits)
+    first = TEXT if texts else model.inputs[0].name
+    _check_result_bytes(result_bytes, RETURN_WEIGHTS if request.return_weights else first, limits)
+    _check_run_bytes(*run_bytes, first, limits)
     names = [spec.name for spec in model.inputs]
     rows = [_split(own) for own in ragged]
     masks = _split_mask(request.mask, model, sizes)
@@ -171,13 +173,20 @@ def _too_many_sequences(name: str, count: int, limits: Limits) -> LimitExceededE
     return LimitExceededError(name, f"contains {count} sequences; the limit is {limits.max_sequences}")
 
 
-def _check_result_bytes(size: int, name: str, request: Request, limits: Limits) -> None:
-    if size <= limits.max_result_bytes:
-        return
-    raise LimitExceededError(
-        RETURN_WEIGHTS if request.return_weights else name,
-        f"the result would be {size} bytes; the limit is {limits.max_result_bytes}",
-    )
+def _check_result_bytes(size: int, name: str, limits: Limits) -> None:
+    if size > limits.max_result_bytes:
+        raise LimitExceededError(
+            name, f"the result would be {size} bytes; the limit is {limits.max_result_bytes}"
+        )
+
+
+def _check_run_bytes(size: int, index: int, name: str, limits: Limits) -> None:
+    if size > limits.max_run_bytes:
+        raise LimitExceededError(
+            name,
+            f"sequence {index} needs about {size} bytes of memory for its run; the limit is "
+            f"{limits.max_run_bytes}; send shorter sequences or raise max_memory",
+        )
 
 
 def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> list[NDArray[np.bool_] | None]:

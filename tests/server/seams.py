@@ -18,7 +18,7 @@ from server.engine.model import LoadedModel
 from server.engine.observer import BatchReport, NullObserver
 from server.engine.repository import Repository
 from server.engine.scheduler import Scheduler
-from server.engine.session import Session
+from server.engine.session import RunControl, Session
 from server.engine.types import Array, Request, Result
 from server.engine.validation import ValidatedRequest
 from server.rpc.dispatcher import CallObserver
@@ -42,9 +42,12 @@ class Tapped(Session):
         self._tap = tap
         self.provider = session.provider
 
-    def run(self, inputs: dict[str, Array], *, shrink_arena: bool = False) -> dict[str, Array]:
+    def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
         self._tap(inputs)
-        return self._tapped.run(inputs, shrink_arena=shrink_arena)
+        return self._tapped.run(inputs, control)
+
+    def shrink_arena(self, inputs: dict[str, Array]) -> None:
+        self._tapped.shrink_arena(inputs)
 
 
 def tapped(model: LoadedModel, tap: Tap) -> LoadedModel:

@@ -24,7 +24,13 @@ one_long_among_short = st.tuples(
     st.sampled_from([(1, 1), (SHORT, SHORT), (LONG, 1), (LONG, LONG)]),
 ).map(lambda drawn: [*drawn[0], drawn[1]])
 lengths_of_a_request = one_long_among_short.flatmap(st.permutations)
-patience = st.sampled_from([math.inf, math.inf, 0.0, 1.0, 5.0])
+patience = st.sampled_from([math.inf, math.inf, 0.0, 2.0, 5.0])
+
+
+def seconds_alone(request: ValidatedRequest) -> list[float]:
+    """Expected duration of a run of each sequence alone."""
+    lengths = [sequence.lengths for sequence in request.sequences]
+    return [request.model.seconds(request.graph, 1, *pair) for pair in lengths]
 
 
 @dataclass(eq=False)
@@ -38,7 +44,8 @@ class Ticket:
     runs: int = 0
 
     def is_wanted(self, now: float) -> bool:
-        return not self.request.future.done() and now < self.request.deadline
+        longest = max(seconds_alone(self.request))
+        return not self.request.future.done() and now + longest <= self.request.deadline
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -111,7 +118,7 @@ class QueueMachine(RuleBasedStateMachine):
             self._note_runs(batch)
         for request in expired:
             assert not request.future.done()
-            assert request.deadline <= self.now
+            assert request.deadline < self.now + max(seconds_alone(request))
             self.expired[request] += 1
             request.future.set_exception(DeadlineExceededError("too late"))
         self.batch = batch
@@ -121,7 +128,7 @@ class QueueMachine(RuleBasedStateMachine):
         ((_, own_graph),) = {(queued.request.model, queued.request.graph) for queued in batch}
         assert count <= (1 if model.runs_alone else self.limits.max_batch_sequences)
         longest = (max(e.lengths[0] for e in batch), max(e.lengths[1] for e in batch))
-        assert count == 1 or model.padded_bytes(count, *longest) <= self.limits.max_batch_bytes
+        assert count == 1 or model.run_bytes(batch.graph, count, *longest) <= self.limits.max_batch_bytes
         equal_lengths = len({queued.lengths for queued in batch}) == 1
         assert batch.graph is model.batch_graph(own_graph, equal_lengths=equal_lengths)
         alone = sum(model.seconds(batch.graph, 1, *queued.lengths) for queued in batch)
@@ -167,6 +174,13 @@ class QueueMachine(RuleBasedStateMachine):
         if queued.pending.deliver(queued.index, {"context_vectors": marker}):
             self.queue.release(queued.pending.number)
             queued.pending.resolve()
+
+    @invariant()
+    def counts_what_is_queued(self) -> None:
+        """A sequence whose request has ended may stay in the queue until it is found there."""
+        queued = [sequence for bucket in self.queue._buckets.values() for sequence in bucket]
+        assert self.queue.sequences == len(queued)
+        assert math.isclose(self.queue.seconds, sum(s.seconds for s in queued), abs_tol=1e-6)
 
     @invariant()
     def runs_nothing_twice(self) -> None:
