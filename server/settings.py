@@ -135,6 +135,9 @@ class RequestLimits(BaseModel):
     max_sequences: PositiveInt = Field(
         4096, description="Maximum number of sequences in one request, at least 1."
     )
+    max_text_bytes: PositiveBytes = Field(
+        ByteSize(MIB), description="Maximum size of one text in UTF-8, in bytes, above 0."
+    )
     max_memory: Annotated[ByteSize, Field(ge=0)] = Field(
         ByteSize(0),
         description="Maximum memory for requests and runs, beside the loaded models, at least 0."
@@ -231,6 +234,8 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
         return Limits(
             max_sequence_length=self.max_sequence_length,
             max_sequences=self.max_sequences,
+            max_text_bytes=self.max_text_bytes,
+            max_input_bytes=self.max_message_bytes,
             max_result_bytes=self.max_message_bytes - HEADER_BYTES,
             max_run_bytes=self.memory_for_runs,
             max_in_flight_bytes=self.memory_for_requests,

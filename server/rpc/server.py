@@ -6,6 +6,7 @@ import time
 from server.engine.engine import Engine
 from server.errors import BindError
 from server.rpc.admission import CallLimits
+from server.rpc.calls.codec_threads import CodecThreads
 from server.rpc.channel_options import channel_options
 from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher
 from server.rpc.health import HealthService
@@ -34,6 +35,7 @@ class RpcServer:
         self._options = options
         self._observer = observer
         self._health = HealthService(SERVICES)
+        self._codec_threads = CodecThreads()
         self._serving = False
         self._dispatcher: Dispatcher | None = None
         self._port = 0
@@ -65,7 +67,7 @@ class RpcServer:
             engine: Computes what calls ask for. Its owner closes it after `stop`.
         """
         self._dispatcher = dispatcher = Dispatcher(
-            route_table(engine, self._health, self._is_serving),
+            route_table(engine, self._codec_threads, self._health, self._is_serving),
             self._observer,
             _call_limits(self._options),
             stream_window=self._options.stream_window,
@@ -89,6 +91,7 @@ class RpcServer:
         started = time.monotonic()
         self._set_serving(serving=False)
         self._transport.stop(grace, self._drain)
+        self._codec_threads.close()
         return time.monotonic() - started
 
     def load(self) -> CallLoad:

@@ -116,7 +116,7 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     values = {"model_repository": "r", "host": "::1", "provider": "cuda", "log_level": "DEBUG"}
     values |= {"log_format": "json", "transport": "threaded"}
     for name in Settings.model_fields:
-        value = values.get(name, "1048576" if "bytes" in name else "7")
+        value = values.get(name, "2097152" if "bytes" in name else "7")
         monkeypatch.setenv(f"ATTENTION_{name.upper()}", value)
     _, (found,) = run()
     defaults = Settings.model_validate({"model_repository": "models"})

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from server.engine.errors import EngineError
+from server.engine.errors import EngineError, OverloadedError
 from server.rpc.calls.ending import end_with
 from server.rpc.calls.replies import ReplyQueue
 from server.rpc.calls.route import Route
@@ -56,8 +56,9 @@ class OrderedStream(ReplyQueue):
         self._receive()
 
     def _receive(self) -> None:
-        """Requests the next message, unless the window is full."""
-        if not (self._receiving or self._half_closed) and len(self) < self._window:
+        """Requests the next message, unless the window is full or a request ended the call."""
+        ended = self._half_closed or self._failed or self._call.ended_with is not None
+        if not (self._receiving or ended) and len(self) < self._window:
             self._receiving = True
             self._call.receive(self._received)
 
@@ -73,8 +74,8 @@ class OrderedStream(ReplyQueue):
             return
         try:
             self._progress.received(self._call)
-            self.put(self._route.handle(self._route.parse(message), self._call))
-        except Exception as error:
+        except OverloadedError as error:
             end_with(self._call, error)
-        else:
-            self._receive()
+            return
+        self.receive(message)
+        self._receive()

@@ -2,17 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from server.engine.errors import EngineError
-from server.engine.types import Result
-from server.rpc.calls.deferred import DeferredReply, wait
 from server.rpc.calls.ending import end_with
+from server.rpc.calls.exchange import Exchange
 from server.rpc.calls.replies import ReplyQueue
 from server.rpc.calls.route import Route
 from server.rpc.transport.seam import Call
@@ -42,31 +39,25 @@ class SingleRequestCall(ABC):
             return
         try:
             self._admit(self._call)
-            self._handle(self._route.parse(message))
+            self._handle(message)
         except Exception as error:
             end_with(self._call, error)
 
     @abstractmethod
-    def _handle(self, request: Any) -> None:
+    def _handle(self, message: bytes) -> None:
         """Handles the request."""
 
 
 class UnaryCall(SingleRequestCall):
     """Replies at once, or once the result is available."""
 
-    _encode: Callable[[Future[Result]], Message | bytes]
+    def _handle(self, message: bytes) -> None:
+        Exchange(self._call, self._route, self._reply).receive(message)
 
-    def _handle(self, request: Any) -> None:
-        reply = self._route.handle(request, self._call)
-        if isinstance(reply, DeferredReply):
-            self._encode = reply.encode
-            wait(self._call, reply, self._resolved)
-        else:
-            self._call.reply(self._route.serialize(reply))
-
-    def _resolved(self, future: Future[Result]) -> None:
+    def _reply(self, exchange: Exchange) -> None:
+        # The reservation of the exchange is released when the call has ended.
         try:
-            self._call.reply(self._route.serialize(self._encode(future)))
+            self._call.reply(exchange.content())
         except BaseException as error:
             end_with(self._call, error)
 
@@ -83,7 +74,8 @@ class ServerStream(SingleRequestCall):
         """Ends with an error once every message that was handed over has been sent."""
         self._replies.close(error)
 
-    def _handle(self, request: Any) -> None:
+    def _handle(self, message: bytes) -> None:
+        request = self._route.parse(message)
         self._route.handle(request, self._call, partial(_send, self._call, self._replies))
 
 
