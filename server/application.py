@@ -3,7 +3,9 @@
 import gc
 import logging
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NoReturn, Protocol
 
 from server.call_log import CallLog
@@ -18,7 +20,7 @@ from server.rpc.options import RpcOptions
 from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
-from server.shutdown import Inbox, StopRequest
+from server.shutdown import EXIT_SECONDS, Inbox, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +147,8 @@ def _load(settings: Settings, inbox: Inbox) -> Repository:
     """Loads the models on another thread, so that this one can receive a request to stop."""
     log.info("loading", extra={"model_repository": settings.model_repository})
     loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
-    loading: Future[Repository] = loader.submit(load_repository, settings.model_repository, settings.device)
+    load = partial(load_repository, settings.model_repository, settings.device)
+    loading: Future[Repository] = loader.submit(load, max_tolerance=settings.max_tolerance)
     loading.add_done_callback(inbox.put)
     message = inbox.get()
     if isinstance(message, StopRequest):
@@ -174,10 +177,25 @@ def _serve(settings: Settings, server: RpcServer, engine: Engine, lifecycle: Lif
         server.start(engine)
         lifecycle.serving(ready=ready, failed=len(repository) - ready)
         _wait_for_stop(inbox)
+        _end_after(settings.grace_seconds + EXIT_SECONDS)
         seconds = server.stop(settings.grace_seconds)
         log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
     finally:
         engine.close()
+
+
+def _end_after(seconds: float) -> None:
+    """Ends the process after a time: a run or a thread that does not return must not hold it up for ever."""
+
+    def end() -> None:
+        log.error("ended: calls or runs did not end in time", extra={"seconds": seconds})
+        logging.shutdown()
+        os._exit(1)
+
+    if seconds <= threading.TIMEOUT_MAX:
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
 
 
 def _freeze_loaded_objects() -> None:

@@ -14,6 +14,7 @@ from pydantic import (
     field_validator,
 )
 
+from artifact.tolerance import MAX_TOLERANCE
 from server import cores, memory
 from server.engine.limits import MIB, Limits
 from server.engine.provider import Device, Provider
@@ -33,6 +34,13 @@ class Models(BaseModel):
 
     model_repository: Path = Field(description="Folder that contains the artifacts as NAME/VERSION/.")
     provider: Provider = Field(Provider.CPU, description="Execution provider that runs the graphs.")
+    max_tolerance: float = Field(
+        MAX_TOLERANCE,
+        ge=0,
+        allow_inf_nan=False,
+        description="Maximum tolerance, relative and absolute, that a model may state for its difference from"
+        " eager PyTorch, at least 0. Models with a larger one are refused.",
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="Threads per run, 0 to 1024. 0 uses one thread per available core."
     )
@@ -184,10 +192,16 @@ class Process(BaseModel):
         description="Number of server processes that share the port, 1 to 1024."
         " Every limit applies to each process.",
     )
+    worker_timeout_seconds: NonNegativeFloat = Field(
+        30.0,
+        allow_inf_nan=False,
+        description="How long a worker process may fail to answer the supervisor before it is killed and"
+        " replaced, in seconds, at least 0. 0 disables the check.",
+    )
     grace_seconds: NonNegativeFloat = Field(
         30.0,
         description="How long calls in progress may take to finish during shutdown, in seconds,"
-        " at least 0. 0 cancels them at once.",
+        " at least 0. 0 cancels them at once. A process that has not ended a few seconds later is killed.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."

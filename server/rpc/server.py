@@ -15,6 +15,9 @@ from server.rpc.routes import SERVICES, route_table
 from server.rpc.transport import create_transport
 from server.rpc.transport.connections import connections
 
+# The transport's thread looks for work many times a second. It is responsive if it did within this time.
+RESPONSIVE_SECONDS = 3.0
+
 
 class RpcServer:
     """The gRPC server, from `bind` over `start` to `stop`.
@@ -102,6 +105,10 @@ class RpcServer:
     def _drain(self) -> None:
         if self._dispatcher is not None:
             self._dispatcher.drain()
+
+    def is_responsive(self) -> bool:
+        """Whether the transport's thread takes events and callbacks. For any thread, once started."""
+        return time.monotonic() - self._transport.turned_at() <= RESPONSIVE_SECONDS
 
     def _is_serving(self) -> bool:
         return self._serving

@@ -184,6 +184,7 @@ class CompletionQueueTransport:
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
         self._started = False
         self._ended = threading.Event()
+        self._turned_at = time.monotonic()
 
     def listen(self, address: str) -> int:
         """See `Transport`."""
@@ -204,6 +205,10 @@ class CompletionQueueTransport:
     def _start(self) -> None:
         self._started = True
         self._server.start()
+
+    def turned_at(self) -> float:
+        """See `Transport`."""
+        return self._turned_at
 
     def stop(self, grace: float, refuse: Callback) -> None:
         """See `Transport`."""
@@ -258,10 +263,11 @@ class CompletionQueueTransport:
 
     def _work(self) -> bool:
         """Does what is due beside events; returns whether there may be more."""
+        self._turned_at = now = time.monotonic()
         try:
             if not self._callbacks.is_empty:
                 self._callbacks.run()
-            self._timers.run_due(time.monotonic())
+            self._timers.run_due(now)
             return self._run_inline()
         except Exception:  # the thread must survive, or no later call would be answered
             log.exception("the transport's thread failed")

@@ -116,6 +116,13 @@ class Transport(Protocol):
                 on its own thread whenever it has no event to handle, or never.
         """
 
+    def turned_at(self) -> float:
+        """When the transport's thread last looked for work, on `time.monotonic`'s clock. For any thread.
+
+        It does so at least once a second, unless something holds it up. If this is called less often, the
+        value may be as old as the last call.
+        """
+
     def stop(self, grace: float, refuse: Callback) -> None:
         """Accepts no more connections, and returns when the calls that are open have ended.
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -55,6 +56,7 @@ class CallsThread:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_log_failure)
         self._thread = threading.Thread(target=self._loop.run_forever, name="calls", daemon=True)
+        self._turned_at = time.monotonic()
 
     @property
     def is_current(self) -> bool:
@@ -75,6 +77,14 @@ class CallsThread:
         """Runs a callback on this thread. For any thread. The callback is dropped after `stop`."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback)
+
+    def turned_at(self) -> float:
+        """See `Transport`. The answer is that of the last call, for which it asks the thread anew."""
+        self.post(self._turn)
+        return self._turned_at
+
+    def _turn(self) -> None:
+        self._turned_at = time.monotonic()
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """Runs a callback at a moment on `time.monotonic`'s clock; returns what cancels it."""
@@ -218,6 +228,10 @@ class ThreadedTransport:
         self._started = True
         self._thread.start()
         self._server.start()
+
+    def turned_at(self) -> float:
+        """See `Transport`."""
+        return self._thread.turned_at()
 
     def stop(self, grace: float, refuse: Callback) -> None:
         """See `Transport`."""
