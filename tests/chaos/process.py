@@ -23,7 +23,7 @@ POLL_SECONDS = 0.02
 # Writing this to clear_refs sets the peak of resident memory (VmHWM) to what is resident now.
 RESET_PEAK = "5"
 # Parts of the names of gauges that say what requests hold.
-HELD = ("open_calls", "open_streams", "in_flight", "queue_", "run_memory", "_runs")
+HELD = ("open_calls", "open_streams", "waiting_calls", "in_flight", "queue_", "run_memory", "_runs")
 
 
 @dataclass(frozen=True)

@@ -56,14 +56,27 @@ def test_goodput(
         later, _ = generator.submit(capacity, job, IN_FLIGHT, scale.capacity_seconds).result()
         figures.note("capacity before and after, answers/s", f"{rate:.0f} and {later:.0f}")
         figures.note("generator at capacity, cores", share)
-        report(figures, outcomes, (rate + later) / 2, scale.overload_seconds, deadline)
+        capacities = (rate + later) / 2, min(rate, (rate + later) / 2)
+        report(figures, outcomes, capacities, scale.overload_seconds, deadline)
         memory(figures, server, idle)
         for name, count in increased(counters, metrics(server), "attention_refused").items():
             figures.note(name, count)
 
 
-def report(figures: Figures, outcomes: Outcomes, rate: float, seconds: float, deadline: float) -> None:
-    """Adds what happened to the calls."""
+def report(
+    figures: Figures, outcomes: Outcomes, capacities: tuple[float, float], seconds: float, deadline: float
+) -> None:
+    """Adds what happened to the calls.
+
+    Args:
+        figures: The table.
+        outcomes: The calls.
+        capacities: The capacity; and the rate that was offered after the overload, or the capacity if it
+            is less.
+        seconds: Duration of the overload.
+        deadline: Deadline of each call.
+    """
+    rate, offered = capacities
     loaded = outcomes.due < seconds
     # The queue fills in the first second or deadline; what is measured is the state after it.
     since = min(deadline, seconds / 2)
@@ -81,12 +94,12 @@ def report(figures: Figures, outcomes: Outcomes, rate: float, seconds: float, de
     refused = outcomes.codes == REFUSED
     figures.equal("refusals without RetryInfo", int((refused & ~outcomes.retry_after).sum()), 0)
     figures.among("statuses", outcomes.counts(), {OK, REFUSED, EXPIRED})
-    first = outcomes.answered(seconds, seconds + 1, deadline) / rate
+    first = outcomes.answered(seconds, seconds + 1, deadline) / offered
     later = (
         outcomes.answered(seconds + 1, seconds + RECOVERY_SECONDS, deadline) / (RECOVERY_SECONDS - 1) / rate
     )
-    figures.note("rate in the first second after, share of capacity", first)
-    figures.at_least("rate in the two seconds after that, share of capacity", later, 0.9)
+    figures.note("rate in the first second after, share of offered", first)
+    figures.at_least("rate in the two seconds after that, share of offered", later, 0.9)
 
 
 def memory(figures: Figures, server: ServerProcess, idle: int) -> None:
