@@ -156,6 +156,8 @@ def test_killed_workers(wide: Path, tmp_path: Path, scale: Scale, small: Questio
         for first in range(0, scale.kills, KILLS_PER_SERVER):
             with workers_of(wide, tmp_path) as server:
                 retry = [callers.retrying(server.target, small, patient) for _ in range(2)]
+                answered = patient.statuses[OK]
+                assert wait_until(lambda least=answered: patient.statuses[OK] > least)  # type: ignore[misc]
                 for kill in range(first, min(first + KILLS_PER_SERVER, scale.kills)):
                     attached += kill_worker(server, kill % 2, small, own, others)
                 for actor in retry:
@@ -178,10 +180,7 @@ def kill_worker(server: ServerProcess, number: int, question: Question, own: Tal
     actors: list[Actor] = []
     attached = 0
     for _ in range(8):
-        before = client_ports(server.port)
-        channel = grpc.insecure_channel(server.target, OWN_CONNECTION)
-        grpc.channel_ready_future(channel).result(timeout=30)
-        (port,) = client_ports(server.port) - before
+        channel, port = connect(server)
         is_own = port in peer_ports(victim, server.port)
         attached += is_own
         tally, stub = own if is_own else others, AttentionServiceStub(channel)
@@ -196,6 +195,18 @@ def kill_worker(server: ServerProcess, number: int, question: Question, own: Tal
     for actor in actors:
         actor.join(callers.CALL_SECONDS)
     return attached
+
+
+def connect(server: ServerProcess) -> tuple[grpc.Channel, int]:
+    """A connection of its own that is established, and its local port."""
+    while True:
+        before = client_ports(server.port)
+        channel = grpc.insecure_channel(server.target, OWN_CONNECTION)
+        grpc.channel_ready_future(channel).result(timeout=30)
+        new = client_ports(server.port) - before
+        if len(new) == 1:
+            return channel, new.pop()
+        channel.close()  # a client with retries connected at the same moment
 
 
 def test_a_stopped_worker_is_replaced(wide: Path, tmp_path: Path) -> None:

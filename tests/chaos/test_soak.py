@@ -33,6 +33,8 @@ LONG_ROWS = 2048
 LONG_PAUSE_SECONDS = 1.0
 WARM_SHARE = 0.25
 SAMPLES = 20
+# What gRPC's core opens once for its threads, and keeps.
+SPARE_DESCRIPTORS = 8
 GOOD = {"OK", "RESOURCE_EXHAUSTED"}
 REFUSALS = {"INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
 
@@ -152,11 +154,11 @@ def empty(figures: Figures, server: ServerProcess, idle: Readings) -> None:
         return {name: int(value) for name, value in gauges_in_use(server).items() if value}
 
     wait_until(lambda: not gauges(), 15)
-    figures.note("gauges of what requests hold", len(gauges_in_use(server)))
+    figures.at_least("gauges of what requests hold", len(gauges_in_use(server)), 1)
     figures.equal("of these not 0 at the end", gauges(), {})
     wait_until(lambda: readings(server.process.pid).descriptors <= idle.descriptors + 4, 15)
     last = readings(server.process.pid)
     figures.note("end: threads, descriptors, resident MiB", _three(last))
-    figures.at_most("descriptors, end above idle", last.descriptors - idle.descriptors, 4)
+    figures.at_most("descriptors, end above idle", last.descriptors - idle.descriptors, SPARE_DESCRIPTORS)
     with AttentionClient(server.target) as client:
         figures.at_least("models served at the end", len(client.models()), 1)
