@@ -65,7 +65,7 @@ class Standalone:
         artifacts = find_artifacts(self._settings.model_repository)
         metrics.loading((artifact.parent.name, artifact.name) for artifact in artifacts)
         port = server.bind()
-        self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port)
+        self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port, metrics.refresh)
         self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
         log.info("ports bound", extra=self._ports)
 
@@ -100,7 +100,9 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         repository = _load(settings, inbox)
         metrics.loaded(repository)
         if lifecycle.before_serving(server, inbox):
-            _serve(settings, server, Engine(repository, settings.limits, metrics), lifecycle, inbox)
+            engine = Engine(repository, settings.limits, metrics)
+            metrics.watch(engine.load, server.load)
+            _serve(settings, server, engine, lifecycle, inbox)
     except RepositoryError as error:
         raise LoadError(str(error)) from error
     finally:

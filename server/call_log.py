@@ -1,4 +1,4 @@
-"""Logs every call, on the way to another observer."""
+"""Logs every call and refusal, on the way to another observer."""
 
 import logging
 
@@ -8,7 +8,7 @@ log = logging.getLogger(__name__)
 
 
 class CallLog:
-    """Logs every call at level DEBUG, and notifies another observer."""
+    """Logs every call and refusal at level DEBUG, and notifies another observer."""
 
     def __init__(self, observer: CallObserver) -> None:
         self._observer = observer
@@ -18,3 +18,13 @@ class CallLog:
         self._observer.called(method, code, seconds)
         fields = {"method": method, "code": code, "milliseconds": round(1000 * seconds, 3)}
         log.debug("call ended", extra=fields)
+
+    def refused(self, method: str, reason: str) -> None:
+        """One request was refused."""
+        self._observer.refused(method, reason)
+        log.debug("request refused", extra={"method": method, "reason": reason})
+
+    def reader_cut(self, method: str) -> None:
+        """One call ended because its caller did not read."""
+        self._observer.reader_cut(method)
+        log.debug("reader cut off", extra={"method": method})

@@ -1,4 +1,4 @@
-"""Prometheus metrics of calls, batches and models."""
+"""Prometheus metrics of calls, batches, models and load."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -7,15 +7,63 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from server.engine.model import LoadedModel
-from server.engine.observer import BatchReport
+from server.engine.observer import BatchReport, EngineLoad, ExpiryStage
 from server.engine.repository import Repository
+from server.rpc.dispatcher import CallLoad
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 
+# How the gauges of several workers become one.
+AmongWorkers = Literal["livemin", "livemax", "livesum"]
+Load = tuple[EngineLoad, CallLoad]
+_LOAD: tuple[tuple[str, str, AmongWorkers, Callable[[Load], float]], ...] = (
+    (
+        "attention_open_calls",
+        "Number of calls in progress, streams included; health, reflection and metadata excluded.",
+        "livesum",
+        lambda load: load[1].calls,
+    ),
+    ("attention_open_streams", "Number of open streams.", "livesum", lambda load: load[1].streams),
+    (
+        "attention_in_flight_bytes",
+        "Memory that requests in progress occupy, in bytes.",
+        "livesum",
+        lambda load: load[0].in_flight_bytes,
+    ),
+    (
+        "attention_queue_depth",
+        "Number of sequences that wait for a run.",
+        "livesum",
+        lambda load: load[0].queued_sequences,
+    ),
+    (
+        "attention_queue_age_seconds",
+        "How long the oldest queued sequence has waited, in seconds; of the worker where it is longest.",
+        "livemax",
+        lambda load: load[0].oldest_seconds,
+    ),
+    (
+        "attention_predicted_queue_seconds",
+        "Expected time to run all that is queued, in seconds; of the worker where it is longest.",
+        "livemax",
+        lambda load: load[0].predicted_seconds,
+    ),
+    ("attention_runs", "Number of runs in progress.", "livesum", lambda load: load[0].running),
+    (
+        "attention_run_memory_bytes",
+        "Memory that is admitted for the runs in progress, in bytes.",
+        "livesum",
+        lambda load: load[0].run_bytes,
+    ),
+)
+
 
 class Metrics:
-    """All metrics of one server. Observes the calls, and the batches of the engine."""
+    """All metrics of one server. Observes the calls, and the runs of the engine.
+
+    What is counted is published when it happens; what the server holds at one moment, by `refresh`.
+    """
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -42,6 +90,27 @@ class Metrics:
         self._padding = self._counter(
             "attention_padding_tokens", "Number of padding rows computed in addition.", "model"
         )
+        self._refused = self._counter(
+            "attention_refused_requests",
+            "Number of requests that were refused, by the reason of the error.",
+            "reason",
+        )
+        self._expired = self._counter(
+            "attention_expired_requests",
+            "Number of requests whose deadline passed, by where they were: queued or running.",
+            "model",
+            "stage",
+        )
+        self._cut_readers = self._counter(
+            "attention_cut_readers",
+            "Number of calls that were ended because the caller did not read the replies in time.",
+            "method",
+        )
+        self._terminated = self._counter(
+            "attention_terminated_runs",
+            "Number of runs that were stopped because no caller waited for their results.",
+            "model",
+        )
         self._parity = self._gauge(
             "attention_parity_max_abs_error",
             "Largest absolute difference from eager PyTorch, measured on this machine when the model loaded.",
@@ -54,6 +123,11 @@ class Metrics:
             ["model", "version"],
             "livemin",
         )
+        self._load = [
+            (self._gauge(name, text, [], among_workers), read) for name, text, among_workers, read in _LOAD
+        ]
+        self._engine_load: Callable[[], EngineLoad] = EngineLoad
+        self._call_load: Callable[[], CallLoad] = CallLoad
 
     # Metrics are stored as the cached look-up of their children: the look-up takes longer than the count.
     def _histogram(
@@ -64,9 +138,7 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
         return cache(Counter(name, text, labels, registry=self.registry).labels)
 
-    def _gauge(
-        self, name: str, text: str, labels: list[str], among_workers: Literal["livemin", "livemax"]
-    ) -> Gauge:
+    def _gauge(self, name: str, text: str, labels: list[str], among_workers: AmongWorkers) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry, multiprocess_mode=among_workers)
 
     def loading(self, models: Iterable[tuple[str, str]]) -> None:
@@ -82,6 +154,21 @@ class Metrics:
             if isinstance(model, LoadedModel):
                 self._parity.labels(model.name, model.version, model.provider).set(model.measured_error)
 
+    def watch(self, engine: Callable[[], EngineLoad], calls: Callable[[], CallLoad]) -> None:
+        """Sets where `refresh` finds the load; before, the load is 0.
+
+        Args:
+            engine: Returns the load of the engine. Called on any thread.
+            calls: Returns the load of the gRPC server. Called on any thread.
+        """
+        self._engine_load, self._call_load = engine, calls
+
+    def refresh(self) -> None:
+        """Publishes the load of this moment. May be called on any thread."""
+        load = self._engine_load(), self._call_load()
+        for gauge, read in self._load:
+            gauge.set(read(load))
+
     def called(self, method: str, code: str, seconds: float) -> None:
         """Counts a call that ended."""
         self._calls(method, code).inc()
@@ -95,3 +182,19 @@ class Metrics:
         self._padding(report.model).inc(report.padding)
         for seconds in report.queue_seconds:
             self._queue_seconds(report.model).observe(seconds)
+
+    def refused(self, method: str, reason: str) -> None:  # noqa: ARG002 - a label for each pair would be many
+        """Counts a request that was refused."""
+        self._refused(reason).inc()
+
+    def reader_cut(self, method: str) -> None:
+        """Counts a call that was ended because its caller did not read."""
+        self._cut_readers(method).inc()
+
+    def request_expired(self, model: str, stage: ExpiryStage) -> None:
+        """Counts a request whose deadline passed."""
+        self._expired(model, stage.value).inc()
+
+    def run_terminated(self, model: str) -> None:
+        """Counts a run that was stopped because no caller waited for it."""
+        self._terminated(model).inc()

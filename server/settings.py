@@ -3,14 +3,25 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
-from server import cores
+from server import cores, memory
 from server.engine.limits import MIB, Limits
 from server.engine.provider import Device, Provider
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
 HEADER_BYTES = MIB // 16
+# How much more memory runs may take than is expected, before they fail.
+ARENA_FACTOR = 1.25
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveBytes = Annotated[ByteSize, Field(gt=0)]
 
@@ -68,9 +79,24 @@ class RequestLimits(BaseModel):
     max_sequences: PositiveInt = Field(
         4096, description="Maximum number of sequences in one request, at least 1."
     )
-    max_in_flight_bytes: PositiveBytes = Field(
-        ByteSize(1024 * MIB), description="Maximum memory for all requests in progress, above 0."
+    max_memory: Annotated[ByteSize, Field(ge=0)] = Field(
+        ByteSize(0),
+        description="Maximum memory for requests and runs, beside the loaded models, at least 0."
+        " 0 uses half of the memory of the machine or container, divided by the number of workers.",
     )
+    max_in_flight_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        ByteSize(0),
+        description="Part of max_memory for requests, from arrival until the reply is sent, below max_memory."
+        " 0 uses a quarter of max_memory, at most 1GiB. Runs use the rest.",
+    )
+
+    @field_validator("max_in_flight_bytes")
+    @classmethod
+    def _leaves_memory_for_runs(cls, value: ByteSize, info: ValidationInfo) -> ByteSize:
+        total = info.data.get("max_memory")
+        if total and value >= total:
+            raise ValueError(f"must be below max_memory, which is {total} bytes")
+        return value
 
 
 class Batching(BaseModel):
@@ -118,9 +144,30 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @property
+    def _memory(self) -> int:
+        share = memory.available_bytes() // (2 * self.workers)
+        return self.max_memory or max(share, 2 * self.max_in_flight_bytes)
+
+    @property
+    def memory_for_requests(self) -> int:
+        """Bytes that requests may hold."""
+        return self.max_in_flight_bytes or min(self._memory // 4, 1024 * MIB)
+
+    @property
+    def memory_for_runs(self) -> int:
+        """Bytes that runs may take, as expected from their shapes."""
+        return self._memory - self.memory_for_requests
+
+    @property
     def device(self) -> Device:
         """Where graphs run."""
-        return Device(self.provider, self.threads or cores.available(), self.spin_microseconds)
+        return Device(
+            self.provider,
+            self.threads or cores.available(),
+            self.spin_microseconds,
+            # Beyond what is expected: a bound that holds if an estimate is wrong.
+            arena_bytes=int(ARENA_FACTOR * self.memory_for_runs),
+        )
 
     @property
     def limits(self) -> Limits:
@@ -129,7 +176,8 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
             max_sequence_length=self.max_sequence_length,
             max_sequences=self.max_sequences,
             max_result_bytes=self.max_message_bytes - HEADER_BYTES,
-            max_in_flight_bytes=self.max_in_flight_bytes,
+            max_run_bytes=self.memory_for_runs,
+            max_in_flight_bytes=self.memory_for_requests,
             max_batch_sequences=self.max_batch_sequences,
             max_batch_bytes=self.max_batch_bytes,
             batch_delay_seconds=self.batch_delay_seconds,

@@ -20,9 +20,9 @@ class ArenaTrimmer:
         """How long to wait before asking `due` again; None if there is nothing to trim."""
         return IDLE_SECONDS if self._model else None
 
-    def note_run(self, model: LoadedModel, scratch_bytes: int, now: float) -> None:
+    def note_run(self, model: LoadedModel, run_bytes: int, now: float) -> None:
         """Records that a run ended which needed this much memory."""
-        if scratch_bytes >= LARGE_RUN_BYTES:
+        if run_bytes >= LARGE_RUN_BYTES:
             self._model = model
             self._due = now + IDLE_SECONDS
 

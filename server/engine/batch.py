@@ -1,5 +1,6 @@
 """Batches: which queued sequences run together, and what their run is expected to cost."""
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
@@ -22,6 +23,8 @@ class PendingRequest:
         number: Place in the order of arrival, of its first sequence.
         queued_at: When it was queued, in seconds on the clock of the caller of the queue.
         missing: Number of sequences without a result.
+        started: Whether one of its sequences is part of a batch.
+        longest_seconds: Longest expected duration of a run of one of its sequences alone.
     """
 
     request: ValidatedRequest
@@ -29,6 +32,8 @@ class PendingRequest:
     queued_at: float
     results: list[Outputs] = field(init=False)
     missing: int = field(init=False)
+    started: bool = field(init=False, default=False)
+    longest_seconds: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.missing = len(self.request.sequences)
@@ -53,9 +58,10 @@ class QueuedSequence:
     Attributes:
         number: Place in the order of arrival.
         lengths: Query and key length.
+        seconds: Expected duration of a run of this sequence alone.
     """
 
-    __slots__ = ("index", "inputs", "lengths", "number", "pending", "request")
+    __slots__ = ("index", "inputs", "lengths", "number", "pending", "request", "seconds")
 
     def __init__(self, pending: PendingRequest, index: int, number: int) -> None:
         self.pending = pending
@@ -64,6 +70,12 @@ class QueuedSequence:
         self.number = number
         self.inputs = self.request.sequences[index]
         self.lengths = self.inputs.lengths
+        self.seconds = self.request.model.seconds(self.request.graph, 1, *self.lengths)
+
+    @property
+    def run_bytes(self) -> int:
+        """Expected memory of a run of this sequence alone."""
+        return self.request.model.run_bytes(self.request.graph, 1, *self.lengths)
 
 
 class Batch:
@@ -74,16 +86,25 @@ class Batch:
         graph: The graph that runs them.
         sequences: The oldest first.
         seconds: Expected duration of the run.
+        seconds_alone: Sum of the expected durations of a run for each sequence.
     """
 
-    def __init__(self, limits: Limits, head: QueuedSequence) -> None:
+    def __init__(self, limits: Limits, head: QueuedSequence, max_bytes: float = math.inf) -> None:
+        """Begins a batch with its oldest sequence.
+
+        Args:
+            limits: Bounds of a batch of several sequences.
+            head: The oldest sequence.
+            max_bytes: Memory that the run may take if further sequences join.
+        """
         self._limits = limits
-        self._own_graph = head.request.graph
+        self._max_bytes = min(limits.max_batch_bytes, max_bytes)
         self._lengths = head.lengths
         self.model = head.request.model
-        self.graph = self._own_graph
+        self.graph = head.request.graph
         self.sequences = [head]
-        self.seconds = self.model.seconds(self.graph, 1, *self._lengths)
+        head.pending.started = True
+        self.seconds = self.seconds_alone = head.seconds
 
     def __iter__(self) -> Iterator[QueuedSequence]:
         return iter(self.sequences)
@@ -92,14 +113,19 @@ class Batch:
         return len(self.sequences)
 
     @property
-    def scratch_bytes(self) -> int:
-        """Memory of the run: its padded inputs and attention scores."""
-        return self.model.padded_bytes(len(self.sequences), *self._lengths)
+    def run_bytes(self) -> int:
+        """Expected memory of the run."""
+        return self.model.run_bytes(self.graph, len(self.sequences), *self._lengths)
 
     @property
     def is_full(self) -> bool:
         """Whether no further sequence may join."""
         return self.model.runs_alone or len(self.sequences) >= self._limits.max_batch_sequences
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether no caller waits for a result of the batch any more."""
+        return all(queued.request.future.done() for queued in self.sequences)
 
     def add(self, sequence: QueuedSequence) -> bool:
         """Adds a sequence if that costs less than a run of its own and respects the limits."""
@@ -110,16 +136,18 @@ class Batch:
             return False
         if sequence.request is not self.sequences[0].request and self._amortises_its_call():
             return False
-        if self.model.padded_bytes(count, *lengths) > self._limits.max_batch_bytes:
-            return False
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.graph if same else self.model.batch_graph(self.graph, equal_lengths=False)
+        if self.model.run_bytes(graph, count, *lengths) > self._max_bytes:
+            return False
         seconds = self.model.seconds(graph, count, *lengths)
         # Without padding, joining does not compute anything extra.
-        if not same and seconds > self.seconds + self.model.seconds(self._own_graph, 1, *own):
+        if not same and seconds > self.seconds + sequence.seconds:
             return False
         self.sequences.append(sequence)
+        sequence.pending.started = True
         self.graph, self._lengths, self.seconds = graph, lengths, seconds
+        self.seconds_alone += sequence.seconds
         return True
 
     def _amortises_its_call(self) -> bool:

@@ -2,13 +2,14 @@
 
 The oldest queued sequence is part of every batch, so that each sequence waits at most for the runs of
 those that arrived before it. Others join its batch if that is expected to cost less than a run of their own.
+Only a sequence whose run does not fit into the memory that is left waits while later ones run.
 """
 
+import math
 from collections import deque
 
 from artifact.manifest import GraphKind
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
-from server.engine.errors import OverloadedError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.validation import ValidatedRequest
@@ -20,53 +21,55 @@ BucketKey = tuple[LoadedModel, GraphKind]
 
 
 class BatchQueue:
-    """Queued sequences, in buckets of those that may run together."""
+    """Queued sequences, in buckets of those that may run together.
+
+    Attributes:
+        sequences: Number of queued sequences.
+        seconds: Sum of the expected durations of a run for each queued sequence.
+    """
 
     def __init__(self, limits: Limits) -> None:
+        self.sequences = 0
+        self.seconds = 0.0
         self._limits = limits
         self._buckets: dict[BucketKey, deque[QueuedSequence]] = {}
         self._pending: dict[int, PendingRequest] = {}
-        self._in_flight_bytes = 0
         self._next_number = 0
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
 
-    def add(self, request: ValidatedRequest, now: float) -> int:
-        """Queues a request and returns the number to release it by.
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest queued sequence was queued; None if the queue is empty."""
+        return self._oldest_bucket()[0].pending.queued_at if self._buckets else None
 
-        Raises:
-            OverloadedError: The limit of memory in flight is reached. A request that alone exceeds the limit
-                is accepted if nothing else is in flight.
-        """
-        held_bytes = self._in_flight_bytes + request.in_flight_bytes
-        if held_bytes > self._limits.max_in_flight_bytes and self._pending:
-            raise OverloadedError(
-                f"requests in flight would hold {held_bytes} bytes; the limit is "
-                f"{self._limits.max_in_flight_bytes}; try again later"
-            )
+    def add(self, request: ValidatedRequest, now: float) -> int:
+        """Queues a request and returns the number to release it by."""
         number = self._next_number
         pending = PendingRequest(request, number, now)
         queued = [QueuedSequence(pending, index, number + index) for index in range(len(request.sequences))]
-        self._in_flight_bytes = held_bytes
+        pending.longest_seconds = max([sequence.seconds for sequence in queued])
         self._pending[number] = pending
         self._buckets.setdefault((request.model, request.graph), deque()).extend(queued)
         self._next_number += len(queued)
+        self.sequences += len(queued)
+        self.seconds += sum([sequence.seconds for sequence in queued])
         return number
 
-    def release(self, number: int) -> None:
-        """Removes a request that ended or was given up, and frees its bytes. May be called twice."""
-        if pending := self._pending.pop(number, None):
-            self._in_flight_bytes -= pending.request.in_flight_bytes
-            if pending.missing:
-                self._remove(pending.request)
+    def release(self, number: int) -> PendingRequest | None:
+        """Removes a request that ended or was given up; None if it was removed before."""
+        pending = self._pending.pop(number, None)
+        if pending and pending.missing:
+            self._remove(pending.request)
+        return pending
 
     def clear(self) -> list[ValidatedRequest]:
         """Removes and returns every request that has not ended."""
         requests = [pending.request for pending in self._pending.values()]
         self._pending.clear()
         self._buckets.clear()
-        self._in_flight_bytes = 0
+        self._count_left([])
         return requests
 
     def due(self, now: float) -> float:
@@ -76,41 +79,87 @@ class BatchQueue:
             return now
         return bucket[0].pending.queued_at + self._limits.batch_delay_seconds
 
-    def next(self, now: float) -> tuple[Batch | None, list[ValidatedRequest]]:
+    def next(
+        self, now: float, free_bytes: float = math.inf, slots: int = 1
+    ) -> tuple[Batch | None, list[ValidatedRequest]]:
         """Takes the next batch out of the queue.
 
+        Args:
+            now: The current time.
+            free_bytes: Memory that the run may take.
+            slots: Number of runs at a time. While the oldest sequence waits for memory, each run of later
+                ones may take this part of what the oldest leaves.
+
         Returns:
-            The batch, or None if nothing is left to run; and the requests whose deadline has passed.
+            The batch, or None if nothing is left to run or fits; and the requests whose deadline has passed
+            or would pass before the end of their run.
         """
         expired: list[ValidatedRequest] = []
         while self._buckets:
-            bucket = self._oldest_bucket()
-            head = bucket.popleft()
-            batch = self._batch(head, bucket, now, expired) if _is_wanted(head, now, expired) else None
+            found = self._first_that_fits(free_bytes, slots)
+            if found is None:
+                break
+            bucket, at = found
+            head = bucket[at]
+            del bucket[at]
+            wanted = _is_wanted(head, now, expired)
+            batch = self._batch(head, bucket, now, expired, free_bytes) if wanted else None
             if not bucket:
                 del self._buckets[head.request.model, head.request.graph]
+            self._count_left(batch.sequences if batch else [head])
             if batch:
                 return batch, expired
         return None, expired
 
+    def _first_that_fits(self, free_bytes: float, slots: int) -> tuple[deque[QueuedSequence], int] | None:
+        """The bucket and place of the oldest sequence whose run fits into the memory."""
+        bucket = self._oldest_bucket()
+        if bucket[0].run_bytes <= free_bytes:
+            return bucket, 0
+        limit = min(free_bytes, (self._limits.max_run_bytes - bucket[0].run_bytes) / slots)
+        for bucket in sorted(self._buckets.values(), key=_oldest_number):
+            for at in range(min(len(bucket), LOOK_AHEAD)):
+                if bucket[at].run_bytes <= limit:
+                    return bucket, at
+        return None
+
     def _remove(self, request: ValidatedRequest) -> None:
         key = (request.model, request.graph)
-        kept = deque(queued for queued in self._buckets.pop(key, ()) if queued.request is not request)
+        bucket = self._buckets.pop(key, ())
+        kept = deque(queued for queued in bucket if queued.request is not request)
         if kept:
             self._buckets[key] = kept
+        self._count_left([queued for queued in bucket if queued.request is request])
+
+    def _count_left(self, left: list[QueuedSequence]) -> None:
+        """Records that sequences have left the queue."""
+        if self._buckets:
+            self.sequences -= len(left)
+            self.seconds -= sum([queued.seconds for queued in left])
+        else:  # rounding errors do not add up
+            self.sequences, self.seconds = 0, 0.0
 
     def _oldest_bucket(self) -> deque[QueuedSequence]:
-        return min(self._buckets.values(), key=lambda bucket: bucket[0].number)
+        return min(self._buckets.values(), key=_oldest_number)
 
     def _batch(
-        self, head: QueuedSequence, bucket: deque[QueuedSequence], now: float, expired: list[ValidatedRequest]
+        self,
+        head: QueuedSequence,
+        bucket: deque[QueuedSequence],
+        now: float,
+        expired: list[ValidatedRequest],
+        free_bytes: float,
     ) -> Batch:
         """Takes sequences that gain by running with the oldest out of its bucket, nearest in length first."""
-        batch = Batch(self._limits, head)
+        batch = Batch(self._limits, head, free_bytes)
         if batch.is_full:
             return batch
         window = [bucket.popleft() for _ in range(min(len(bucket), LOOK_AHEAD))]
-        wanted = [queued for queued in window if _is_wanted(queued, now, expired)]
+        wanted: list[QueuedSequence] = []
+        unwanted: list[QueuedSequence] = []
+        for queued in window:
+            (wanted if _is_wanted(queued, now, expired) else unwanted).append(queued)
+        self._count_left(unwanted)
         query, key = head.lengths
         wanted.sort(key=lambda queued: abs(queued.lengths[0] - query) + abs(queued.lengths[1] - key))
         rest = [queued for queued in wanted if not batch.add(queued)]
@@ -119,12 +168,16 @@ class BatchQueue:
         return batch
 
 
+def _oldest_number(bucket: deque[QueuedSequence]) -> int:
+    return bucket[0].number
+
+
 def _is_wanted(queued: QueuedSequence, now: float, expired: list[ValidatedRequest]) -> bool:
-    """Whether a sequence still needs its result; notes its request if the deadline has passed."""
+    """Whether a sequence still needs its result and can get it in time; notes its request if it cannot."""
     request = queued.request
     if request.future.done() or request in expired:
         return False
-    if now < request.deadline:
+    if now + queued.pending.longest_seconds <= request.deadline:
         return True
     expired.append(request)
     return False

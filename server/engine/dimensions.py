@@ -6,6 +6,7 @@ Kept between requests, because callers send the same few lengths again and again
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,16 +23,27 @@ MAX_CACHED_SEQUENCES = 8
 CACHED_REQUESTS = 1024
 
 
-def dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> tuple[list[Sizes], int]:
+class Dimensions(NamedTuple):
+    """What follows from the lengths of a request.
+
+    Attributes:
+        sizes: The size of each symbolic axis, for each sequence.
+        result_bytes: Size of all results.
+        run_bytes: Expected memory of the largest run of one sequence, and the index of that sequence.
+    """
+
+    sizes: list[Sizes]
+    result_bytes: int
+    run_bytes: tuple[int, int]
+
+
+def dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimensions:
     """Binds the symbolic axes of every sequence.
 
     Args:
         model: The requested model.
         lengths: Rows of each sequence, for each of the model's inputs.
         graph: The graph whose outputs are computed.
-
-    Returns:
-        The size of each symbolic axis, for each sequence; and the size of all results, in bytes.
 
     Raises:
         InvalidRequestError: A sequence is empty, or inputs that share an axis differ in length.
@@ -40,9 +52,12 @@ def dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> tuple[
     return compute(model, lengths, graph)
 
 
-def _dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> tuple[list[Sizes], int]:
+def _dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimensions:
     sizes = _bind_axes(model.inputs, lengths)
-    return sizes, sum(_output_bytes(spec, sizes) for spec in model.manifest.graphs[graph].outputs)
+    result_bytes = sum(_output_bytes(spec, sizes) for spec in model.manifest.graphs[graph].outputs)
+    pairs = zip(lengths[0], lengths[-1], strict=True)
+    run_bytes = max((model.run_bytes(graph, 1, *pair), -index) for index, pair in enumerate(pairs))
+    return Dimensions(sizes, result_bytes, (run_bytes[0], -run_bytes[1]))
 
 
 _cached = lru_cache(maxsize=CACHED_REQUESTS)(_dimensions)

@@ -1,22 +1,31 @@
 """The engine as its callers see it: a decoded request in, a future of its result out."""
 
+import math
 import threading
 from concurrent.futures import Future
 
+from server.engine.budget import MemoryBudget, Reservation
+from server.engine.errors import EngineError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.observer import NullObserver, Observer
+from server.engine.observer import EngineLoad, NullObserver, Observer
 from server.engine.repository import Repository
 from server.engine.scheduler import PARALLEL_RUNS, Scheduler
 from server.engine.types import Request, Result
-from server.engine.validation import validate
+from server.engine.validation import ValidatedRequest, validate
 
 # How long a run may occupy a thread that has calls to receive, in seconds.
 INLINE_SECONDS = 0.0005
 
 
 class Engine:
-    """Answers requests to the models of a repository."""
+    """Answers requests to the models of a repository.
+
+    Attributes:
+        repository: The models.
+        limits: Bounds of requests, batches and memory.
+        budget: The memory of the requests in flight.
+    """
 
     def __init__(
         self,
@@ -38,6 +47,7 @@ class Engine:
         """
         self.repository = repository
         self.limits = limits or Limits()
+        self.budget = MemoryBudget(self.limits.max_in_flight_bytes)
         self._inline_seconds = inline_seconds
         # Submissions of this thread wake no other thread, because it calls run_inline next.
         self._inline_thread: int | None = None
@@ -52,12 +62,17 @@ class Engine:
         """
         return self.repository.ready(name, version)
 
-    def submit(self, model: LoadedModel, request: Request) -> Future[Result]:
+    def submit(
+        self, model: LoadedModel, request: Request, reservation: Reservation | None = None
+    ) -> Future[Result]:
         """Validates a request and queues it.
 
         Args:
             model: As returned by `model`.
             request: The decoded request.
+            reservation: Holds the memory of the received message. What the request takes in addition is added
+                to it, and its owner releases it. Without one, the engine reserves the memory of the request
+                until the future is resolved.
 
         Returns:
             A future that resolves with the result or an `EngineError`. Cancelling it withdraws the request.
@@ -66,7 +81,36 @@ class Engine:
             EngineError: The request is refused; nothing was queued.
         """
         validated = validate(request, model, self.limits)
+        if reservation is not None:
+            reservation.add(validated.held_bytes)
+            return self._schedule(validated)
+        own = self.budget.reserve(validated.input_bytes + validated.held_bytes)
+        try:
+            future = self._schedule(validated)
+        except EngineError:
+            own.release()
+            raise
+        future.add_done_callback(lambda _: own.release())
+        return future
+
+    def _schedule(self, validated: ValidatedRequest) -> Future[Result]:
         return self._scheduler.submit(validated, wake=threading.get_ident() != self._inline_thread)
+
+    def check_deadline(self, deadline: float) -> None:
+        """Refuses a call before its message is received, if the work that is queued leaves no time for it.
+
+        Args:
+            deadline: When the caller stops waiting, on `time.monotonic`'s clock.
+
+        Raises:
+            OverloadedError: The result would come too late.
+        """
+        if deadline != math.inf:
+            self._scheduler.check_deadline(deadline)
+
+    def load(self) -> EngineLoad:
+        """What the engine holds now."""
+        return self._scheduler.load(in_flight_bytes=self.budget.held_bytes)
 
     def run_inline(self) -> bool:
         """Runs the next batch on the calling thread if it is short; returns whether there may be another.

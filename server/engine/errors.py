@@ -76,10 +76,18 @@ class ModelNotReadyError(EngineError):
 
 
 class OverloadedError(EngineError):
-    """The server is at its limit; the request was not queued."""
+    """The server is at its limit; the request was not queued.
+
+    Attributes:
+        retry_after: When the request may succeed, in seconds from now; None if that cannot be estimated.
+    """
 
     code = Code.RESOURCE_EXHAUSTED
     reason = "OVERLOADED"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class DeadlineExceededError(EngineError):

@@ -9,15 +9,25 @@ import numpy as np
 
 from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, GraphKind, TensorSpec
 from server.engine.model import LoadedModel
+from server.engine.session import RunControl
 from server.engine.types import Array, SequenceInputs
 
 Outputs = dict[str, Array]
 
 
-def run_batch(model: LoadedModel, graph: GraphKind, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
-    """Runs sequences together on one graph and returns the outputs of each by name."""
+def run_batch(
+    model: LoadedModel,
+    graph: GraphKind,
+    sequences: Sequence[SequenceInputs],
+    control: RunControl | None = None,
+) -> list[Outputs]:
+    """Runs sequences together on one graph and returns the outputs of each by name.
+
+    Raises:
+        MemoryError: The run needs more memory than the runtime may take.
+    """
     tensors = model.manifest.graphs[graph]
-    outputs = model.run(graph, {spec.name: _input(spec, sequences) for spec in tensors.inputs})
+    outputs = model.run(graph, {spec.name: _input(spec, sequences) for spec in tensors.inputs}, control)
     return [
         {spec.name: outputs[spec.name][_window(spec, sequence, index)] for spec in tensors.outputs}
         for index, sequence in enumerate(sequences)

@@ -20,7 +20,7 @@ from typing import Self
 
 import numpy as np
 
-from artifact.manifest import POSITIONS, ArtifactError, TensorSpec
+from artifact.manifest import POSITIONS, ArtifactError, GraphKind, TensorSpec
 from server import cores
 from server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
 from server.engine.execute import Outputs, gather, run_batch
@@ -146,14 +146,14 @@ class InProcessModel:
 
         for _, group in groupby(sorted(range(len(request.sequences)), key=lengths), key=lengths):
             indices = list(group)
-            size = self._batch_size(request.sequences[indices[0]])
+            size = self._batch_size(request.graph, request.sequences[indices[0]])
             yield from (indices[start : start + size] for start in range(0, len(indices), size))
 
-    def _batch_size(self, sequence: SequenceInputs) -> int:
+    def _batch_size(self, graph: GraphKind, sequence: SequenceInputs) -> int:
         """How many sequences of that length one run may hold."""
         if self._model.runs_alone:
             return 1
-        within_bytes = self._limits.max_batch_bytes // self._model.padded_bytes(1, *sequence.lengths)
+        within_bytes = self._limits.max_batch_bytes // self._model.run_bytes(graph, 1, *sequence.lengths)
         return max(1, min(self._limits.max_batch_sequences, within_bytes))
 
 

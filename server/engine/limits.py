@@ -13,13 +13,15 @@ class Limits:
     """Rows of one sequence."""
     max_sequences: int = 4096
     """Sequences of one request."""
+    max_run_bytes: int = 4096 * MIB
+    """Expected memory of all runs at a time, and so of each: inputs, projections and attention scores."""
     max_result_bytes: int = 64 * MIB
     """Size of the result of one request."""
     max_in_flight_bytes: int = 1024 * MIB
-    """Inputs and results of all requests, from submission to result."""
+    """Messages, masks, results and replies of all requests, from arrival until the reply is sent."""
     max_batch_sequences: int = 64
     """Sequences of one batch."""
     max_batch_bytes: int = 256 * MIB
-    """Padded inputs and attention scores of a batch of several sequences; a single one may be larger."""
+    """Expected memory of the run of several sequences together; a single one may need more."""
     batch_delay_seconds: float = 0.0
     """Maximum batching delay: how long the oldest queued sequence may wait for others to join its batch."""

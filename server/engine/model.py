@@ -12,10 +12,15 @@ from artifact.golden import load_golden
 from artifact.manifest import ArtifactError, GraphKind, Manifest, TensorSpec
 from server.engine.cost import UNTIMED, RunCost
 from server.engine.provider import Device, ProviderError
-from server.engine.session import Session
+from server.engine.session import RunControl, Session
 from server.engine.tokenizer import TextEncoder
 from server.engine.types import Array
 
+# Tensors as large as an input that a run holds at a time: the input, its projections, the output.
+ROW_TENSORS = 6
+# Tensors as large as the attention scores that a run holds at a time: the scores, a mask converted to
+# numbers, and the weights with a copy. Measured with ONNX Runtime 1.31 at lengths of 1,024 and 2,048.
+PAIR_TENSORS = {GraphKind.PLAIN: 1.0, GraphKind.LENGTHS: 1.25, GraphKind.MASK: 1.25, GraphKind.WEIGHTS: 3.25}
 # Weights of smaller artifacts are prepacked in every graph's session.
 SMALL_ARTIFACT_BYTES = 64 << 20
 
@@ -29,6 +34,7 @@ class LoadedModel:
         measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
         provider: ONNX Runtime's name of the execution provider.
         costs: Measured cost of runs of each graph on this machine, if it was calibrated.
+        memory_factors: Measured memory of runs of each graph, as a multiple of the estimate by shapes.
     """
 
     manifest: Manifest
@@ -37,6 +43,7 @@ class LoadedModel:
     measured_error: float
     provider: str
     costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
+    memory_factors: Mapping[GraphKind, float] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
@@ -97,9 +104,11 @@ class LoadedModel:
         needs_lengths = graph is GraphKind.PLAIN and self.sees_padding and not equal_lengths
         return GraphKind.LENGTHS if needs_lengths else graph
 
-    def run(self, graph: GraphKind, inputs: dict[str, Array]) -> dict[str, Array]:
+    def run(
+        self, graph: GraphKind, inputs: dict[str, Array], control: RunControl | None = None
+    ) -> dict[str, Array]:
         """Runs one graph: arrays by name in, arrays by name out."""
-        return self.sessions[graph].run(inputs)
+        return self.sessions[graph].run(inputs, control)
 
     def shrink_arena(self) -> None:
         """Returns memory that earlier runs left in the arena to the system, by running a single row."""
@@ -107,7 +116,7 @@ class LoadedModel:
             spec.name: np.zeros([axis if isinstance(axis, int) else 1 for axis in spec.axes], spec.data_type)
             for spec in self.inputs
         }
-        self.sessions[GraphKind.PLAIN].run(one_row, shrink_arena=True)
+        self.sessions[GraphKind.PLAIN].shrink_arena(one_row)
 
     def seconds(self, graph: GraphKind, batch: int, query_length: int, key_length: int) -> float:
         """Expected duration of one run of that padded size on this machine, in seconds."""
@@ -130,13 +139,21 @@ class LoadedModel:
         rows = query_length * per_query + key_length * per_key
         return batch * rows, batch * query_length * key_length * per_pair
 
-    def padded_bytes(self, batch: int, query_length: int, key_length: int) -> int:
-        """Memory of one run of that padded size, in bytes: inputs and attention scores."""
-        elements = self.manifest.num_heads * query_length * key_length
+    def run_bytes(self, graph: GraphKind, batch: int, query_length: int, key_length: int) -> int:
+        """Expected memory of one run of that padded size on this machine, in bytes."""
+        per_query, per_key, per_pair = self._row_elements
+        rows = query_length * per_query + key_length * per_key
+        pairs = query_length * key_length * per_pair * PAIR_TENSORS[graph]
+        return int(4 * batch * (rows + pairs) * self.memory_factors.get(graph, 1.0))
+
+    @cached_property
+    def _row_elements(self) -> tuple[int, int, int]:
+        """Elements that a run holds at a time for each query row, each key row, and each pair of rows."""
+        rows = [0, 0]
         for spec in self.inputs:
-            length = query_length if spec.axes[1] == self.inputs[0].axes[1] else key_length
-            elements += length * math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
-        return 4 * batch * elements
+            width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
+            rows[spec.axes[1] != self.inputs[0].axes[1]] += ROW_TENSORS * width
+        return rows[0], rows[1], self.manifest.num_heads
 
 
 def load_model(folder: Path, device: Device) -> LoadedModel:

@@ -1,7 +1,38 @@
 """What the engine reports at the boundaries of its stages."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
+
+
+class ExpiryStage(StrEnum):
+    """Where a request was when its deadline passed."""
+
+    QUEUED = "queued"
+    """Before its run began."""
+    RUNNING = "running"
+    """After its run began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """The engine at one moment.
+
+    Attributes:
+        queued_sequences: Number of sequences that wait for a run.
+        oldest_seconds: How long the oldest of them has waited; 0 if there is none.
+        predicted_seconds: Expected duration of the runs of all queued sequences.
+        in_flight_bytes: Memory that is reserved for requests.
+        run_bytes: Memory that is admitted for the runs under way.
+        running: Number of runs under way.
+    """
+
+    queued_sequences: int = 0
+    oldest_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    in_flight_bytes: int = 0
+    run_bytes: int = 0
+    running: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +57,26 @@ class BatchReport:
 
 
 class Observer(Protocol):
-    """Receives the engine's reports, on the thread that ran the batch."""
+    """Receives the engine's reports, on the thread that is concerned."""
 
     def batch_completed(self, report: BatchReport) -> None:
         """Called after each run that succeeded."""
+
+    def request_expired(self, model: str, stage: ExpiryStage) -> None:
+        """Called after a request to a loaded model ended because its deadline had passed."""
+
+    def run_terminated(self, model: str) -> None:
+        """Called after a run was stopped because no caller waited for its results any more."""
 
 
 class NullObserver:
     """Ignores all reports."""
 
     def batch_completed(self, report: BatchReport) -> None:
+        """Does nothing."""
+
+    def request_expired(self, model: str, stage: ExpiryStage) -> None:
+        """Does nothing."""
+
+    def run_terminated(self, model: str) -> None:
         """Does nothing."""

@@ -56,8 +56,10 @@ class Device:
         provider: The execution provider.
         threads: Threads of one operator; 0 leaves the choice to ONNX Runtime.
         spin_microseconds: How long idle threads spin before sleeping, in microseconds; 0 disables spinning.
+        arena_bytes: Memory of the host that all runs together may take; 0 for no limit.
     """
 
     provider: Provider = Provider.CPU
     threads: int = 0
     spin_microseconds: int = 0
+    arena_bytes: int = 0

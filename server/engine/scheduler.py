@@ -4,30 +4,40 @@ No lock is held when a future resolves, so that its callbacks may submit and can
 """
 
 import logging
+import math
 import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from artifact.manifest import GraphKind
+from server.engine.admission import Admission
 from server.engine.arena import ArenaTrimmer
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
-from server.engine.batch_queue import BatchQueue
-from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
+from server.engine.dispatch import Dispatch, Next
+from server.engine.errors import (
+    DeadlineExceededError,
+    EngineError,
+    OverloadedError,
+    RunFailedError,
+    ShuttingDownError,
+)
 from server.engine.execute import Outputs, run_batch
 from server.engine.limits import Limits
-from server.engine.observer import BatchReport, Observer
+from server.engine.observer import BatchReport, EngineLoad, ExpiryStage, Observer
+from server.engine.session import RunControl
 from server.engine.types import Result
 from server.engine.validation import ValidatedRequest
 
 log = logging.getLogger(__name__)
 # While one batch is split and resolved, which takes one core, another computes.
 PARALLEL_RUNS = 2
-# How much longer an inline run may take if nothing else runs or is queued.
-IDLE_FACTOR = 10
+# Runs that are expected to take longer can be ended early, if no caller waits for them any more.
+TERMINABLE_SECONDS = 0.02
 RUN_FAILED = "the runtime failed on this request; see the server's log"
-EXPIRED = "the deadline passed while the request was queued"
+OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
+EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
 # Requests that failed, each with its error.
 Failures = list[tuple[ValidatedRequest, EngineError]]
 
@@ -37,21 +47,40 @@ class Scheduler:
 
     def __init__(self, limits: Limits, observer: Observer, *, parallel_runs: int = PARALLEL_RUNS) -> None:
         self._observer = observer
-        self._queue = BatchQueue(limits)
+        self._dispatch = Dispatch(limits, parallel_runs)
+        self._admission = Admission()
+        self._trimmer = ArenaTrimmer()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # How many more runs may start; a batch that was handed to the threads counts as started.
-        self._free_slots = self._parallel_runs = parallel_runs
-        self._handed_over: deque[Batch] = deque()
-        self._trimmer = ArenaTrimmer()
-        # Whether the threads empty the queue; otherwise a caller of run_inline does.
-        self._threads_needed = False
+        # Of the running batches, those that can be ended early.
+        self._controls: dict[Batch, RunControl] = {}
         self._closing = False
         self._threads = [
             threading.Thread(target=self._loop, name="scheduler", daemon=True) for _ in range(parallel_runs)
         ]
         for thread in self._threads:
             thread.start()
+
+    def load(self, *, in_flight_bytes: int) -> EngineLoad:
+        """What is queued and running now.
+
+        Args:
+            in_flight_bytes: Memory of the requests.
+        """
+        with self._lock:
+            queue, oldest = self._dispatch.queue, self._dispatch.queue.oldest
+            return EngineLoad(
+                queued_sequences=queue.sequences,
+                oldest_seconds=0.0 if oldest is None else time.monotonic() - oldest,
+                predicted_seconds=self._admission.seconds(self._dispatch.work),
+                in_flight_bytes=in_flight_bytes,
+                running=len(self._dispatch.running),
+                run_bytes=sum(self._dispatch.running.values()),
+            )
+
+    def check_deadline(self, deadline: float) -> None:
+        """Raises OverloadedError if even a request without work of its own would be late. Takes no lock."""
+        self._admission.check(self._dispatch.work, 0.0, deadline, time.monotonic())
 
     def submit(self, request: ValidatedRequest, *, wake: bool = True) -> Future[Result]:
         """Queues a request; its future resolves with the result or an `EngineError`.
@@ -61,18 +90,26 @@ class Scheduler:
             wake: False if the calling thread calls `run_inline` next. `Engine` decides this.
 
         Raises:
-            OverloadedError: The limit of memory in flight is reached.
+            OverloadedError: The result would come after the request's deadline.
             ShuttingDownError: The scheduler is closing.
         """
         with self._lock:
             if self._closing:
                 raise ShuttingDownError("the server is shutting down and does not accept new requests")
-            number = self._queue.add(request, time.monotonic())
-            if wake:
-                self._wake_thread()
+            now = time.monotonic()
+            self._admit(request, now)
+            number = self._dispatch.add(request, now, inline=not wake)
+            self._notify_if_needed()
         # By number: a future that referred to its request would create garbage for the collector.
-        request.future.add_done_callback(lambda _: self._release(number))
+        request.future.add_done_callback(lambda future: self._ended(number, future))
         return request.future
+
+    def _admit(self, request: ValidatedRequest, now: float) -> None:
+        if request.deadline == math.inf or not (waiting := self._dispatch.work):
+            return
+        model, graph = request.model, request.graph
+        own = sum([model.seconds(graph, 1, *sequence.lengths) for sequence in request.sequences])
+        self._admission.check(waiting, own, request.deadline, now)
 
     def run_inline(self, limit_seconds: float) -> bool:
         """Runs the next batch on the calling thread if a run may start, which saves waking another thread.
@@ -86,39 +123,39 @@ class Scheduler:
             Whether a batch ran, so that there may be another.
         """
         with self._lock:
-            if not self._free_slots or not self._queue:
-                return False
-            now = time.monotonic()
-            if self._queue.due(now) > now:
-                self._wake_thread()
-                return False
-            batch, failures = self._take(now)
-            is_idle = not self._queue and self._free_slots == self._parallel_runs - 1
-            limit_seconds *= IDLE_FACTOR if is_idle else 1
-            if is_long := batch is not None and batch.seconds > limit_seconds:
-                self._handed_over.append(batch)
-                self._wake_thread()
+            batch, failures = self._take(lambda now: self._dispatch.next_inline(now, limit_seconds))
         _fail(failures)
-        if batch is None or is_long:
+        if batch is None:
             return False
-        self._run(batch)
+        self._run(batch, inline=True)
         return True
 
     def close(self) -> None:
         """Rejects new requests, completes the accepted ones and ends the threads."""
         with self._lock:
-            self._closing = self._threads_needed = True
+            self._closing = True
+            self._dispatch.close()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
-    def _wake_thread(self) -> None:
-        self._threads_needed = True
-        self._changed.notify()
+    def _notify_if_needed(self) -> None:
+        if self._dispatch.needs_thread:
+            self._changed.notify()
 
-    def _release(self, number: int) -> None:
+    def _ended(self, number: int, future: Future[Result]) -> None:
+        """Removes a request whose future was resolved or cancelled."""
         with self._lock:
-            self._queue.release(number)
+            pending = self._dispatch.release(number)
+            if pending is None:  # it has its result
+                return
+            self._notify_if_needed()
+            abandoned = [control for batch, control in self._controls.items() if batch.is_abandoned]
+        for control in abandoned:
+            control.terminate()
+        if _is_expired(pending.request, future):
+            stage = ExpiryStage.RUNNING if pending.started else ExpiryStage.QUEUED
+            self._observe(lambda: self._observer.request_expired(pending.request.model.name, stage))
 
     def _loop(self) -> None:
         """Body of a thread. An error in it must not end the thread, which later requests need."""
@@ -137,45 +174,40 @@ class Scheduler:
         """Waits for a batch that a thread is to run; None if the scheduler is closed and empty."""
         while True:
             with self._lock:
-                is_needed = self._changed.wait_for(self._has_work_for_thread, self._trimmer.wait_seconds)
-                if self._handed_over:
-                    if self._queue and self._free_slots:
-                        self._changed.notify()
-                    return self._handed_over.popleft()
-                if is_needed and not self._queue and self._closing:
-                    return None
-                batch, failures = self._take_when_due() if is_needed else (None, [])
+                if self._wait():
+                    if self._dispatch.is_complete:
+                        self._changed.notify_all()
+                        return None
+                    batch, failures = self._take(self._dispatch.next)
+                else:
+                    batch, failures = None, []
             _fail(failures)
             if batch:
                 return batch
             self._trim_arena()
 
-    def _has_work_for_thread(self) -> bool:
-        if self._handed_over:
-            return True
-        if self._closing and not self._queue:
-            return self._free_slots == self._parallel_runs  # no run is under way: the thread may end
-        self._threads_needed = self._threads_needed and bool(self._queue)
-        return self._threads_needed and self._free_slots > 0
+    def _wait(self) -> bool:
+        """Waits until a thread is needed; returns whether one is."""
+        if not self._changed.wait_for(lambda: self._dispatch.needs_thread, self._trimmer.wait_seconds):
+            return False
+        if (delay := self._dispatch.delay(time.monotonic())) > 0:
+            self._changed.wait(delay)
+            return False
+        return True
 
-    def _take_when_due(self) -> tuple[Batch | None, Failures]:
-        now = time.monotonic()
-        if not self._closing and (wait := self._queue.due(now) - now) > 0:
-            self._changed.wait(wait)
-            return None, []
-        batch, failures = self._take(now)
-        if self._queue:
-            self._changed.notify()
-        return batch, failures
-
-    def _take(self, now: float) -> tuple[Batch | None, Failures]:
+    def _take(self, take: Callable[[float], Next]) -> tuple[Batch | None, Failures]:
         """Takes the next batch. If that raises, every request fails: none may wait for a lost result."""
+        now = time.monotonic()
         try:
-            batch, expired = self._queue.next(now)
+            batch, expired = take(now)
         except Exception:
             log.exception("batching failed")
-            return None, [(request, RunFailedError(RUN_FAILED)) for request in self._queue.clear()]
-        self._free_slots -= batch is not None
+            return None, [(request, RunFailedError(RUN_FAILED)) for request in self._dispatch.queue.clear()]
+        if batch:
+            self._admission.started(now)
+            if batch.seconds >= TERMINABLE_SECONDS:
+                self._controls[batch] = RunControl()
+        self._notify_if_needed()
         return batch, [(request, DeadlineExceededError(EXPIRED)) for request in expired]
 
     def _trim_arena(self) -> None:
@@ -185,55 +217,61 @@ class Scheduler:
         if model:
             model.shrink_arena()
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: Batch, *, inline: bool = False) -> None:
         """Runs a batch, resolves its requests, and lets the next run start."""
         try:
-            self._run_sequences(batch.graph, batch.sequences)
+            self._run_sequences(batch.graph, batch.sequences, self._controls.get(batch))
         except Exception:
             log.exception("batch failed", extra={"model": batch.model.name})
             _fail([(queued.request, RunFailedError(RUN_FAILED)) for queued in batch])
         finally:
             with self._lock:
-                self._trimmer.note_run(batch.model, batch.scratch_bytes, time.monotonic())
-                self._free_slots += 1
-                if self._closing:
-                    self._changed.notify_all()
-                elif self._threads_needed:
-                    self._changed.notify()
+                self._end(batch, time.monotonic(), inline=inline)
 
-    def _run_sequences(self, graph: GraphKind, sequences: list[QueuedSequence]) -> None:
+    def _end(self, batch: Batch, now: float, *, inline: bool) -> None:
+        self._controls.pop(batch, None)
+        self._trimmer.note_run(batch.model, self._dispatch.running[batch], now)
+        self._dispatch.ended(batch, inline=inline)
+        self._admission.ended(batch.seconds_alone, now, busy=bool(self._dispatch.work))
+        if self._closing:
+            self._changed.notify_all()
+        elif inline:  # the threads ask for the next batch by themselves
+            self._notify_if_needed()
+
+    def _run_sequences(
+        self, graph: GraphKind, sequences: list[QueuedSequence], control: RunControl | None
+    ) -> None:
         """Runs sequences together; if that fails, one by one, so that only the request at fault fails."""
         model = sequences[0].request.model
         started = time.monotonic()
         try:
-            outputs = run_batch(model, graph, [queued.inputs for queued in sequences])
-        except Exception:
+            outputs = run_batch(model, graph, [queued.inputs for queued in sequences], control)
+        except Exception as error:
+            if all(queued.request.future.done() for queued in sequences):
+                log.debug("run ended early", extra={"model": model.name})
+                self._observe(lambda: self._observer.run_terminated(model.name))
+                return
             log.exception("run failed", extra={"model": model.name, "sequences": len(sequences)})
             if len(sequences) == 1:
-                _fail([(sequences[0].request, RunFailedError(RUN_FAILED))])
+                _fail([(sequences[0].request, _run_error(error))])
                 return
             for queued in sequences:
                 if not queued.request.future.done():
-                    self._run_sequences(queued.request.graph, [queued])
+                    self._run_sequences(queued.request.graph, [queued], control)
             return
         self._report(sequences, started)
         for pending in self._deliver(sequences, outputs):
             pending.resolve()
 
     def _deliver(self, sequences: list[QueuedSequence], outputs: list[Outputs]) -> list[PendingRequest]:
-        """Stores the outputs of a run and returns the requests that are complete.
-
-        Their bytes are freed here, before their futures resolve: the next request may need them.
-        """
+        """Stores the outputs of a run and returns the requests that are complete."""
         with self._lock:
             complete = [
                 queued.pending
                 for queued, own in zip(sequences, outputs, strict=True)
                 if queued.pending.deliver(queued.index, own)
             ]
-            for pending in complete:
-                self._queue.release(pending.number)
-        return complete
+            return [pending for pending in complete if self._dispatch.release(pending.number)]
 
     def _report(self, sequences: list[QueuedSequence], started: float) -> None:
         sizes = [queued.inputs.sizes for queued in sequences]
@@ -247,10 +285,24 @@ class Scheduler:
             queue_seconds=[started - queued.pending.queued_at for queued in sequences],
             seconds=time.monotonic() - started,
         )
+        self._observe(lambda: self._observer.batch_completed(report))
+
+    def _observe(self, report: Callable[[], None]) -> None:
         try:
-            self._observer.batch_completed(report)
+            report()
         except Exception:  # monitoring must not break what it monitors
             log.exception("observer failed")
+
+
+def _is_expired(request: ValidatedRequest, future: Future[Result]) -> bool:
+    """Whether a request without a result ended because of its deadline."""
+    if future.cancelled():
+        return time.monotonic() >= request.deadline
+    return isinstance(future.exception(), DeadlineExceededError)
+
+
+def _run_error(error: Exception) -> EngineError:
+    return OverloadedError(OUT_OF_MEMORY) if isinstance(error, MemoryError) else RunFailedError(RUN_FAILED)
 
 
 def _fail(failures: Failures) -> None:

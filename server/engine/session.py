@@ -8,6 +8,20 @@ import onnxruntime
 from server.engine.provider import Device, Provider, ProviderError
 from server.engine.types import Array
 
+# Part of the runtime's message if a run needs more memory than the arena may take.
+ARENA_IS_FULL = "Available memory of"
+
+
+class RunControl:
+    """Ends one run early, from another thread."""
+
+    def __init__(self) -> None:
+        self.options = onnxruntime.RunOptions()
+
+    def terminate(self) -> None:
+        """Ends the run before its next operator, with an error. A later start fails at once."""
+        self.options.terminate = True
+
 
 class Session:
     """One loaded graph. May be run by several threads at once."""
@@ -29,8 +43,10 @@ class Session:
         options.intra_op_num_threads = device.threads
         _set_spinning(options, device.spin_microseconds)
         # All sessions share one arena. Without an arena, each long run would fault its pages in again.
-        _register_shared_arena()
+        _register_shared_arena(device.arena_bytes)
         options.add_session_config_entry("session.use_env_allocators", "1")
+        # Weights do not count towards the arena's limit.
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         options.enable_mem_pattern = False
         if not prepack_weights:
             options.add_session_config_entry("session.disable_prepacking", "1")
@@ -40,20 +56,35 @@ class Session:
             raise ProviderError(f"{wanted.name} is not available; check that {wanted.package} is installed")
         self._outputs = [output.name for output in self._session.get_outputs()]
 
-    def run(self, inputs: dict[str, Array], *, shrink_arena: bool = False) -> dict[str, Array]:
+    def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
         """Runs the graph.
 
         Args:
             inputs: Arrays by name.
-            shrink_arena: Whether to return unused memory of the arena to the system after the run.
+            control: Can end the run early.
 
         Returns:
             Output arrays by name.
+
+        Raises:
+            MemoryError: The run needs more memory than the arena may take.
         """
-        options = onnxruntime.RunOptions() if shrink_arena else None
-        if options:
-            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        return dict(zip(self._outputs, self._session.run(self._outputs, inputs, options), strict=True))
+        return self._run(inputs, control.options if control else None)
+
+    def shrink_arena(self, inputs: dict[str, Array]) -> None:
+        """Runs the graph, and then returns unused memory of the arena to the system."""
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        self._run(inputs, options)
+
+    def _run(self, inputs: dict[str, Array], options: onnxruntime.RunOptions | None) -> dict[str, Array]:
+        try:
+            outputs = self._session.run(self._outputs, inputs, options)
+        except Exception as error:  # the runtime has no type of its own for this failure
+            if ARENA_IS_FULL in str(error):
+                raise MemoryError(str(error)) from error
+            raise
+        return dict(zip(self._outputs, outputs, strict=True))
 
 
 def _set_spinning(options: onnxruntime.SessionOptions, microseconds: int) -> None:
@@ -68,13 +99,17 @@ def _set_spinning(options: onnxruntime.SessionOptions, microseconds: int) -> Non
 
 
 @cache
-def _register_shared_arena() -> None:
-    """Registers the arena of this process's sessions. It grows by exactly what a run asks for."""
+def _register_shared_arena(limit_bytes: int) -> None:
+    """Registers the arena of this process's sessions. It grows by exactly what a run asks for.
+
+    Args:
+        limit_bytes: Size above which runs fail; 0 for no limit.
+    """
     memory = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
     as_requested = {
-        "max_mem": 0,
+        "max_mem": limit_bytes,
         "arena_extend_strategy": 1,
         "initial_chunk_size_bytes": -1,
         "max_dead_bytes_per_chunk": -1,

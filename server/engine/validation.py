@@ -28,7 +28,9 @@ class ValidatedRequest:
     Attributes:
         graph: The graph that computes each of its sequences alone.
         deadline: On `time.monotonic`'s clock, in seconds.
-        in_flight_bytes: Memory that the request holds from submission to result.
+        input_bytes: Size of the inputs, which may be views of the received message.
+        held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
+            result, and the serialized reply.
         future: Resolved once, with a result or an `EngineError`; cancelled if the request was withdrawn.
     """
 
@@ -36,7 +38,8 @@ class ValidatedRequest:
     graph: GraphKind
     sequences: tuple[SequenceInputs, ...]
     deadline: float
-    in_flight_bytes: int
+    input_bytes: int
+    held_bytes: int
     future: "Future[Result]" = field(default_factory=Future)
 
 
@@ -52,11 +55,12 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     ragged = [inputs[spec.name] for spec in model.inputs]
     for spec, own in zip(model.inputs, ragged, strict=True):
         _check_rows(spec, own.rows, sum(own.lengths))
-    sizes, result_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
+    sizes, result_bytes, run_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
     for spec, own in zip(model.inputs, ragged, strict=True):
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
         _check_lengths(TEXT if request.texts else spec.name, own.lengths, limits, model_limit)
     _check_result_bytes(result_bytes, request, model, limits)
+    _check_run_bytes(*run_bytes, request, model, limits)
     names = [spec.name for spec in model.inputs]
     rows = [_split(own) for own in ragged]
     masks = _split_mask(request.mask, model, sizes)
@@ -64,14 +68,14 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         SequenceInputs(dict(zip(names, arrays, strict=True)), size, mask)
         for size, mask, *arrays in zip(sizes, masks, *rows, strict=True)
     ]
-    input_bytes = sum([own.rows.nbytes for own in ragged])
-    input_bytes += sum([mask.nbytes for mask in masks if mask is not None])
+    mask_bytes = sum([mask.nbytes for mask in masks if mask is not None])
     return ValidatedRequest(
         model=model,
         graph=graph,
         sequences=tuple(sequences),
         deadline=request.deadline,
-        in_flight_bytes=input_bytes + result_bytes,
+        input_bytes=sum([own.rows.nbytes for own in ragged]),
+        held_bytes=mask_bytes + 2 * result_bytes,
     )
 
 
@@ -183,6 +187,15 @@ def _check_result_bytes(size: int, request: Request, model: LoadedModel, limits:
         RETURN_WEIGHTS if request.return_weights else name,
         f"the result would be {size} bytes; the limit is {limits.max_result_bytes}",
     )
+
+
+def _check_run_bytes(size: int, index: int, request: Request, model: LoadedModel, limits: Limits) -> None:
+    if size > limits.max_run_bytes:
+        raise LimitExceededError(
+            TEXT if request.texts else model.inputs[0].name,
+            f"sequence {index} needs about {size} bytes of memory for its run; the limit is "
+            f"{limits.max_run_bytes}; send shorter sequences or raise max_memory",
+        )
 
 
 def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> list[NDArray[np.bool_] | None]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -15,15 +16,34 @@ from server.rpc.calls.single_request import ServerStream, UnaryCall
 from server.rpc.transport.seam import Call
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallLoad:
+    """The counted calls at one moment.
+
+    Attributes:
+        calls: Number of open calls, streams included.
+        streams: Number of ordered streams among them.
+    """
+
+    calls: int = 0
+    streams: int = 0
+
+
 class CallObserver(Protocol):
     """Receives a report of every call that ended."""
 
     def called(self, method: str, code: str, seconds: float) -> None:
         """A call ended with a status code, so many seconds after it arrived."""
 
+    def refused(self, method: str, reason: str) -> None:
+        """A request was refused for a stable reason, such as OVERLOADED: a call, or a message of a stream."""
+
+    def reader_cut(self, method: str) -> None:
+        """A call was ended because its caller did not read the replies in time."""
+
 
 class Dispatcher:
-    """Accepts calls. All methods run on the transport's thread."""
+    """Accepts calls. All methods run on the transport's thread, except `load`."""
 
     def __init__(
         self,
@@ -70,6 +90,10 @@ class Dispatcher:
             case CallKind.SERVER_STREAMING:
                 ServerStream(call, route)
 
+    def load(self) -> CallLoad:
+        """The calls that are open now. For any thread."""
+        return CallLoad(calls=self._calls.open, streams=self._streams.open)
+
     def _admit(self, call: Call, kind: CallKind) -> None:
         self._calls.acquire(call)
         if kind is CallKind.ORDERED_STREAM:
@@ -81,12 +105,16 @@ class Dispatcher:
 
 
 class ConcurrencyLimit:
-    """Limits how many calls are open at a time."""
+    """Limits how many calls are open at a time.
+
+    Attributes:
+        open: Number of calls that are open.
+    """
 
     def __init__(self, noun: str, limit: int) -> None:
         self._noun = noun
         self._limit = limit
-        self._open = 0
+        self.open = 0
 
     def acquire(self, call: Call) -> None:
         """Admits a call, which counts until it ends.
@@ -94,12 +122,12 @@ class ConcurrencyLimit:
         Raises:
             OverloadedError: The limit is reached.
         """
-        if self._open >= self._limit:
+        if self.open >= self._limit:
             raise OverloadedError(
                 f"{self._limit} {self._noun} are open, which is this server's limit; try again later"
             )
-        self._open += 1
+        self.open += 1
         call.add_done_callback(self._release)
 
     def _release(self) -> None:
-        self._open -= 1
+        self.open -= 1

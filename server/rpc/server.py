@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from server.engine.engine import Engine
 from server.errors import BindError
-from server.rpc.dispatcher import CallObserver, Dispatcher
+from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher
 from server.rpc.health import HealthService
 from server.rpc.routes import SERVICES, route_table
 from server.rpc.transport import TransportKind, create_transport
@@ -56,6 +56,7 @@ class RpcServer:
         self._observer = observer
         self._health = HealthService(SERVICES)
         self._serving = False
+        self._dispatcher: Dispatcher | None = None
         channel_options = {
             "grpc.max_receive_message_length": options.max_message_bytes,
             "grpc.max_send_message_length": options.max_message_bytes,
@@ -83,7 +84,7 @@ class RpcServer:
         Args:
             engine: Computes what calls ask for. Its owner closes it after `stop`.
         """
-        dispatcher = Dispatcher(
+        self._dispatcher = dispatcher = Dispatcher(
             route_table(engine, self._health, self._is_serving),
             self._observer,
             max_calls=self._options.max_concurrent_calls,
@@ -109,6 +110,10 @@ class RpcServer:
         self._set_serving(serving=False)
         self._transport.stop(grace)
         return time.monotonic() - started
+
+    def load(self) -> CallLoad:
+        """The calls that are open now. For any thread."""
+        return self._dispatcher.load() if self._dispatcher else CallLoad()
 
     def _is_serving(self) -> bool:
         return self._serving

@@ -1,10 +1,13 @@
 """The one mapping of the engine's errors to gRPC statuses."""
 
+import math
+
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from server.engine.errors import EngineError
+from server.engine.errors import EngineError, OverloadedError
 
 DOMAIN = "attention.v1"
 UNEXPECTED = "the server failed unexpectedly; its log has the details"
@@ -16,15 +19,22 @@ def code_of(error: EngineError) -> grpc.StatusCode:
 
 
 def status_of(error: EngineError) -> status_pb2.Status:
-    """A google.rpc.Status with ErrorInfo, and with BadRequest if the error names a field."""
+    """A google.rpc.Status with ErrorInfo.
+
+    It has BadRequest if the error names a field, and RetryInfo if the error states when to retry.
+    """
     details = [_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))]
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
         details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    if isinstance(error, OverloadedError) and error.retry_after is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(math.ceil(1000 * error.retry_after))
+        details.append(_packed(retry))
     return status_pb2.Status(code=code_of(error).value[0], message=error.message, details=details)
 
 
-def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest) -> any_pb2.Any:
+def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

@@ -113,6 +113,11 @@ def validated_of(
     return validate(request, model, Limits())
 
 
+def bytes_of(request: ValidatedRequest) -> int:
+    """The memory that a request reserves if its caller has not reserved any."""
+    return request.input_bytes + request.held_bytes
+
+
 def assert_outputs(model: LoadedModel, sequence: SequenceInputs, outputs: Mapping[str, Array]) -> None:
     """The outputs of one sequence are those of eager PyTorch."""
     context, weights = eager.attend(eager_module(model.name), *sequence.inputs.values(), mask=sequence.mask)

@@ -10,14 +10,15 @@ from typing import Any, Self
 import grpc
 
 from artifact.manifest import GraphKind
+from server.engine.budget import Reservation
 from server.engine.cost import RunCost
 from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.observer import BatchReport
+from server.engine.observer import BatchReport, NullObserver
 from server.engine.repository import Repository
 from server.engine.scheduler import Scheduler
-from server.engine.session import Session
+from server.engine.session import RunControl, Session
 from server.engine.types import Array, Request, Result
 from server.engine.validation import ValidatedRequest
 from server.rpc.dispatcher import CallObserver
@@ -41,9 +42,12 @@ class Tapped(Session):
         self._tap = tap
         self.provider = session.provider
 
-    def run(self, inputs: dict[str, Array], *, shrink_arena: bool = False) -> dict[str, Array]:
+    def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
         self._tap(inputs)
-        return self._tapped.run(inputs, shrink_arena=shrink_arena)
+        return self._tapped.run(inputs, control)
+
+    def shrink_arena(self, inputs: dict[str, Array]) -> None:
+        self._tapped.shrink_arena(inputs)
 
 
 def tapped(model: LoadedModel, tap: Tap) -> LoadedModel:
@@ -100,14 +104,14 @@ class Threads:
         self.names.append(threading.current_thread().name)
 
 
-class Recorder:
+class Recorder(NullObserver):
     """Records every report."""
 
     def __init__(self) -> None:
         self.runs: list[BatchReport] = []
 
-    def batch_completed(self, run: BatchReport) -> None:
-        self.runs.append(run)
+    def batch_completed(self, report: BatchReport) -> None:
+        self.runs.append(report)
 
     @property
     def sizes(self) -> list[int]:
@@ -168,6 +172,14 @@ class Calls:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ended: list[tuple[str, str]] = []
+        self.refusals: list[tuple[str, str]] = []
+        self.cut_readers: list[str] = []
+
+    def refused(self, method: str, reason: str) -> None:
+        self.refusals.append((method.rsplit("/", 1)[1], reason))
+
+    def reader_cut(self, method: str) -> None:
+        self.cut_readers.append(method.rsplit("/", 1)[1])
 
     def called(self, method: str, code: str, seconds: float) -> None:
         assert seconds >= 0
@@ -190,8 +202,10 @@ class WatchedEngine(Engine):
         self._queued = threading.Semaphore(0)
         super().__init__(Repository([*models]), limits, self.recorder, inline_seconds=0, parallel_runs=1)
 
-    def submit(self, model: LoadedModel, request: Request) -> Future[Result]:
-        future = super().submit(model, request)
+    def submit(
+        self, model: LoadedModel, request: Request, reservation: Reservation | None = None
+    ) -> Future[Result]:
+        future = super().submit(model, request, reservation)
         self._queued.release()
         return future
 

@@ -6,11 +6,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.engine.observer import BatchReport
+from server.engine.observer import BatchReport, EngineLoad, ExpiryStage
 from server.engine.repository import FailedModel, Repository
 from server.errors import BindError
 from server.metrics import Metrics
 from server.metrics_endpoint import MetricsEndpoint
+from server.rpc.dispatcher import CallLoad
 from tests.server.samples import CROSS, SELF, TEXT
 
 HOST = "127.0.0.1"
@@ -101,6 +102,60 @@ def test_two_servers_in_one_process_count_separately(metrics: Metrics) -> None:
     Metrics().called("/a/B", "OK", 0.1)
     metrics.called("/a/B", "OK", 0.1)
     assert value(published(metrics.registry), "attention_requests_total", method="/a/B", code="OK") == 1
+
+
+def test_refusals_expiries_cut_readers_and_terminated_runs_are_counted(metrics: Metrics) -> None:
+    for reason in ("OVERLOADED", "OVERLOADED", "LIMIT_EXCEEDED"):
+        metrics.refused("/a/B", reason)
+    metrics.request_expired("m", ExpiryStage.QUEUED)
+    metrics.request_expired("m", ExpiryStage.RUNNING)
+    metrics.request_expired("m", ExpiryStage.RUNNING)
+    metrics.reader_cut("/a/B")
+    metrics.run_terminated("m")
+    samples = published(metrics.registry)
+    assert value(samples, "attention_refused_requests_total", reason="OVERLOADED") == 2
+    assert value(samples, "attention_refused_requests_total", reason="LIMIT_EXCEEDED") == 1
+    assert value(samples, "attention_expired_requests_total", model="m", stage="queued") == 1
+    assert value(samples, "attention_expired_requests_total", model="m", stage="running") == 2
+    assert value(samples, "attention_cut_readers_total", method="/a/B") == 1
+    assert value(samples, "attention_terminated_runs_total", model="m") == 1
+
+
+ENGINE_LOAD = EngineLoad(
+    queued_sequences=7,
+    oldest_seconds=0.5,
+    predicted_seconds=1.5,
+    in_flight_bytes=2048,
+    run_bytes=4096,
+    running=2,
+)
+CALL_LOAD = CallLoad(calls=9, streams=3)
+LOAD = {
+    "attention_queue_depth": 7,
+    "attention_queue_age_seconds": 0.5,
+    "attention_predicted_queue_seconds": 1.5,
+    "attention_in_flight_bytes": 2048,
+    "attention_run_memory_bytes": 4096,
+    "attention_runs": 2,
+    "attention_open_calls": 9,
+    "attention_open_streams": 3,
+}
+
+
+def test_the_load_is_published_when_it_is_refreshed(metrics: Metrics) -> None:
+    metrics.refresh()
+    assert {name: value(published(metrics.registry), name) for name in LOAD} == dict.fromkeys(LOAD, 0)
+    metrics.watch(lambda: ENGINE_LOAD, lambda: CALL_LOAD)
+    metrics.refresh()
+    assert {name: value(published(metrics.registry), name) for name in LOAD} == LOAD
+
+
+def test_every_scrape_reads_the_load_of_its_moment(metrics: Metrics) -> None:
+    endpoint = MetricsEndpoint(metrics.registry, HOST, 0, metrics.refresh)
+    loads = iter([CallLoad(calls=1), CallLoad(calls=2)])
+    metrics.watch(EngineLoad, lambda: next(loads))
+    assert [value(scrape(endpoint.port), "attention_open_calls") for _ in range(2)] == [1, 2]
+    endpoint.close()
 
 
 def test_an_endpoint_serves_the_metrics_until_it_is_closed(metrics: Metrics) -> None:

@@ -22,7 +22,7 @@ from tests.server.engine.test_batch_queue_machine import QueueMachine
 from tests.server.samples import validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
 
-LIMITS = Limits(max_in_flight_bytes=6000, max_batch_sequences=4, max_batch_bytes=20_000)
+LIMITS = Limits(max_batch_sequences=4, max_batch_bytes=20_000)
 # A call costs as much as a few rows, so that some lengths gain together and others lose.
 MIXED = RunCost(call=1.0, row=3e-4, pair=3e-4)
 

@@ -1,7 +1,6 @@
 """The rules of the queue: when a batch is due, which sequences join it, and how bytes are counted."""
 
 import dataclasses
-from concurrent.futures import Future
 
 import pytest
 
@@ -9,7 +8,6 @@ from artifact.manifest import GraphKind
 from server.engine import batch_queue
 from server.engine.batch_queue import BatchQueue
 from server.engine.cost import RunCost
-from server.engine.errors import OverloadedError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.validation import ValidatedRequest
@@ -111,14 +109,12 @@ def test_an_expired_request_of_several_sequences_is_reported_once(model: LoadedM
 
 def test_a_request_may_be_released_twice(model: LoadedModel) -> None:
     first, second = requests_of(model, 5, 5)
-    limits = Limits(max_in_flight_bytes=2 * first.in_flight_bytes)
-    queue = BatchQueue(limits)
+    queue = BatchQueue(Limits())
     number, _ = (queue.add(request, 0) for request in (first, second))
     for _ in range(2):
         queue.release(number)
-    queue.add(dataclasses.replace(first, future=Future()), 0)
-    with pytest.raises(OverloadedError):
-        queue.add(dataclasses.replace(first, in_flight_bytes=1, future=Future()), 0)
+    assert next_lengths(queue) == [5]
+    assert not queue
 
 
 def test_a_released_request_does_not_run(model: LoadedModel, cross_model: LoadedModel) -> None:
@@ -128,15 +124,3 @@ def test_a_released_request_does_not_run(model: LoadedModel, cross_model: Loaded
     for number in (numbers[0], numbers[2]):
         queue.release(number)
     assert [next_lengths(queue) for _ in range(2)] == [[4], []]
-
-
-def test_a_refused_request_does_not_change_the_queue(model: LoadedModel) -> None:
-    first, second = requests_of(model, 5, 5)
-    queue = BatchQueue(Limits(max_in_flight_bytes=first.in_flight_bytes))
-    number = queue.add(first, 0)
-    with pytest.raises(OverloadedError):
-        queue.add(second, 0)
-    queue.release(number)
-    assert not queue
-    queue.add(second, 0)
-    assert next_lengths(queue) == [5]

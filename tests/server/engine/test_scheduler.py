@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from artifact.manifest import GraphKind
 from server.engine.cost import RunCost
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
@@ -69,7 +70,7 @@ def test_a_batch_has_at_most_max_batch_sequences(self_model: LoadedModel) -> Non
 def test_a_batch_of_several_sequences_has_at_most_max_batch_bytes(
     self_model: LoadedModel, of_sequences: int, expected: list[int]
 ) -> None:
-    limit = self_model.padded_bytes(of_sequences, 6, 6)
+    limit = self_model.run_bytes(GraphKind.PLAIN, of_sequences, 6, 6)
     with Held(self_model, max_batch_bytes=limit) as held:
         requests = [held.submit([(6, 6)], seed=seed) for seed in range(5)]
     assert held.later_sizes == expected

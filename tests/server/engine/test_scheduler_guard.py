@@ -2,9 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
+from artifact.manifest import GraphKind
+from server.engine import batch_queue
 from server.engine.arena import LARGE_RUN_BYTES
 from server.engine.batch import PendingRequest
 from server.engine.errors import RunFailedError
@@ -25,18 +28,16 @@ def scheduler() -> Iterator[Scheduler]:
 class BrokenTrim(LoadedModel):
     """A model whose runs count as large and whose arena cannot be trimmed."""
 
-    def padded_bytes(self, batch: int, query_length: int, key_length: int) -> int:
-        return LARGE_RUN_BYTES + super().padded_bytes(batch, query_length, key_length)
+    def run_bytes(self, graph: GraphKind, batch: int, query_length: int, key_length: int) -> int:
+        return LARGE_RUN_BYTES + super().run_bytes(graph, batch, query_length, key_length)
 
     def shrink_arena(self) -> None:
         raise RuntimeError(MESSAGE)
 
 
-class BrokenCost(LoadedModel):
-    """A model whose batches cannot be planned."""
-
-    def seconds(self, *_: object) -> float:
-        raise RuntimeError(MESSAGE)
+def broken(*_: object) -> NoReturn:
+    """In place of what plans a batch."""
+    raise RuntimeError(MESSAGE)
 
 
 def as_type(kind: type[LoadedModel], model: LoadedModel) -> LoadedModel:
@@ -65,25 +66,28 @@ def test_threads_survive_an_arena_that_cannot_be_trimmed(
 
 
 def test_a_batch_that_cannot_be_planned_fails_its_requests(
-    self_model: LoadedModel, scheduler: Scheduler
+    self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = as_type(BrokenCost, self_model)
-    for _ in range(3):
-        request = validated_of(broken, [(2, 2)])
-        scheduler.submit(request)
-        with pytest.raises(RunFailedError):
-            outcome(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_queue, "Batch", broken)
+        for _ in range(3):
+            request = validated_of(self_model, [(2, 2)])
+            scheduler.submit(request)
+            with pytest.raises(RunFailedError):
+                outcome(request)
     assert_still_runs(scheduler, self_model)
 
 
 def test_a_batch_that_cannot_be_planned_inline_fails_its_requests(
-    self_model: LoadedModel, scheduler: Scheduler
+    self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = validated_of(as_type(BrokenCost, self_model), [(2, 2)])
-    scheduler.submit(request, wake=False)
-    assert not scheduler.run_inline(1.0)
-    with pytest.raises(RunFailedError):
-        outcome(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_queue, "Batch", broken)
+        request = validated_of(self_model, [(2, 2)])
+        scheduler.submit(request, wake=False)
+        assert not scheduler.run_inline(1.0)
+        with pytest.raises(RunFailedError):
+            outcome(request)
     assert_still_runs(scheduler, self_model)
 
 

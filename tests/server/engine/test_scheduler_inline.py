@@ -8,10 +8,11 @@ from contextlib import suppress
 
 import pytest
 
+from server.engine.dispatch import IDLE_FACTOR
 from server.engine.errors import DeadlineExceededError, RunFailedError, ShuttingDownError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from server.engine.scheduler import IDLE_FACTOR, Scheduler
+from server.engine.scheduler import Scheduler
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import (
     MESSAGE,

@@ -88,18 +88,20 @@ def test_text_becomes_the_ids_of_its_words(text_model: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("kind", "return_weights", "expected"),
     [
-        # 3 query rows of 4, 7 key rows of 6, 7 value rows of 5; 3 context vectors of 4; all of 4 bytes.
-        (None, False, 4 * (12 + 42 + 35 + 12)),
-        (MaskKind.PAIRS, False, 4 * (12 + 42 + 35 + 12) + 10),
-        (None, True, 4 * (12 + 42 + 35 + 12 + 20)),
+        # 3 context vectors of 4 and, if requested, 20 weights, all of 4 bytes; twice, for the reply.
+        (None, False, 2 * 4 * 12),
+        (MaskKind.PAIRS, False, 2 * 4 * 12 + 10),
+        (None, True, 2 * 4 * (12 + 20)),
     ],
     ids=["plain", "mask", "weights"],
 )
-def test_bytes_in_flight_count_inputs_mask_and_result(
+def test_held_bytes_count_mask_result_and_reply(
     cross_model: LoadedModel, kind: MaskKind | None, *, return_weights: bool, expected: int
 ) -> None:
     request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
-    assert request.in_flight_bytes == expected
+    assert request.held_bytes == expected
+    # 3 query rows of 4, 7 key rows of 6, 7 value rows of 5.
+    assert request.input_bytes == 4 * (12 + 42 + 35)
 
 
 @pytest.mark.parametrize("deadline", [12.5, math.inf], ids=["finite", "none"])

@@ -1,12 +1,16 @@
 """One endpoint for the metrics that several processes write."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client import values
 
+from server.engine.observer import EngineLoad
 from server.metrics import Metrics
+from server.rpc.dispatcher import CallLoad
 from server.workers.metrics import FOLDER_VARIABLE, MultiprocessMetrics, write_to
 from tests.server.test_metrics import HOST, scrape, value
 
@@ -48,8 +52,8 @@ def test_counts_add_up_over_workers_and_their_replacements(
     assert value(samples, "attention_requests_total", method="/a/B", code="OK") == 7
     assert value(samples, "attention_request_seconds_count", method="/a/B") == 7
     assert value(samples, "attention_request_seconds_sum", method="/a/B") == pytest.approx(3.5)
-    # The two gauges again, and no file for each further process.
-    assert len(list(tmp_path.iterdir())) == files + 2
+    # The three kinds of gauges again, and no file for each further process.
+    assert len(list(tmp_path.iterdir())) == files + 3
 
 
 def test_gauges_show_the_worst_worker(endpoint: MultiprocessMetrics, tmp_path: Path) -> None:
@@ -62,6 +66,24 @@ def test_gauges_show_the_worst_worker(endpoint: MultiprocessMetrics, tmp_path: P
     samples = scrape(endpoint.port)
     assert value(samples, "attention_model_ready", model="m", version="1") == 1
     assert value(samples, "attention_parity_max_abs_error", model="m", version="1", provider="p") == 0.25
+
+
+def test_loads_add_up_and_waiting_times_show_the_worst_worker(
+    endpoint: MultiprocessMetrics, tmp_path: Path
+) -> None:
+    for worker, (calls, seconds) in enumerate([(2, 0.5), (3, 0.25)]):
+        write_to(tmp_path, worker)
+        metrics = Metrics()
+        load = EngineLoad(queued_sequences=calls, oldest_seconds=seconds, predicted_seconds=2 * seconds)
+        metrics.watch(partial(replace, load), partial(CallLoad, calls=calls))
+        metrics.refresh()
+    samples = scrape(endpoint.port)
+    assert value(samples, "attention_open_calls") == 5
+    assert value(samples, "attention_queue_depth") == 5
+    assert value(samples, "attention_queue_age_seconds") == 0.5
+    assert value(samples, "attention_predicted_queue_seconds") == 1.0
+    endpoint.remove_gauges(0)
+    assert value(scrape(endpoint.port), "attention_open_calls") == 3
 
 
 def test_workers_are_counted_by_state(endpoint: MultiprocessMetrics) -> None:

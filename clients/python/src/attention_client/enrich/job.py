@@ -133,10 +133,13 @@ class _Job:
             ProgressReporter(rows, show=self._options.progress) as progress,
             closing(self._runner(self._plan, remaining, journal, progress)) as finished,
         ):
-            for chunk in finished:
-                output.add(chunk)
+            try:
+                for chunk in finished:
+                    output.add(chunk)
+                    journal.write_seconds(time.monotonic() - started)
+                    budget.spend(journal.read(chunk))
+            finally:  # an interruption may come between the record of a chunk and the line above
                 journal.write_seconds(time.monotonic() - started)
-                budget.spend(journal.read(chunk))
 
     def _finish(self, journal: Journal, target: Location) -> Summary:
         """Lists the refused rows and adds up the records of all chunks."""

@@ -1,0 +1,164 @@
+"""No work waits while a slot is free and the memory suffices, whoever submits and whoever runs."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from artifact.manifest import GraphKind
+from server.engine.batch import Batch
+from server.engine.cost import RunCost
+from server.engine.dispatch import Dispatch
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from tests.server.samples import validated_of
+from tests.server.seams import SAME_FOR_ALL, costing
+
+SLOTS = 2
+SHORT, LONG = 2, 40
+INLINE_SECONDS = 1.5
+
+
+class DispatchMachine(RuleBasedStateMachine):
+    """Two threads, and one that submits and runs inline, as the scheduler and a transport do.
+
+    Between two rules every thread that is needed may be at any point. The invariants hold at each of them.
+    """
+
+    def __init__(self, models: Sequence[LoadedModel], max_run_bytes: int) -> None:
+        super().__init__()
+        self.models = models
+        self.max_run_bytes = max_run_bytes
+        self.dispatch = Dispatch(Limits(max_run_bytes=max_run_bytes, max_batch_sequences=3), SLOTS)
+        self.numbers: list[int] = []
+        self.on_threads: list[Batch] = []
+        self.inline: Batch | None = None
+        # The inline thread has submitted, or has ended a run, and will ask for a batch next.
+        self.inline_will_ask = False
+        self.started: set[int] = set()
+        self.submitted = 0
+
+    @rule(
+        model=st.integers(0, 1),
+        length=st.sampled_from([SHORT, LONG]),
+        count=st.integers(1, 3),
+        inline=st.booleans(),
+    )
+    def submit(self, model: int, length: int, count: int, inline: bool) -> None:
+        inline = inline and self.inline is None
+        request = validated_of(self.models[model], [(length, length)] * count)
+        self.numbers.append(self.dispatch.add(request, 0.0, inline=inline))
+        self.inline_will_ask = self.inline_will_ask or inline
+        self.submitted += count
+
+    @precondition(lambda self: self.numbers)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(self.numbers))
+        self.numbers.remove(number)
+        if pending := self.dispatch.release(number):
+            pending.request.future.cancel()
+
+    @precondition(lambda self: self.inline is None)
+    @rule()
+    def ask_inline(self) -> None:
+        self.inline_will_ask = False
+        self.inline, expired = self.dispatch.next_inline(0.0, INLINE_SECONDS)
+        assert not expired
+        self._note(self.inline)
+
+    @precondition(lambda self: self.dispatch.needs_thread)
+    @rule()
+    def ask_on_a_thread(self) -> None:
+        batch, expired = self.dispatch.next(0.0)
+        assert not expired
+        if batch:
+            self.on_threads.append(batch)
+            self._note(batch)
+
+    @precondition(lambda self: self.on_threads)
+    @rule(data=st.data())
+    def end_on_a_thread(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(self.on_threads))
+        self.on_threads.remove(batch)
+        self.dispatch.ended(batch)
+
+    @precondition(lambda self: self.inline is not None)
+    @rule()
+    def end_inline(self) -> None:
+        assert self.inline is not None
+        self.dispatch.ended(self.inline, inline=True)
+        self.inline, self.inline_will_ask = None, True
+
+    def _note(self, batch: Batch | None) -> None:
+        for queued in batch or ():
+            assert queued.number not in self.started
+            self.started.add(queued.number)
+
+    @invariant()
+    def nothing_waits_while_a_slot_is_free(self) -> None:
+        oldest = [bucket[0] for bucket in self.dispatch.queue._buckets.values()]
+        if not oldest or len(self.dispatch.running) >= SLOTS or self.inline_will_ask:
+            return
+        free = self.max_run_bytes - sum(self.dispatch.running.values())
+        first = min(oldest, key=lambda queued: queued.number)
+        if first.run_bytes <= free or not self.dispatch.running:
+            assert self.dispatch.needs_thread
+
+    @invariant()
+    def the_memory_of_runs_is_bounded(self) -> None:
+        running = self.dispatch.running
+        assert len(running) <= SLOTS
+        assert len(running) == 1 or sum(running.values()) <= self.max_run_bytes
+
+    def teardown(self) -> None:
+        """Without further submissions, everything runs, and the dispatch completes."""
+        self.dispatch.close()
+        for _ in range(4 * self.submitted + SLOTS):
+            if self.inline:
+                self.end_inline()
+            if self.dispatch.needs_thread and not self.dispatch.is_complete:
+                self.ask_on_a_thread()
+            for batch in self.on_threads[:1]:
+                self.on_threads.remove(batch)
+                self.dispatch.ended(batch)
+        assert self.dispatch.is_complete
+        assert self.dispatch.work == 0
+
+
+@pytest.mark.parametrize("runs", [1, 2, 100], ids=["one long run", "two", "many"])
+def test_no_work_waits_while_a_slot_is_free(self_model: LoadedModel, runs: int) -> None:
+    mixed = RunCost(call=1.0, row=3e-4, pair=3e-4)
+    models = [costing(self_model, SAME_FOR_ALL), costing(self_model, mixed)]
+    long_run = self_model.run_bytes(GraphKind.PLAIN, 1, LONG, LONG)
+    machine: Any = partial(DispatchMachine, models, runs * long_run)  # the stubs ask for a class
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=100, stateful_step_count=40, deadline=None)
+    )
+
+
+def test_later_sequences_leave_room_for_the_oldest_one(self_model: LoadedModel) -> None:
+    model = costing(self_model, RunCost(call=0, row=1, pair=1))
+    size = self_model.run_bytes(GraphKind.PLAIN, 1, LONG, LONG)
+    dispatch = Dispatch(Limits(max_run_bytes=int(1.5 * size)), SLOTS)
+    for length in (LONG, LONG, LONG - 1, SHORT):
+        dispatch.add(validated_of(model, [(length, length)]), 0.0, inline=False)
+    lengths = []
+    while (batch := dispatch.next(0.0)[0]) is not None:
+        lengths.append(batch.sequences[0].lengths[0])
+    assert lengths == [LONG, SHORT]
+    for running in list(dispatch.running):
+        dispatch.ended(running)
+    batch, _ = dispatch.next(0.0)
+    assert batch is not None
+    assert batch.sequences[0].lengths[0] == LONG
