@@ -7,12 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+# A text, or its UTF-8 bytes.
+Text: TypeAlias = str | bytes | memoryview
 BITS_PER_BYTE = 8
 
 
@@ -79,7 +81,7 @@ class Request:
     """
 
     inputs: Mapping[str, Ragged] = field(default_factory=dict)
-    texts: tuple[str, ...] = ()
+    texts: tuple[Text, ...] = ()
     mask: Mask | None = None
     return_weights: bool = False
     deadline: float = math.inf

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from artifact.errors import ArtifactError
 from artifact.manifest import (
     MANIFEST_FILE,
-    ArtifactError,
     Cost,
     Graph,
     GraphKind,
@@ -20,7 +20,7 @@ from artifact.manifest import (
 from artifact.tolerance import Tolerance
 
 FILES = {
-    "model.onnx": b"graph",
+    "model.onnx": b"\x08\x0a",
     "golden.safetensors": b"golden",
     "parity.json": b"{}",
     "tokenizer.json": b"words",
@@ -134,7 +134,7 @@ def test_a_manifest_that_breaks_a_rule_is_refused_by_path_and_field(
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_refused_by_path(name: str, manifest: Manifest, tmp_path: Path) -> None:
     (tmp_path / name).unlink()
-    with pytest.raises(ArtifactError, match=f"{name}: No such file"):
+    with pytest.raises(ArtifactError, match=f"{name}: cannot be read: No such file"):
         manifest.verify_files(tmp_path)
 
 
