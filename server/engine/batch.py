@@ -24,6 +24,7 @@ class PendingRequest:
         queued_at: When it was queued, in seconds on the clock of the caller of the queue.
         missing: Number of sequences without a result.
         started: Whether one of its sequences is part of a batch.
+        longest_seconds: Longest expected duration of a run of one of its sequences alone.
     """
 
     request: ValidatedRequest
@@ -32,6 +33,7 @@ class PendingRequest:
     results: list[Outputs] = field(init=False)
     missing: int = field(init=False)
     started: bool = field(init=False, default=False)
+    longest_seconds: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.missing = len(self.request.sequences)

@@ -49,6 +49,7 @@ class BatchQueue:
         number = self._next_number
         pending = PendingRequest(request, number, now)
         queued = [QueuedSequence(pending, index, number + index) for index in range(len(request.sequences))]
+        pending.longest_seconds = max([sequence.seconds for sequence in queued])
         self._pending[number] = pending
         self._buckets.setdefault((request.model, request.graph), deque()).extend(queued)
         self._next_number += len(queued)
@@ -176,7 +177,7 @@ def _is_wanted(queued: QueuedSequence, now: float, expired: list[ValidatedReques
     request = queued.request
     if request.future.done() or request in expired:
         return False
-    if now + queued.seconds <= request.deadline:
+    if now + queued.pending.longest_seconds <= request.deadline:
         return True
     expired.append(request)
     return False

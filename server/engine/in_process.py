@@ -20,7 +20,8 @@ from typing import Self
 
 import numpy as np
 
-from artifact.manifest import POSITIONS, ArtifactError, TensorSpec
+from artifact.errors import ArtifactError
+from artifact.manifest import POSITIONS, TensorSpec
 from server import cores
 from server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
 from server.engine.execute import Outputs, gather, run_batch

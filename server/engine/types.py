@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from artifact.manifest import IN_BLOCKS, GraphKind
 
 Array = NDArray[Any]
+# A text, or its UTF-8 bytes.
+Text: TypeAlias = str | bytes | memoryview
 BITS_PER_BYTE = 8
 
 
@@ -81,7 +83,7 @@ class Request:
     """
 
     inputs: Mapping[str, Ragged] = field(default_factory=dict)
-    texts: tuple[str, ...] = ()
+    texts: tuple[Text, ...] = ()
     mask: Mask | None = None
     return_weights: bool = False
     deadline: float = math.inf

@@ -44,8 +44,8 @@ class Ticket:
     runs: int = 0
 
     def is_wanted(self, now: float) -> bool:
-        own = seconds_alone(self.request)[self.index]
-        return not self.request.future.done() and now + own <= self.request.deadline
+        longest = max(seconds_alone(self.request))
+        return not self.request.future.done() and now + longest <= self.request.deadline
 
 
 class QueueMachine(RuleBasedStateMachine):

@@ -1,6 +1,8 @@
 """One endpoint for the metrics that several processes write."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,7 +75,7 @@ def test_loads_add_up_and_waiting_times_show_the_worst_worker(
         write_to(tmp_path, worker)
         metrics = Metrics()
         load = EngineLoad(queued_sequences=calls, oldest_seconds=seconds, predicted_seconds=2 * seconds)
-        metrics.watch(lambda load=load: load, lambda calls=calls: CallLoad(calls=calls))
+        metrics.watch(partial(replace, load), partial(CallLoad, calls=calls))
         metrics.refresh()
     samples = scrape(endpoint.port)
     assert value(samples, "attention_open_calls") == 5
