@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from artifact.golden import Arrays
+from artifact.golden import Arrays, GoldenCase, golden_tensors
 from artifact.manifest import IN_BLOCKS, GraphKind, TensorSpec
 from export.block_mask import NotInBlocksError
 from export.blocks import in_blocks
@@ -199,3 +199,10 @@ def test_attention_that_returns_its_scores_is_refused() -> None:
 def test_a_graph_of_weights_has_no_form_in_blocks() -> None:
     with pytest.raises(NotInBlocksError, match="no Attention"):
         in_blocks(traced("self", GraphKind.WEIGHTS), causal=False)
+
+
+def test_golden_vectors_keep_the_shape_of_every_input() -> None:
+    inputs = {"block_rows": np.array(3), "query": rows_of(2, TQ, 4)[:, ::2]}
+    tensors = golden_tensors([GoldenCase(GraphKind.BLOCKS, inputs, {})])
+    assert [tensors[f"blocks/0/inputs/{name}"].shape for name in inputs] == [(), (2, 4, 4)]
+    assert all(tensor.flags.c_contiguous for tensor in tensors.values())
