@@ -14,7 +14,7 @@ from pydantic import (
     field_validator,
 )
 
-from artifact.tolerance import MAX_TOLERANCE
+from artifact.limits import MAX_TOLERANCE
 from server import cores, memory
 from server.engine.limits import MIB, Limits
 from server.engine.provider import Device, Provider

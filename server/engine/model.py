@@ -10,8 +10,8 @@ import numpy as np
 
 from artifact.errors import ArtifactError
 from artifact.golden import GoldenCase, check_golden, load_golden
+from artifact.limits import MAX_TOLERANCE
 from artifact.manifest import MANIFEST_FILE, GraphKind, Manifest, TensorSpec, check_inside
-from artifact.tolerance import MAX_TOLERANCE
 from server.engine.cost import UNTIMED, RunCost
 from server.engine.provider import Device, ProviderError
 from server.engine.session import RunControl, Session

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifact.errors import ArtifactError
-from artifact.tolerance import MAX_TOLERANCE
+from artifact.limits import MAX_TOLERANCE
 from server.engine.calibration import calibrated
 from server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from server.engine.model import LoadedModel, load_model
