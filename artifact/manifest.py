@@ -26,6 +26,7 @@ BATCH_AXIS = "batch"
 KEY_LENGTHS = "key_lengths"
 POSITIONS = "positions"
 ATTENTION_MASK = "attention_mask"
+BLOCK_ROWS = "block_rows"
 
 # Numbers are bounded so that products of them are numbers too, and fit the messages that describe a model.
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -45,6 +46,15 @@ class GraphKind(StrEnum):
     """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend."""
     WEIGHTS = "weights"
     """Takes `attention_mask`, and also returns `attention_weights` (B, H, Tq, Tk)."""
+    BLOCKS = "blocks"
+    """As `plain` for long sequences: attends in blocks of `block_rows` query rows (int64 scalar), so that its
+    memory grows with the length and not with its square. Absent if a graph cannot be computed in blocks."""
+    MASK_BLOCKS = "mask_blocks"
+    """As `mask`, in blocks of `block_rows` query rows."""
+
+
+IN_BLOCKS = {GraphKind.PLAIN: GraphKind.BLOCKS, GraphKind.MASK: GraphKind.MASK_BLOCKS}
+"""By graph, the one that computes the same in blocks of query rows."""
 
 
 class TensorSpec(Record):

@@ -16,7 +16,8 @@ from server.errors import LoadError
 from server.metrics import Metrics
 from server.metrics_endpoint import MetricsEndpoint
 from server.rpc.dispatcher import CallObserver
-from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.options import RpcOptions
+from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
 from server.shutdown import EXIT_SECONDS, Inbox, StopRequest
@@ -122,6 +123,16 @@ def rpc_options(settings: Settings) -> RpcOptions:
         max_concurrent_calls=settings.max_concurrent_calls,
         max_streams=settings.max_streams,
         stream_window=settings.stream_window,
+        max_waiting_calls=settings.max_waiting_calls,
+        max_calls_per_connection=settings.max_calls_per_connection,
+        max_connections=settings.max_connections,
+        send_timeout_seconds=settings.send_timeout_seconds,
+        receive_timeout_seconds=settings.receive_timeout_seconds,
+        stream_idle_seconds=settings.stream_idle_seconds,
+        connection_idle_seconds=settings.connection_idle_seconds,
+        connection_age_seconds=settings.connection_age_seconds,
+        connection_age_grace_seconds=settings.connection_age_grace_seconds,
+        keepalive_seconds=settings.keepalive_seconds,
         share_port=settings.workers > 1,
         transport=TransportKind(settings.transport),
     )

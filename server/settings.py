@@ -14,9 +14,8 @@ from pydantic import (
     field_validator,
 )
 
-from artifact.limits import MAX_TOLERANCE
 from server import cores, memory
-from server.engine.limits import MIB, Limits
+from server.engine.limits import MAX_TOLERANCE, MIB, Limits
 from server.engine.provider import Device, Provider
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
@@ -24,6 +23,8 @@ HEADER_BYTES = MIB // 16
 # How much more memory runs may take than is expected, before they fail.
 ARENA_FACTOR = 1.25
 Port = Annotated[int, Field(ge=0, le=65535)]
+# An upper bound, because the core counts milliseconds in 32 bits.
+Seconds = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 PositiveBytes = Annotated[ByteSize, Field(gt=0)]
 
 
@@ -63,13 +64,67 @@ class Network(BaseModel):
         ByteSize(64 * MIB), description="Maximum size of one message, sent or received, 1MiB to 2047MiB."
     )
     max_concurrent_calls: PositiveInt = Field(
-        256, description="Maximum number of calls in progress, at least 1. Further calls are refused."
+        256,
+        description="Maximum number of inference calls in progress, at least 1. Further calls are refused.",
     )
     max_streams: PositiveInt = Field(
         128, description="Maximum number of open streams, at least 1. Further streams are refused."
     )
     stream_window: PositiveInt = Field(
         32, description="Maximum number of unanswered requests on one stream, at least 1."
+    )
+    max_waiting_calls: PositiveInt = Field(
+        4096,
+        description="Maximum number of calls whose request has not arrived, at least 1; also of calls of"
+        " health, metadata and reflection. Further calls are refused.",
+    )
+    max_calls_per_connection: int = Field(
+        0,
+        ge=0,
+        le=2**31 - 1,
+        description="Maximum number of calls in progress on one connection, 0 to 2147483647. Further calls"
+        " wait in the client. 0 takes the value of max_concurrent_calls, or 100 if that is less.",
+    )
+    max_connections: int = Field(
+        1024,
+        ge=1,
+        le=2**31 - 1,
+        description="Maximum number of connections, 1 to 2147483647. Further connections are closed.",
+    )
+    send_timeout_seconds: Seconds = Field(
+        30.0,
+        description="How long a reply may wait for the client to read it, in seconds, 0 to 1000000. After"
+        " that the call is cut off. 0 sets no limit.",
+    )
+    receive_timeout_seconds: Seconds = Field(
+        20.0,
+        description="How long the request of a call may take to arrive, in seconds, 0 to 1000000. 0 sets no"
+        " limit. Raise it for large requests over slow networks.",
+    )
+    stream_idle_seconds: Seconds = Field(
+        300.0,
+        description="How long an open stream may wait for its next request, in seconds, 0 to 1000000. 0 sets"
+        " no limit.",
+    )
+    connection_idle_seconds: Seconds = Field(
+        7200.0,
+        description="How long a connection may be without calls, in seconds, 0 to 1000000. After that it is"
+        " closed. 0 sets no limit.",
+    )
+    connection_age_seconds: Seconds = Field(
+        0.0,
+        description="How long a connection may be open, in seconds, 0 to 1000000; clients then connect"
+        " again. Varies by a tenth. 0 sets no limit.",
+    )
+    connection_age_grace_seconds: Seconds = Field(
+        60.0,
+        description="How long calls may go on when the age of their connection is reached, in seconds, 0 to"
+        " 1000000. 0 sets no limit.",
+    )
+    keepalive_seconds: Seconds = Field(
+        60.0,
+        description="How long a connection may be silent before the server checks that the client is alive,"
+        " in seconds, 0 to 1000000. 0 disables the check.",
     )
     transport: Literal["completion-queue", "threaded"] = Field(
         "completion-queue",
@@ -86,6 +141,9 @@ class RequestLimits(BaseModel):
     )
     max_sequences: PositiveInt = Field(
         4096, description="Maximum number of sequences in one request, at least 1."
+    )
+    max_text_bytes: PositiveBytes = Field(
+        ByteSize(MIB), description="Maximum size of one text in UTF-8, in bytes, above 0."
     )
     max_memory: Annotated[ByteSize, Field(ge=0)] = Field(
         ByteSize(0),
@@ -189,6 +247,8 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
         return Limits(
             max_sequence_length=self.max_sequence_length,
             max_sequences=self.max_sequences,
+            max_text_bytes=self.max_text_bytes,
+            max_input_bytes=self.max_message_bytes,
             max_result_bytes=self.max_message_bytes - HEADER_BYTES,
             max_run_bytes=self.memory_for_runs,
             max_in_flight_bytes=self.memory_for_requests,

@@ -11,6 +11,7 @@ from server.engine.model import LoadedModel
 from server.engine.observer import EngineLoad, NullObserver, Observer
 from server.engine.repository import Repository
 from server.engine.scheduler import PARALLEL_RUNS, Scheduler
+from server.engine.texts import encode_texts
 from server.engine.types import Request, Result
 from server.engine.validation import ValidatedRequest, validate
 
@@ -61,6 +62,16 @@ class Engine:
             ModelNotReadyError: The model failed to load.
         """
         return self.repository.ready(name, version)
+
+    def encode_texts(
+        self, model: LoadedModel, request: Request, reservation: Reservation | None = None
+    ) -> Request:
+        """The request with token ids in place of its texts, so that their number is known before `submit`.
+
+        Raises:
+            EngineError: The texts are refused.
+        """
+        return encode_texts(request, model, self.limits, reservation)
 
     def submit(
         self, model: LoadedModel, request: Request, reservation: Reservation | None = None

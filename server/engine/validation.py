@@ -14,6 +14,7 @@ from server.engine.dimensions import DTYPES, Sizes, dimensions
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.texts import encode_texts
 from server.engine.tokenizer import TEXT
 from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result, SequenceInputs
 
@@ -26,7 +27,7 @@ class ValidatedRequest:
     """A request that its model can answer: the only type that may enter the queue.
 
     Attributes:
-        graph: The graph that computes each of its sequences alone.
+        graph: The graph that computes its sequences, of which long ones run in blocks.
         deadline: On `time.monotonic`'s clock, in seconds.
         input_bytes: Size of the inputs, which may be views of the received message.
         held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
@@ -51,22 +52,26 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         LimitExceededError: The request or its result would be too large.
     """
     graph = _choose_graph(request, model)
-    inputs = _with_positions(_inputs(request, model, limits), model)
+    texts = request.texts
+    request = encode_texts(request, model, limits)
+    inputs = _with_positions(_inputs(request, model), model)
     ragged = [inputs[spec.name] for spec in model.inputs]
     for spec, own in zip(model.inputs, ragged, strict=True):
         _check_rows(spec, own.rows, sum(own.lengths))
-    sizes, result_bytes, run_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
+    lengths = tuple([own.lengths for own in ragged])
+    sizes, graphs, result_bytes, run_bytes = dimensions(model, lengths, graph)
     for spec, own in zip(model.inputs, ragged, strict=True):
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
-        _check_lengths(TEXT if request.texts else spec.name, own.lengths, limits, model_limit)
-    _check_result_bytes(result_bytes, request, model, limits)
-    _check_run_bytes(*run_bytes, request, model, limits)
+        _check_lengths(spec.name, own.lengths, limits, model_limit)
+    first = TEXT if texts else model.inputs[0].name
+    _check_result_bytes(result_bytes, RETURN_WEIGHTS if request.return_weights else first, limits)
+    _check_run_bytes(*run_bytes, first, limits)
     names = [spec.name for spec in model.inputs]
     rows = [_split(own) for own in ragged]
     masks = _split_mask(request.mask, model, sizes)
     sequences = [
-        SequenceInputs(dict(zip(names, arrays, strict=True)), size, mask)
-        for size, mask, *arrays in zip(sizes, masks, *rows, strict=True)
+        SequenceInputs(dict(zip(names, arrays, strict=True)), size, mask, own_graph)
+        for size, mask, own_graph, *arrays in zip(sizes, masks, graphs, *rows, strict=True)
     ]
     mask_bytes = sum([mask.nbytes for mask in masks if mask is not None])
     return ValidatedRequest(
@@ -91,18 +96,8 @@ def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
     return GraphKind.PLAIN if request.mask is None else GraphKind.MASK
 
 
-def _inputs(request: Request, model: LoadedModel, limits: Limits) -> Mapping[str, Ragged]:
-    """The model's inputs by name, encoded from text if the request contains text."""
-    if request.texts:
-        if request.inputs:
-            raise InvalidRequestError(
-                TEXT, f"cannot be combined with {', '.join(request.inputs)}; send one of them"
-            )
-        if model.text_encoder is None:
-            raise InvalidRequestError(TEXT, f"model {model.name!r} takes {_input_names(model)}, not text")
-        if len(request.texts) > limits.max_sequences:
-            raise _too_many_sequences(TEXT, len(request.texts), limits)
-        return {model.inputs[0].name: model.text_encoder.encode(request.texts)}
+def _inputs(request: Request, model: LoadedModel) -> Mapping[str, Ragged]:
+    """The model's inputs by name."""
     for name in request.inputs:
         if name not in model.inputs_by_name:
             raise InvalidRequestError(
@@ -179,20 +174,17 @@ def _too_many_sequences(name: str, count: int, limits: Limits) -> LimitExceededE
     return LimitExceededError(name, f"contains {count} sequences; the limit is {limits.max_sequences}")
 
 
-def _check_result_bytes(size: int, request: Request, model: LoadedModel, limits: Limits) -> None:
-    if size <= limits.max_result_bytes:
-        return
-    name = TEXT if request.texts else model.inputs[0].name
-    raise LimitExceededError(
-        RETURN_WEIGHTS if request.return_weights else name,
-        f"the result would be {size} bytes; the limit is {limits.max_result_bytes}",
-    )
+def _check_result_bytes(size: int, name: str, limits: Limits) -> None:
+    if size > limits.max_result_bytes:
+        raise LimitExceededError(
+            name, f"the result would be {size} bytes; the limit is {limits.max_result_bytes}"
+        )
 
 
-def _check_run_bytes(size: int, index: int, request: Request, model: LoadedModel, limits: Limits) -> None:
+def _check_run_bytes(size: int, index: int, name: str, limits: Limits) -> None:
     if size > limits.max_run_bytes:
         raise LimitExceededError(
-            TEXT if request.texts else model.inputs[0].name,
+            name,
             f"sequence {index} needs about {size} bytes of memory for its run; the limit is "
             f"{limits.max_run_bytes}; send shorter sequences or raise max_memory",
         )

@@ -1,23 +1,28 @@
-"""Reads and writes large `bytes` fields of protobuf messages without copying them.
+"""Cuts large fields out of protobuf messages, and appends large fields to them, without copying.
 
-The protobuf library copies a `bytes` field when it parses it, when it is read, when it is set and when the
-message is serialized: four copies of a tensor. Here, tensors are cut out of a request's bytes before the
-rest is parsed, and appended to a response's bytes after the rest was serialized. The encoding permits both:
-fields may come in any order, and occurrences of one submessage are merged.
+The protobuf library makes an object of every element of a repeated field, and copies a `bytes` field when
+it parses it, when it is read, when it is set and when the message is serialized. Here, tensors, numbers and
+texts are cut out of a request's bytes before the rest is parsed, so that their sizes are known before
+anything is built from them. Tensors are appended to a response's bytes after the rest was serialized. The
+encoding permits both: fields may come in any order, and occurrences of one submessage are merged.
 Source: protobuf.dev/programming-guides/encoding, "Message Structure" and "Last One Wins".
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-# Field numbers from the message down to a `bytes` field.
+from server.engine.errors import LimitExceededError
+
+# Field numbers from the message down to a field. The number of a repeated submessage is followed by the index
+# of its occurrence.
 Path = tuple[int, ...]
-# Which fields are cut out, by number: True for a `bytes` field, a tree for a submessage with such fields.
-Tree: TypeAlias = "Mapping[int, Tree | bool]"
-Blobs = list[tuple[Path, memoryview]]
+# The occurrences of each field that was cut out, in the message's order.
+Fields: TypeAlias = "Mapping[Path, Sequence[memoryview]]"
 Buffer: TypeAlias = "bytes | memoryview"
 M = TypeVar("M", bound=Message)
 
@@ -26,64 +31,165 @@ FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 # Messages smaller than this are faster to parse than to cut.
 SMALL_BYTES = 8192
 CACHED_HEADS = 1024
+MAX_LEADING_BYTES = 1024
+NOTHING_CUT: Fields = {}
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A field that is cut out, given by the wire types that its occurrences may have."""
+
+    wire_types: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Submessage:
+    """A message from which fields are cut out. Its other fields are left.
+
+    Attributes:
+        fields: What is cut out, by field number.
+        repeated: Whether each occurrence is a submessage of its own; otherwise they are merged.
+        oneof: Numbers of fields of which the last one replaces the others.
+    """
+
+    fields: "Mapping[int, Submessage | Leaf]"
+    repeated: bool = False
+    oneof: frozenset[int] = frozenset()
+    wire_types = frozenset({LENGTH_DELIMITED})
+
+
+# A `bytes` or `string` field, repeated or not.
+CONTENT = Leaf(frozenset({LENGTH_DELIMITED}))
+# Repeated numbers, all in one occurrence or each in its own: the content of an occurrence reads the same.
+VARINTS = Leaf(frozenset({LENGTH_DELIMITED, VARINT}))
+FLOATS = Leaf(frozenset({LENGTH_DELIMITED, FIXED32}))
+DOUBLES = Leaf(frozenset({LENGTH_DELIMITED, FIXED64}))
+
+
+class Bounds(NamedTuple):
+    """How much of a large message is looked at, and how much of it may be left to the protobuf library.
+
+    Attributes:
+        fields: Number of fields, those of submessages included.
+        rest_bytes: Size of everything that is not cut out.
+    """
+
+    fields: int
+    rest_bytes: int
+
+    @classmethod
+    def for_sequences(cls, max_sequences: int) -> "Bounds":
+        """Bounds that fit the longest encoding of a request with so many sequences.
+
+        A sequence may have a text or up to three lengths of its own, in a field each; names, shapes and
+        parameters are few.
+        """
+        return cls(fields=1024 + 8 * max_sequences, rest_bytes=(64 << 10) + 32 * max_sequences)
 
 
 class Parsed(NamedTuple, Generic[M]):
     """A request: its message, and the fields that were cut out of it, if it is large."""
 
     message: M
-    blobs: Blobs
+    fields: Fields = NOTHING_CUT
 
 
-def reader(parse: Callable[[bytes], M], tree: Tree) -> Callable[[bytes], Parsed[M]]:
-    """Returns a function that parses requests of one type, and raises DecodeError if they do not parse."""
+def reader(parse: Callable[[bytes], M], root: Submessage, bounds: Bounds) -> Callable[[bytes], Parsed[M]]:
+    """Returns a function that parses requests of one type.
+
+    It raises DecodeError if they do not parse, and LimitExceededError if they exceed the bounds.
+    """
 
     def read(data: bytes) -> Parsed[M]:
         if len(data) < SMALL_BYTES:
-            return Parsed(parse(data), [])
-        rest, blobs = cut(data, tree)
-        return Parsed(parse(rest), blobs)
+            return Parsed(parse(data))
+        rest, fields = cut(data, root, bounds)
+        return Parsed(parse(rest), fields)
 
     return read
 
 
-def cut(message: bytes, tree: Tree) -> tuple[bytes, Blobs]:
+def cut(message: bytes, root: Submessage, bounds: Bounds) -> tuple[bytes, Fields]:
     """Cuts fields out of a serialized message without copying them.
 
     Returns:
-        The message without the fields, and views of the fields with their paths, in the message's order.
+        The message without the fields, and views of the fields.
 
     Raises:
         DecodeError: The bytes are not a message, or use groups, which protobuf 3 lacks.
+        LimitExceededError: The message exceeds the bounds.
     """
-    blobs: Blobs = []
+    cutter = _Cutter(bounds)
     try:
-        return b"".join(_rest(memoryview(message), tree, (), blobs)), blobs
+        return b"".join(cutter.rest(memoryview(message), root, ())), cutter.fields
     except IndexError:
         raise DecodeError("the message ends within a field") from None
 
 
-def _rest(message: memoryview, tree: Tree, path: Path, blobs: Blobs) -> list[Buffer]:
-    """The parts of a message that are left; appends what was cut out to `blobs`."""
-    parts: list[Buffer] = []
-    at = kept_from = 0
-    while at < len(message):
-        start = at
-        key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
-        end, at = _extent(message, at, kind)
-        inner = tree.get(number)
-        if inner is None or kind != LENGTH_DELIMITED:
-            at = end
-            continue
-        parts.append(message[kept_from:start])
-        if inner is True:
-            blobs.append(((*path, number), message[at:end]))
-        elif isinstance(inner, Mapping):
-            rest = b"".join(_rest(message[at:end], inner, (*path, number), blobs))
-            parts += [_key(number), _encoded(len(rest)), rest]
-        at = kept_from = end
-    return [*parts, message[kept_from:]]
+class _Cutter:
+    """Walks one message. Work and memory are bounded, whatever the message contains."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.fields: dict[Path, list[memoryview]] = {}
+        self._bounds = bounds
+        self._fields_left = bounds.fields
+        self._rest_left = bounds.rest_bytes
+        self._occurrences: Counter[Path] = Counter()
+
+    def rest(self, message: memoryview, node: Submessage, path: Path) -> list[Buffer]:
+        """The parts of a message that are left; adds what is cut out to `fields`."""
+        parts: list[Buffer] = []
+        at = kept_from = 0
+        while at < len(message):
+            self._count_field()
+            start = at
+            key, at = _varint(message, at)
+            number, kind = key >> 3, key & 7
+            end, at = _extent(message, at, kind)
+            inner = node.fields.get(number)
+            if inner is None or kind not in inner.wire_types:
+                at = end
+                continue
+            parts.append(self._kept(message[kept_from:start]))
+            if number in node.oneof:
+                self._replace_others(node.oneof, path, number)
+            if isinstance(inner, Leaf):
+                self.fields.setdefault((*path, number), []).append(message[at:end])
+            else:
+                rest = b"".join(self.rest(message[at:end], inner, self._inner_path(path, number, inner)))
+                parts += [_key(number), _encoded(len(rest)), rest]
+            at = kept_from = end
+        return [*parts, self._kept(message[kept_from:])]
+
+    def _count_field(self) -> None:
+        self._fields_left -= 1
+        if self._fields_left < 0:
+            raise LimitExceededError(
+                "message", f"has more than {self._bounds.fields} fields, which is the limit"
+            )
+
+    def _kept(self, part: memoryview) -> memoryview:
+        self._rest_left -= len(part)
+        if self._rest_left < 0:
+            raise LimitExceededError(
+                "message",
+                f"has at least {self._bounds.rest_bytes - self._rest_left} bytes besides tensors, numbers and"
+                f" texts; the limit is {self._bounds.rest_bytes}",
+            )
+        return part
+
+    def _replace_others(self, oneof: frozenset[int], path: Path, number: int) -> None:
+        at = len(path)
+        replaced = [own for own in self.fields if own[:at] == path and own[at] in oneof and own[at] != number]
+        for own in replaced:
+            del self.fields[own]
+
+    def _inner_path(self, path: Path, number: int, node: Submessage) -> Path:
+        path = (*path, number)
+        if not node.repeated:
+            return path
+        self._occurrences[path] += 1
+        return (*path, self._occurrences[path] - 1)
 
 
 def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
@@ -113,6 +219,20 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
     raise DecodeError("a number has more than ten digits")
+
+
+def leading_text(message: bytes, number: int) -> str:
+    """The string that a message begins with, if its first field has that number; otherwise an empty string.
+
+    Serializers write fields in the order of their numbers. At most `MAX_LEADING_BYTES` bytes are read.
+    """
+    start = memoryview(message)[:MAX_LEADING_BYTES]
+    try:
+        key, at = _varint(start, 0)
+        end, at = _extent(start, at, key & 7)
+    except (IndexError, DecodeError):
+        return ""
+    return str(start[at:end], "utf-8", "replace") if key == number << 3 | LENGTH_DELIMITED else ""
 
 
 def field(path: Path, content: Sequence[Buffer]) -> list[Buffer]:

@@ -11,10 +11,13 @@ from grpc_reflection.v1alpha import reflection_pb2
 from protos.attention.v1 import attention_pb2 as attention_pb
 from protos.inference import open_inference_pb2 as open_inference_pb
 from server.engine.engine import Engine
+from server.engine.limits import Limits
 from server.rpc import reflection
-from server.rpc.attention import codec as attention_codec
+from server.rpc.attention import fields
 from server.rpc.attention.service import AttentionService
-from server.rpc.calls.route import Route, ordered_stream, server_streaming, unary
+from server.rpc.calls.codec_threads import CodecThreads
+from server.rpc.calls.intake import Intake
+from server.rpc.calls.route import CallKind, Route, ordered_stream, server_streaming, tensors, unary
 from server.rpc.health import SERVICE_NAME as HEALTH
 from server.rpc.health import HealthService
 from server.rpc.open_inference import codec as open_inference_codec
@@ -26,67 +29,107 @@ OPEN_INFERENCE: str = open_inference_pb.DESCRIPTOR.services_by_name["GRPCInferen
 SERVICES = (ATTENTION, OPEN_INFERENCE)
 
 
-def route_table(engine: Engine, health: HealthService, is_serving: Callable[[], bool]) -> Mapping[str, Route]:
+def route_table(
+    engine: Engine, threads: CodecThreads, health: HealthService, is_serving: Callable[[], bool]
+) -> Mapping[str, Route]:
     """The route of each method by its full name.
 
     Args:
         engine: Computes what the methods of our services ask for.
+        threads: Decode and encode what is large.
         health: The state of the server.
         is_serving: Whether the server is ready for requests.
     """
+    intake = Intake(engine.budget, threads)
     return {
-        **_attention(AttentionService(engine)),
-        **_open_inference(OpenInferenceService(engine, is_serving)),
+        **_attention(AttentionService(engine), engine.limits, intake),
+        **_open_inference(OpenInferenceService(engine, is_serving), engine.limits, intake),
         **_health(health),
-        **_reflection(ReflectionService((*SERVICES, reflection.SERVICE_NAME, HEALTH))),
+        **_reflection(ReflectionService((*SERVICES, *reflection.SERVICE_NAMES, HEALTH))),
     }
 
 
-def _attention(service: AttentionService) -> dict[str, Route]:
+def _attention(service: AttentionService, limits: Limits, intake: Intake) -> dict[str, Route]:
     pb = attention_pb
     return {
-        f"/{ATTENTION}/Attend": unary(
-            attention_codec.read, service.attend, pb.AttendResponse.SerializeToString
+        f"/{ATTENTION}/Attend": tensors(
+            CallKind.UNARY,
+            fields.reader(limits),
+            service.attend,
+            pb.AttendResponse.SerializeToString,
+            intake,
+            is_slow=fields.is_slow,
         ),
-        f"/{ATTENTION}/AttendStream": ordered_stream(
-            attention_codec.read_streamed, service.attend_stream, pb.AttendStreamResponse.SerializeToString
+        f"/{ATTENTION}/AttendStream": tensors(
+            CallKind.ORDERED_STREAM,
+            fields.streamed_reader(limits),
+            service.attend_stream,
+            pb.AttendStreamResponse.SerializeToString,
+            intake,
+            is_slow=fields.is_slow_streamed,
+            refuse=service.refuse_streamed,
         ),
         f"/{ATTENTION}/ListModels": unary(
-            pb.ListModelsRequest.FromString, service.list_models, pb.ListModelsResponse.SerializeToString
+            pb.ListModelsRequest.FromString,
+            service.list_models,
+            pb.ListModelsResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{ATTENTION}/GetModel": unary(
-            pb.GetModelRequest.FromString, service.get_model, pb.GetModelResponse.SerializeToString
+            pb.GetModelRequest.FromString,
+            service.get_model,
+            pb.GetModelResponse.SerializeToString,
+            takes_place=False,
         ),
     }
 
 
-def _open_inference(service: OpenInferenceService) -> dict[str, Route]:
+def _open_inference(service: OpenInferenceService, limits: Limits, intake: Intake) -> dict[str, Route]:
     pb = open_inference_pb
     return {
         f"/{OPEN_INFERENCE}/ServerLive": unary(
-            pb.ServerLiveRequest.FromString, service.server_live, pb.ServerLiveResponse.SerializeToString
+            pb.ServerLiveRequest.FromString,
+            service.server_live,
+            pb.ServerLiveResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ServerReady": unary(
-            pb.ServerReadyRequest.FromString, service.server_ready, pb.ServerReadyResponse.SerializeToString
+            pb.ServerReadyRequest.FromString,
+            service.server_ready,
+            pb.ServerReadyResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ModelReady": unary(
-            pb.ModelReadyRequest.FromString, service.model_ready, pb.ModelReadyResponse.SerializeToString
+            pb.ModelReadyRequest.FromString,
+            service.model_ready,
+            pb.ModelReadyResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ServerMetadata": unary(
             pb.ServerMetadataRequest.FromString,
             service.server_metadata,
             pb.ServerMetadataResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ModelMetadata": unary(
             pb.ModelMetadataRequest.FromString,
             service.model_metadata,
             pb.ModelMetadataResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ModelConfig": unary(
-            pb.ModelConfigRequest.FromString, service.model_config, pb.ModelConfigResponse.SerializeToString
+            pb.ModelConfigRequest.FromString,
+            service.model_config,
+            pb.ModelConfigResponse.SerializeToString,
+            takes_place=False,
         ),
-        f"/{OPEN_INFERENCE}/ModelInfer": unary(
-            open_inference_codec.read, service.model_infer, pb.ModelInferResponse.SerializeToString
+        f"/{OPEN_INFERENCE}/ModelInfer": tensors(
+            CallKind.UNARY,
+            open_inference_codec.reader(limits),
+            service.model_infer,
+            pb.ModelInferResponse.SerializeToString,
+            intake,
+            is_slow=open_inference_codec.is_slow,
         ),
     }
 
@@ -95,14 +138,15 @@ def _health(service: HealthService) -> dict[str, Route]:
     read = health_pb2.HealthCheckRequest.FromString
     write = health_pb2.HealthCheckResponse.SerializeToString
     return {
-        "/grpc.health.v1.Health/Check": unary(read, service.check, write, counted=False),
-        "/grpc.health.v1.Health/Watch": server_streaming(read, service.watch, write, counted=False),
+        "/grpc.health.v1.Health/Check": unary(read, service.check, write, counted=False, takes_place=False),
+        "/grpc.health.v1.Health/Watch": server_streaming(
+            read, service.watch, write, counted=False, takes_place=False
+        ),
     }
 
 
 def _reflection(service: ReflectionService) -> dict[str, Route]:
     read = reflection_pb2.ServerReflectionRequest.FromString
     write = reflection_pb2.ServerReflectionResponse.SerializeToString
-    route = ordered_stream(read, service.info, write, counted=False)
-    names = (reflection.SERVICE_NAME, reflection.SERVICE_NAME_V1)
-    return {f"/{name}/ServerReflectionInfo": route for name in names}
+    route = ordered_stream(read, service.info, write, counted=False, takes_place=False)
+    return {f"/{name}/ServerReflectionInfo": route for name in reflection.SERVICE_NAMES}

@@ -22,6 +22,7 @@ from server.engine.repository import load_repository
 from server.engine.types import Ragged, Request, Result
 from server.rpc.attention import codec as attention_codec
 from server.rpc.open_inference import codec as open_inference_codec
+from server.rpc.open_inference.response import encode
 from tests.server.rpc.messages import answered, raw_request
 from tests.support import open_inference
 from tests.support.eager import Array, assert_parity
@@ -236,5 +237,5 @@ def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     message = raw_request(model, {"ids": np.stack(ids), "rows": np.stack(rows)}, ["pooled"])
     decoded = open_inference_codec.decode(message, model, np.inf)
     result = engine.submit(model, decoded.request).result(60)
-    encoded = open_inference_codec.encode(result, decoded, model, "", 1 << 20)
+    encoded = encode(result, decoded.shapes, model, "")
     assert_parity(answered(pb.ModelInferResponse.FromString(encoded))["pooled"], pooled)

@@ -1,6 +1,6 @@
 """Converts attention.v1 messages to the engine's types and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,9 +10,25 @@ from artifact.manifest import BATCH_AXIS, POSITIONS
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
-from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
+from server.engine.types import BITS_PER_BYTE, Array, Mask, MaskKind, Ragged, Request, Result, Text
 from server.rpc import protobuf_bytes
-from server.rpc.protobuf_bytes import Buffer, Path
+from server.rpc.allowance import UNCOUNTED, Allowance
+from server.rpc.attention.fields import (
+    IDS,
+    KEY,
+    MASK_BITS,
+    POSITIONS_OF_ROWS,
+    QUERY,
+    TEXT,
+    TEXTS,
+    TOKEN_IDS,
+    TOKEN_LENGTHS,
+    VALUE,
+    VECTOR_DATA,
+    VECTOR_LENGTHS,
+)
+from server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
+from server.rpc.protobuf_numbers import PackedNumbers
 from server.rpc.tensors import buffers, from_bytes
 
 DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
@@ -27,11 +43,6 @@ MASK_KINDS = {
     pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
     pb.AttentionMask.KIND_HEADS: MaskKind.HEADS,
 }
-QUERY = pb.AttendRequest.QUERY_FIELD_NUMBER
-KEY = pb.AttendRequest.KEY_FIELD_NUMBER
-VALUE = pb.AttendRequest.VALUE_FIELD_NUMBER
-VECTORS: protobuf_bytes.Tree = {pb.VectorSequences.DATA_FIELD_NUMBER: True}
-TENSORS: protobuf_bytes.Tree = {QUERY: VECTORS, KEY: VECTORS, VALUE: VECTORS}
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
 CACHED_MODELS = 1024
@@ -39,10 +50,7 @@ CACHED_MODELS = 1024
 MAX_OUTPUT_AXES = 3
 STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 
-read = protobuf_bytes.reader(pb.AttendRequest.FromString, TENSORS)
-read_streamed = protobuf_bytes.reader(
-    pb.AttendStreamRequest.FromString, {pb.AttendStreamRequest.REQUEST_FIELD_NUMBER: TENSORS}
-)
+UINT32, INT64 = np.dtype("<u4"), np.dtype("<i8")
 
 
 @lru_cache(maxsize=CACHED_MODELS)
@@ -76,85 +84,118 @@ def decode(
     message: pb.AttendRequest,
     deadline: float,
     names: Mapping[str, str] | None = None,
-    data: Mapping[int, memoryview] | None = None,
+    fields: Fields = NOTHING_CUT,
+    allowance: Allowance = UNCOUNTED,
 ) -> Request:
-    """Decodes a request. Its arrays share memory with the message, and with `data`.
+    """Decodes a request. Its arrays share memory with the message, and with `fields`, where they can.
 
     Args:
         message: The request.
         deadline: On `time.monotonic`'s clock.
         names: The result of `input_names`.
-        data: The elements of query, key and value by field number, if they were cut out of the message.
+        fields: The fields that were cut out of the message.
+        allowance: What the request may take.
 
     Raises:
         InvalidRequestError: The message contradicts itself, or states no data type.
+        LimitExceededError: The message contains too much.
+        OverloadedError: The memory for its numbers is not available.
     """
+    decoder = _Decoder(fields, allowance)
     inputs = {}
-    data = data or {}
-    texts: tuple[str, ...] = ()
+    texts: tuple[Text, ...] = ()
     match message.WhichOneof("query_input"):
         case "query":
-            inputs["query"] = _decode_vectors("query", message.query, data.get(QUERY))
+            inputs["query"] = decoder.vectors("query", QUERY, message.query)
         case "token_ids":
-            inputs["token_ids"] = _decode_tokens(message.token_ids)
+            inputs["token_ids"] = decoder.tokens(message.token_ids)
         case "text":
-            texts = _decode_texts(message.text)
+            texts = decoder.texts(message.text)
     if message.HasField("key"):
-        inputs["key"] = _decode_vectors("key", message.key, data.get(KEY))
+        inputs["key"] = decoder.vectors("key", KEY, message.key)
     if message.HasField("value"):
-        inputs["value"] = _decode_vectors("value", message.value, data.get(VALUE))
-    if message.positions:
-        inputs[POSITIONS] = _decode_positions(message, inputs)
+        inputs["value"] = decoder.vectors("value", VALUE, message.value)
+    if message.positions or (POSITIONS_OF_ROWS,) in fields:
+        inputs[POSITIONS] = decoder.positions(message, next(iter(inputs.values()), None))
     return Request(
         inputs={names.get(name, name): ragged for name, ragged in inputs.items()} if names else inputs,
         texts=texts,
-        mask=_decode_mask(message.mask) if message.HasField("mask") else None,
+        mask=decoder.mask(message.mask) if message.HasField("mask") else None,
         return_weights=message.return_weights,
         deadline=deadline,
     )
 
 
-def _decode_vectors(field: str, message: pb.VectorSequences, data: memoryview | None) -> Ragged:
-    dtype = DTYPES.get(message.data_type)
-    if dtype is None:
-        known = ", ".join(dtype.name for dtype in DTYPES.values())
-        raise InvalidRequestError(f"{field}.data_type", f"is {message.data_type}; must be one of {known}")
-    if message.width == 0:
-        raise InvalidRequestError(f"{field}.width", "must be at least 1")
-    lengths = tuple(message.lengths)
-    shape = (sum(lengths), message.width)
-    return Ragged(from_bytes(f"{field}.data", message.data if data is None else data, dtype, shape), lengths)
+class _Decoder:
+    """Decodes the inputs of one request, from its message or from the fields that were cut out of it."""
 
+    def __init__(self, fields: Fields, allowance: Allowance) -> None:
+        self._fields = fields
+        self._allowance = allowance
 
-def _decode_tokens(message: pb.TokenSequences) -> Ragged:
-    lengths = tuple(message.lengths)
-    ids = np.array(message.ids, dtype=np.int64)
-    if len(ids) != sum(lengths):
-        raise InvalidRequestError("token_ids.ids", f"has {len(ids)} ids; the lengths sum to {sum(lengths)}")
-    return Ragged(ids, lengths)
+    def vectors(self, field: str, number: int, message: pb.VectorSequences) -> Ragged:
+        dtype = DTYPES.get(message.data_type)
+        if dtype is None:
+            known = ", ".join(dtype.name for dtype in DTYPES.values())
+            raise InvalidRequestError(f"{field}.data_type", f"is {message.data_type}; must be one of {known}")
+        if message.width == 0:
+            raise InvalidRequestError(f"{field}.width", "must be at least 1")
+        lengths = self._lengths(field, (number, VECTOR_LENGTHS), message.lengths)
+        data = self._content((number, VECTOR_DATA), message.data)
+        return Ragged(from_bytes(f"{field}.data", data, dtype, (sum(lengths), message.width)), lengths)
 
+    def tokens(self, message: pb.TokenSequences) -> Ragged:
+        lengths = self._lengths("token_ids", (TOKEN_IDS, TOKEN_LENGTHS), message.lengths)
+        expected = f"the lengths sum to {sum(lengths)}"
+        ids = self._numbers("token_ids.ids", "ids", (TOKEN_IDS, IDS), message.ids, sum(lengths), expected)
+        return Ragged(ids, lengths)
 
-def _decode_positions(message: pb.AttendRequest, inputs: Mapping[str, Ragged]) -> Ragged:
-    query = next(iter(inputs.values()), None)
-    if query is None:
-        raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
-    positions = np.array(message.positions, dtype=np.int64)
-    if len(positions) != (rows := sum(query.lengths)):
-        raise InvalidRequestError(POSITIONS, f"has {len(positions)} positions; the query has {rows} rows")
-    return Ragged(positions, query.lengths)
+    def positions(self, message: pb.AttendRequest, query: Ragged | None) -> Ragged:
+        if query is None:
+            raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
+        rows = sum(query.lengths)
+        expected = f"the query has {rows} rows"
+        path = (POSITIONS_OF_ROWS,)
+        numbers = self._numbers(POSITIONS, "positions", path, message.positions, rows, expected)
+        return Ragged(numbers, query.lengths)
 
+    def texts(self, message: pb.TextSequences) -> tuple[Text, ...]:
+        texts: Sequence[Text] = self._fields.get((TEXT, TEXTS), message.texts)
+        if not texts:
+            raise InvalidRequestError("text", "has no sequences; at least one is required")
+        return tuple(texts)
 
-def _decode_texts(message: pb.TextSequences) -> tuple[str, ...]:
-    if not message.texts:
-        raise InvalidRequestError("text", "has no sequences; at least one is required")
-    return tuple(message.texts)
+    def mask(self, message: pb.AttentionMask) -> Mask:
+        kind = MASK_KINDS.get(message.kind)
+        if kind is None:
+            raise InvalidRequestError("mask.kind", f"is {message.kind}; must be one of {', '.join(MaskKind)}")
+        bits = np.frombuffer(self._content(MASK_BITS, message.bits), np.uint8)
+        # A flag of a mask takes one byte. The unused bits of the last byte are not flags.
+        self._allowance.check_bytes("mask.bits", (len(bits) - 1) * BITS_PER_BYTE)
+        return Mask(kind, bits)
 
+    def _content(self, path: Path, parsed: bytes) -> bytes | memoryview:
+        return self._fields[path][-1] if path in self._fields else parsed
 
-def _decode_mask(message: pb.AttentionMask) -> Mask:
-    kind = MASK_KINDS.get(message.kind)
-    if kind is None:
-        raise InvalidRequestError("mask.kind", f"is {message.kind}; must be one of {', '.join(MaskKind)}")
-    return Mask(kind, np.frombuffer(message.bits, dtype=np.uint8))
+    def _lengths(self, field: str, path: Path, parsed: Sequence[int]) -> tuple[int, ...]:
+        if path not in self._fields:
+            return tuple(parsed)
+        numbers = PackedNumbers(self._fields[path], UINT32)
+        self._allowance.check_sequences(field, len(numbers))
+        return tuple(numbers.array().tolist())
+
+    def _numbers(
+        self, field: str, noun: str, path: Path, parsed: Sequence[int], expected: int, says: str
+    ) -> Array:
+        """Numbers of which there must be as many as expected."""
+        cut = PackedNumbers(self._fields[path], INT64) if path in self._fields else None
+        count = len(parsed if cut is None else cut)
+        if count != expected:
+            raise InvalidRequestError(field, f"has {count} {noun}; {says}")
+        if cut is None:
+            return np.array(parsed, INT64)
+        self._allowance.take(field, count * INT64.itemsize)
+        return cut.array()
 
 
 def encode(result: Result, model: LoadedModel) -> bytes:

@@ -4,18 +4,22 @@ import logging
 from concurrent.futures import CancelledError, Future
 
 from protos.attention.v1 import attention_pb2 as pb
+from server.engine.budget import Reservation
 from server.engine.engine import Engine
-from server.engine.errors import EngineError
+from server.engine.errors import EngineError, LimitExceededError, OverloadedError
 from server.engine.model import LoadedModel
 from server.engine.types import Result
+from server.rpc.allowance import Allowance
 from server.rpc.attention import codec
 from server.rpc.attention.model_codec import describe
 from server.rpc.calls.deferred import DeferredReply
-from server.rpc.protobuf_bytes import Blobs, Parsed
+from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from server.rpc.status import UNEXPECTED, code_of
 from server.rpc.transport.seam import Call
 
 log = logging.getLogger(__name__)
+# A response contains the id of its request.
+MAX_ID_BYTES = 1024
 
 
 class AttentionService:
@@ -24,29 +28,38 @@ class AttentionService:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def attend(self, request: Parsed[pb.AttendRequest], call: Call) -> DeferredReply:
+    def attend(
+        self, request: Parsed[pb.AttendRequest], call: Call, reservation: Reservation
+    ) -> DeferredReply:
         """Computes the context vectors of one request."""
-        model, future = self._submit(request.message, request.blobs, call.deadline)
+        model, future = self._submit(request.message, request.fields, call.deadline, reservation)
         return DeferredReply(future, lambda resolved: codec.encode(resolved.result(), model))
 
     def attend_stream(
-        self, request: Parsed[pb.AttendStreamRequest], call: Call
+        self, request: Parsed[pb.AttendStreamRequest], call: Call, reservation: Reservation
     ) -> DeferredReply | pb.AttendStreamResponse:
         """Answers one request of a stream. If it fails, an error takes its place and the stream goes on."""
         message = request.message
         try:
-            model, future = self._submit(message.request, request.blobs, call.deadline)
+            _check_id(message.id)
+            model, future = self._submit(message.request, request.fields, call.deadline, reservation)
         except Exception as error:
             return _error_reply(message.id, error)
         return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, model))
 
+    def refuse_streamed(self, message: bytes, error: OverloadedError) -> pb.AttendStreamResponse:
+        """Answers a request of a stream that is not parsed, because there is no memory for it."""
+        return _error_reply(leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER), error)
+
     def _submit(
-        self, message: pb.AttendRequest, blobs: Blobs, deadline: float
+        self, message: pb.AttendRequest, fields: Fields, deadline: float, reservation: Reservation
     ) -> tuple[LoadedModel, Future[Result]]:
         model = self._engine.model(message.model_name, message.model_version)
-        data = {path[-2]: content for path, content in blobs}
-        request = codec.decode(message, deadline, codec.input_names(model), data)
-        return model, self._engine.submit(model, request)
+        allowance = Allowance(self._engine.limits, reservation)
+        request = codec.decode(message, deadline, codec.input_names(model), fields, allowance)
+        if request.texts:
+            request = self._engine.encode_texts(model, request, reservation)
+        return model, self._engine.submit(model, request, reservation)
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes every model, those that failed to load included."""
@@ -57,6 +70,12 @@ class AttentionService:
         return pb.GetModelResponse(
             model=describe(self._engine.repository.find(request.name, request.version))
         )
+
+
+def _check_id(request_id: str) -> None:
+    size = len(request_id.encode())
+    if size > MAX_ID_BYTES:
+        raise LimitExceededError("id", f"has {size} bytes; the limit is {MAX_ID_BYTES}")
 
 
 def _encode_streamed(
@@ -78,4 +97,4 @@ def _error_reply(request_id: str, error: Exception) -> pb.AttendStreamResponse:
     stream_error = pb.StreamError(
         code=code_of(error).value[0], reason=error.reason, message=error.message, field=error.field
     )
-    return pb.AttendStreamResponse(id=request_id, error=stream_error)
+    return pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error)

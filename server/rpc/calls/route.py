@@ -7,8 +7,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from server.engine.errors import InvalidRequestError
+from server.engine.budget import Reservation
+from server.engine.errors import InvalidRequestError, LimitExceededError, OverloadedError
 from server.rpc.calls.deferred import DeferredReply
+from server.rpc.calls.intake import LARGE_BYTES, Intake
 from server.rpc.transport.seam import Call
 
 Q = TypeVar("Q")
@@ -25,6 +27,10 @@ class CallKind(Enum):
     SERVER_STREAMING = "one request, any number of replies"
 
 
+def _never(_request: object) -> bool:
+    return False
+
+
 @dataclass(frozen=True, eq=False)
 class Route:
     """How calls of one method are handled. Made by `unary`, `ordered_stream` or `server_streaming`.
@@ -34,8 +40,13 @@ class Route:
         read: Parses a request; raises DecodeError.
         handle: Answers a request.
         write: Serializes a reply that is not serialized yet.
-        counted: Whether calls count for the limits of concurrency and for the metrics. Those of gRPC's own
-            services do not: a busy server is healthy.
+        counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.
+        takes_place: Whether calls take a place of inference: see `server.rpc.admission`. Those that only tell
+            what the server is and does take none: a busy server is live and ready.
+        intake: For requests that carry tensors: they may be as large as the transport permits, their memory
+            is reserved, and `handle` is given the reservation too. None for requests of a few names.
+        is_slow: Whether a request takes long to decode although it is not large.
+        refuse: Replies to a message of a stream for which there is no memory; None ends the call.
     """
 
     kind: CallKind
@@ -43,13 +54,22 @@ class Route:
     handle: Callable[..., Any]
     write: Callable[[Any], bytes]
     counted: bool = True
+    takes_place: bool = True
+    intake: Intake | None = None
+    is_slow: Callable[[Any], bool] = _never
+    refuse: Callable[[bytes, OverloadedError], Any] | None = None
 
     def parse(self, data: bytes) -> Any:
         """Parses a request.
 
         Raises:
             InvalidRequestError: The bytes are not a message of the method's type.
+            LimitExceededError: The message is larger than a request of names.
         """
+        if self.intake is None and len(data) > LARGE_BYTES:
+            raise LimitExceededError(
+                "message", f"has {len(data)} bytes; the limit of this method is {LARGE_BYTES}"
+            )
         try:
             return self.read(data)
         except DecodeError as error:
@@ -66,9 +86,24 @@ def unary(
     write: Callable[[A], bytes],
     *,
     counted: bool = True,
+    takes_place: bool = True,
 ) -> Route:
     """A route of one request and one reply."""
-    return Route(CallKind.UNARY, read, handle, write, counted)
+    return Route(CallKind.UNARY, read, handle, write, counted, takes_place)
+
+
+def tensors(
+    kind: CallKind,
+    read: Callable[[bytes], Q],
+    handle: Callable[[Q, Call, Reservation], A | bytes | DeferredReply],
+    write: Callable[[A], bytes],
+    intake: Intake,
+    *,
+    is_slow: Callable[[Q], bool] = _never,
+    refuse: Callable[[bytes, OverloadedError], A] | None = None,
+) -> Route:
+    """A route of requests that carry tensors, texts or numbers."""
+    return Route(kind, read, handle, write, intake=intake, is_slow=is_slow, refuse=refuse)
 
 
 def ordered_stream(
@@ -77,9 +112,10 @@ def ordered_stream(
     write: Callable[[A], bytes],
     *,
     counted: bool = True,
+    takes_place: bool = True,
 ) -> Route:
     """A route of many requests; `handle` is called with each and makes one reply to each."""
-    return Route(CallKind.ORDERED_STREAM, read, handle, write, counted)
+    return Route(CallKind.ORDERED_STREAM, read, handle, write, counted, takes_place)
 
 
 def server_streaming(
@@ -88,6 +124,7 @@ def server_streaming(
     write: Callable[[A], bytes],
     *,
     counted: bool = True,
+    takes_place: bool = True,
 ) -> Route:
     """A route of one request; `handle` is given a function that sends replies until the call ends."""
-    return Route(CallKind.SERVER_STREAMING, read, handle, write, counted)
+    return Route(CallKind.SERVER_STREAMING, read, handle, write, counted, takes_place)

@@ -2,16 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
-from server.engine.types import Result
-from server.rpc.calls.deferred import DeferredReply, wait
+from server.engine.errors import EngineError
 from server.rpc.calls.ending import end_with
+from server.rpc.calls.exchange import Exchange
 from server.rpc.calls.replies import ReplyQueue
 from server.rpc.calls.route import Route
 from server.rpc.transport.seam import Call
@@ -20,9 +18,17 @@ from server.rpc.transport.seam import Call
 class SingleRequestCall(ABC):
     """Receives the request. A failure, or a request that is missing, ends this call and no other."""
 
-    def __init__(self, call: Call, route: Route) -> None:
+    def __init__(self, call: Call, route: Route, admit: Callable[[Call], None]) -> None:
+        """Begins to receive.
+
+        Args:
+            call: The call.
+            route: Handles its request.
+            admit: Called when the request has arrived; raises OverloadedError if the server does not take it.
+        """
         self._call = call
         self._route = route
+        self._admit = admit
         call.receive(self._received)
 
     def _received(self, message: bytes | None) -> None:
@@ -32,31 +38,26 @@ class SingleRequestCall(ABC):
             self._call.finish(grpc.StatusCode.UNIMPLEMENTED, "the call ended without a request message")
             return
         try:
-            self._handle(self._route.parse(message))
+            self._admit(self._call)
+            self._handle(message)
         except Exception as error:
             end_with(self._call, error)
 
     @abstractmethod
-    def _handle(self, request: Any) -> None:
+    def _handle(self, message: bytes) -> None:
         """Handles the request."""
 
 
 class UnaryCall(SingleRequestCall):
     """Replies at once, or once the result is available."""
 
-    _encode: Callable[[Future[Result]], Message | bytes]
+    def _handle(self, message: bytes) -> None:
+        Exchange(self._call, self._route, self._reply).receive(message)
 
-    def _handle(self, request: Any) -> None:
-        reply = self._route.handle(request, self._call)
-        if isinstance(reply, DeferredReply):
-            self._encode = reply.encode
-            wait(self._call, reply, self._resolved)
-        else:
-            self._call.reply(self._route.serialize(reply))
-
-    def _resolved(self, future: Future[Result]) -> None:
+    def _reply(self, exchange: Exchange) -> None:
+        # The reservation of the exchange is released when the call has ended.
         try:
-            self._call.reply(self._route.serialize(self._encode(future)))
+            self._call.reply(exchange.content())
         except BaseException as error:
             end_with(self._call, error)
 
@@ -64,9 +65,18 @@ class UnaryCall(SingleRequestCall):
 class ServerStream(SingleRequestCall):
     """Sends what its handler sends, in that order, until the call ends."""
 
-    def _handle(self, request: Any) -> None:
-        replies = ReplyQueue(self._call, self._route)
-        self._route.handle(request, self._call, partial(_send, self._call, replies))
+    def __init__(self, call: Call, route: Route, admit: Callable[[Call], None]) -> None:
+        """See `SingleRequestCall`."""
+        self._replies = ReplyQueue(call, route)
+        super().__init__(call, route, admit)
+
+    def drain(self, error: EngineError) -> None:
+        """Ends with an error once every message that was handed over has been sent."""
+        self._replies.close(error)
+
+    def _handle(self, message: bytes) -> None:
+        request = self._route.parse(message)
+        self._route.handle(request, self._call, partial(_send, self._call, self._replies))
 
 
 def _send(call: Call, replies: ReplyQueue, message: Any) -> None:

@@ -9,12 +9,14 @@ import numpy as np
 from artifact.manifest import POSITIONS, TensorSpec
 from protos.inference import open_inference_pb2 as pb
 from server import VERSION
+from server.engine.budget import Reservation
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.tokenizer import TEXT
 from server.engine.types import Result
+from server.rpc.allowance import Allowance
 from server.rpc.calls.deferred import DeferredReply
-from server.rpc.open_inference import codec
+from server.rpc.open_inference import codec, response
 from server.rpc.open_inference.tensors import BYTES, DATATYPES
 from server.rpc.protobuf_bytes import Parsed
 from server.rpc.transport.seam import Call
@@ -73,16 +75,18 @@ class OpenInferenceService:
         )
         return pb.ModelConfigResponse(config=config)
 
-    def model_infer(self, request: Parsed[pb.ModelInferRequest], call: Call) -> DeferredReply:
+    def model_infer(
+        self, request: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
+    ) -> DeferredReply:
         """Computes the outputs of one request."""
-        message, contents = request.message, [content for _, content in request.blobs]
+        message = request.message
         model = self._engine.model(message.model_name, message.model_version)
-        decoded = codec.decode(message, model, call.deadline, contents)
-        future = self._engine.submit(model, decoded.request)
-        limit = self._engine.limits.max_result_bytes
+        allowance = Allowance(self._engine.limits, reservation)
+        decoded = codec.decode(message, model, call.deadline, request.fields, allowance)
+        future = self._engine.submit(model, decoded.request, reservation)
 
         def encode(resolved: Future[Result]) -> bytes:
-            return codec.encode(resolved.result(), decoded, model, message.id, limit)
+            return response.encode(resolved.result(), decoded.shapes, model, message.id)
 
         return DeferredReply(future, encode, decoded.request.deadline)
 
@@ -96,9 +100,9 @@ def _inputs(model: LoadedModel) -> list[TensorMetadata]:
 def _outputs(model: LoadedModel) -> list[TensorMetadata]:
     return [
         TensorMetadata(name=name, datatype="INT64", shape=[-1])
-        if name == codec.LENGTHS
+        if name == response.LENGTHS
         else _metadata(model.outputs[name])
-        for name in codec.default_outputs(model)
+        for name in response.default_outputs(model)
     ]
 
 

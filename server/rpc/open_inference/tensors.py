@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,7 +11,11 @@ from numpy.typing import NDArray
 
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
-from server.engine.types import Array
+from server.engine.types import Array, Text
+from server.rpc.allowance import UNCOUNTED, Allowance
+from server.rpc.open_inference.parameters import in_shared_memory
+from server.rpc.protobuf_bytes import CONTENT, DOUBLES, FLOATS, NOTHING_CUT, VARINTS, Fields, Submessage
+from server.rpc.protobuf_numbers import PackedNumbers
 from server.rpc.tensors import from_bytes, reshaped
 
 BYTES = "BYTES"
@@ -44,33 +49,66 @@ CONTENTS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
+# The types of the typed fields, and how they are cut out of large messages.
+CONTENT_TYPES = {
+    "bool_contents": np.dtype("?"),
+    "int_contents": np.dtype("<i4"),
+    "int64_contents": np.dtype("<i8"),
+    "uint_contents": np.dtype("<u4"),
+    "uint64_contents": np.dtype("<u8"),
+    "fp32_contents": np.dtype("<f4"),
+    "fp64_contents": np.dtype("<f8"),
+}
+NUMBERS = {field.name: field.number for field in pb.InferTensorContents.DESCRIPTOR.fields}
+INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER
+TENSOR_CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
+RAW_CONTENTS = (pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,)
+REQUEST = Submessage(
+    {
+        INPUTS: Submessage(
+            {
+                TENSOR_CONTENTS: Submessage(
+                    {
+                        **{NUMBERS[name]: VARINTS for name in CONTENT_TYPES},
+                        NUMBERS["fp32_contents"]: FLOATS,
+                        NUMBERS["fp64_contents"]: DOUBLES,
+                        NUMBERS["bytes_contents"]: CONTENT,
+                    }
+                )
+            },
+            repeated=True,
+        ),
+        RAW_CONTENTS[0]: CONTENT,
+    }
+)
+# NumPy's own limit.
+MAX_AXES = 64
 Raw: TypeAlias = "bytes | memoryview"
 InputTensor = pb.ModelInferRequest.InferInputTensor
 
 
-def decode_tensors(message: pb.ModelInferRequest, contents: Sequence[Raw] = ()) -> dict[str, Array]:
-    """Decodes the inputs of a request, by name. BYTES become arrays of `bytes` objects.
+def decode_tensors(
+    message: pb.ModelInferRequest, fields: Fields = NOTHING_CUT, allowance: Allowance = UNCOUNTED
+) -> dict[str, Array]:
+    """Decodes the inputs of a request, by name. BYTES become arrays of `bytes` objects or views.
 
     Args:
         message: The request.
-        contents: Its raw_input_contents, if they were cut out of the message.
+        fields: The fields that were cut out of the message.
+        allowance: What the request may take.
 
     Raises:
         InvalidRequestError: An input contradicts itself, is repeated, or is not in a known form.
+        LimitExceededError: An input is too large.
+        OverloadedError: The memory for its numbers is not available.
     """
-    contents = contents or message.raw_input_contents
+    contents: Sequence[Raw] = fields.get(RAW_CONTENTS, message.raw_input_contents)
     raw = iter(contents)
     tensors: dict[str, Array] = {}
-    for tensor in message.inputs:
-        name, datatype = tensor.name, tensor.datatype
-        if name in tensors:
-            raise InvalidRequestError(name, "is given twice; each input must be given once")
-        if in_shared_memory(tensor.parameters):
-            raise InvalidRequestError(name, "is in shared memory, which this server does not support")
-        if datatype not in DTYPES and datatype != BYTES:
-            known = ", ".join([*DTYPES, BYTES])
-            raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; must be one of {known}")
-        tensors[name] = _decode_raw(tensor, raw) if contents else _decode_typed(tensor)
+    for index, tensor in enumerate(message.inputs):
+        _check_description(tensor, tensors)
+        decoder = _TensorDecoder(tensor, index, fields, allowance)
+        tensors[tensor.name] = decoder.raw(raw) if contents else decoder.typed()
     if next(raw, None) is not None:
         raise InvalidRequestError(
             "raw_input_contents", f"has {len(contents)} entries; the request has {len(tensors)} inputs"
@@ -78,68 +116,131 @@ def decode_tensors(message: pb.ModelInferRequest, contents: Sequence[Raw] = ()) 
     return tensors
 
 
-def in_shared_memory(parameters: Mapping[str, object]) -> bool:
-    """Whether a tensor's parameters say that it is in shared memory."""
-    return bool(parameters) and any(name.startswith("shared_memory") for name in parameters)
+def _check_description(tensor: InputTensor, others: Mapping[str, Array]) -> None:
+    name, datatype = tensor.name, tensor.datatype
+    if name in others:
+        raise InvalidRequestError(name, "is given twice; each input must be given once")
+    if in_shared_memory(tensor.parameters):
+        raise InvalidRequestError(name, "is in shared memory, which this server does not support")
+    if datatype not in DTYPES and datatype != BYTES:
+        known = ", ".join([*DTYPES, BYTES])
+        raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; must be one of {known}")
+    if len(tensor.shape) > MAX_AXES:
+        raise InvalidRequestError(name, f"has {len(tensor.shape)} axes; the limit is {MAX_AXES}")
 
 
-def _decode_raw(tensor: InputTensor, raw: Iterator[Raw]) -> Array:
-    if tensor.HasField("contents"):
-        raise InvalidRequestError(tensor.name, "has contents, but the request has raw_input_contents too")
-    data = next(raw, None)
-    if data is None:
-        raise InvalidRequestError("raw_input_contents", f"has no entry for input {tensor.name!r}")
-    if tensor.datatype == BYTES:
-        return _shaped(tensor, list(_split_bytes(tensor.name, data)), np.dtype(object))
-    return from_bytes(tensor.name, data, DTYPES[tensor.datatype], tensor.shape)
+class _TensorDecoder:
+    """Decodes one input. Its size is checked against its shape before anything is built."""
+
+    def __init__(self, tensor: InputTensor, index: int, fields: Fields, allowance: Allowance) -> None:
+        self._tensor = tensor
+        self._name = tensor.name
+        self._contents = (INPUTS, index, TENSOR_CONTENTS)
+        self._fields = fields
+        self._allowance = allowance
+
+    def raw(self, entries: Iterator[Raw]) -> Array:
+        """The input's elements from the next entry of the raw contents."""
+        if self._tensor.HasField("contents") and self._filled():
+            raise InvalidRequestError(self._name, "has contents, but the request has raw_input_contents too")
+        data = next(entries, None)
+        if data is None:
+            raise InvalidRequestError("raw_input_contents", f"has no entry for input {self._name!r}")
+        if self._tensor.datatype == BYTES:
+            count = self._bytes_count()
+            return self._bytes(list(islice(_split_bytes(self._name, data), max(count, 0) + 1)))
+        return from_bytes(self._name, data, DTYPES[self._tensor.datatype], self._tensor.shape)
+
+    def typed(self) -> Array:
+        """The input's elements from its own contents."""
+        datatype = self._tensor.datatype
+        field = CONTENTS.get(datatype)
+        if field is None:
+            raise InvalidRequestError(self._name, f"{datatype} must be sent in raw_input_contents")
+        if (filled := self._filled()) not in ([], [field]):
+            raise InvalidRequestError(
+                self._name, f"is {datatype} and fills {', '.join(filled)}; must fill {field} only"
+            )
+        cut = self._fields.get((*self._contents, NUMBERS[field]))
+        if datatype == BYTES:
+            self._bytes_count()
+            return self._bytes(getattr(self._tensor.contents, field) if cut is None else cut)
+        dtype, wide = DTYPES[datatype], CONTENT_TYPES[field]
+        if cut is None:
+            elements = getattr(self._tensor.contents, field)
+            self._check_count(len(elements))
+            return self._shaped(self._narrowed(np.array(list(elements), wide), dtype))
+        numbers = PackedNumbers(cut, wide)
+        self._check_count(count := len(numbers))
+        # Narrowing copies the numbers once more.
+        self._allowance.take(self._name, count * (wide.itemsize + (dtype.itemsize if dtype != wide else 0)))
+        return self._shaped(self._narrowed(numbers.array(), dtype))
+
+    def _filled(self) -> list[str]:
+        """Names of the typed fields that have elements."""
+        if not self._fields:
+            return [descriptor.name for descriptor, _ in self._tensor.contents.ListFields()]
+        return [name for name, number in NUMBERS.items() if self._is_filled(number)]
+
+    def _is_filled(self, number: int) -> bool:
+        found = self._fields.get((*self._contents, number), ())
+        return bool(found) and (number == NUMBERS["bytes_contents"] or any(map(len, found)))
+
+    def _bytes_count(self) -> int:
+        """The number of elements of a BYTES tensor by its shape. Each element is a sequence."""
+        count = math.prod(self._tensor.shape)
+        self._allowance.check_sequences(self._name, count)
+        return count
+
+    def _bytes(self, elements: Sequence[Raw]) -> Array:
+        self._check_count(len(elements))
+        array = np.empty(len(elements), object)
+        for index, element in enumerate(elements):
+            array[index] = element
+        return self._shaped(array)
+
+    def _check_count(self, count: int) -> None:
+        if count != (expected := math.prod(self._tensor.shape)):
+            found = f"more than {expected}" if self._tensor.datatype == BYTES and count > expected else count
+            raise InvalidRequestError(
+                self._name, f"has {found} elements; its shape is {list(self._tensor.shape)}"
+            )
+
+    def _narrowed(self, numbers: Array, dtype: np.dtype[Any]) -> Array:
+        """The same numbers in the type of the tensor, which may be narrower than the type of the field."""
+        if numbers.dtype == dtype:
+            return numbers
+        info = np.iinfo(dtype)
+        if numbers.size and not info.min <= numbers.min() <= numbers.max() <= info.max:
+            found = numbers.min() if numbers.min() < info.min else numbers.max()
+            raise InvalidRequestError(
+                self._name,
+                f"contains {found}; {self._tensor.datatype} takes {info.min} to {info.max}",
+            )
+        return numbers.astype(dtype)
+
+    def _shaped(self, array: Array) -> Array:
+        return reshaped(self._name, array, self._tensor.shape)
 
 
-def _decode_typed(tensor: InputTensor) -> Array:
-    field = CONTENTS.get(tensor.datatype)
-    if field is None:
-        raise InvalidRequestError(tensor.name, f"{tensor.datatype} must be sent in raw_input_contents")
-    filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]
-    if filled not in ([], [field]):
-        raise InvalidRequestError(
-            tensor.name, f"is {tensor.datatype} and fills {', '.join(filled)}; must fill {field} only"
-        )
-    elements = list(getattr(tensor.contents, field))
-    dtype = DTYPES.get(tensor.datatype, np.dtype(object))
-    try:
-        return _shaped(tensor, elements, dtype)
-    except OverflowError as error:
-        raise InvalidRequestError(tensor.name, f"{error}") from error
-
-
-def _shaped(tensor: InputTensor, elements: list[Any], dtype: np.dtype[Any]) -> Array:
-    if len(elements) != math.prod(tensor.shape):
-        raise InvalidRequestError(
-            tensor.name, f"has {len(elements)} elements; its shape is {list(tensor.shape)}"
-        )
-    return reshaped(tensor.name, np.array(elements, dtype), tensor.shape)
-
-
-def _split_bytes(name: str, data: Raw) -> Iterator[bytes]:
+def _split_bytes(name: str, data: Raw) -> Iterator[Raw]:
     """Elements of a BYTES tensor: for each its length in 4 bytes, little-endian, and its data."""
-    at = 0
-    while at < len(data):
+    view, at = memoryview(data), 0
+    while at < len(view):
         start = at + 4
-        end = start + struct.unpack_from("<I", data, at)[0] if start <= len(data) else start
-        if end > len(data):
+        end = start + struct.unpack_from("<I", view, at)[0] if start <= len(view) else start
+        if end > len(view):
             raise InvalidRequestError(name, f"the element at byte {at} extends beyond the end of the data")
-        yield bytes(data[start:end])
+        yield view[start:end]
         at = end
 
 
-def decode_texts(name: str, tensor: NDArray[Any]) -> tuple[str, ...]:
-    """Decodes the texts of a BYTES tensor, in row-major order.
+def decode_texts(name: str, tensor: NDArray[Any]) -> tuple[Text, ...]:
+    """The texts of a BYTES tensor, in row-major order. They are decoded when they are tokenized.
 
     Raises:
-        InvalidRequestError: It is not a BYTES tensor, is empty, or has bytes that are not UTF-8.
+        InvalidRequestError: It is not a BYTES tensor, or is empty.
     """
     if tensor.dtype != object or tensor.size == 0:
         raise InvalidRequestError(name, "must be a BYTES tensor with at least one element")
-    try:
-        return tuple(element.decode() for element in tensor.ravel())
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(name, f"is not UTF-8: {error}") from error
+    return tuple(tensor.ravel())

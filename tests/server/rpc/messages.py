@@ -4,11 +4,13 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
+from google.protobuf.message import Message
 
 from protos.attention.v1 import attention_pb2 as attention_pb
 from protos.inference import open_inference_pb2 as pb
 from server.engine.model import LoadedModel
 from server.engine.types import Array
+from server.engine.validation import ValidatedRequest
 from server.rpc.open_inference.tensors import BYTES, DATATYPES
 from tests.server.samples import SELF
 
@@ -45,6 +47,11 @@ def attend_request(lengths: list[int], *, return_weights: bool = False) -> atten
         data=np.zeros((sum(lengths), 4), np.float32).tobytes(),
     )
     return attention_pb.AttendRequest(model_name=SELF, query=query, return_weights=return_weights)
+
+
+def reserved_bytes(message: Message, validated: ValidatedRequest) -> int:
+    """The memory that a received request reserves."""
+    return len(message.SerializeToString()) + validated.held_bytes
 
 
 def packed(elements: Sequence[bytes]) -> bytes:

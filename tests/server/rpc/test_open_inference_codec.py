@@ -13,7 +13,8 @@ from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository
 from server.engine.types import Array, MaskKind
-from server.rpc.open_inference.codec import Decoded, decode, encode
+from server.rpc.open_inference.codec import Decoded, decode
+from server.rpc.open_inference.response import encode
 from tests.server.rpc.messages import answered, raw_request, text_request
 from tests.server.samples import CROSS, HEADS, SELF, WIDTHS, eager_module
 from tests.support import eager
@@ -31,15 +32,12 @@ def rectangles(model: LoadedModel, batch: int, query_length: int, key_length: in
     }
 
 
-LIMIT = 1 << 20
-
-
 def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array]:
     """Decodes a request, computes it and encodes the result."""
     decoded = decode(message, model, math.inf)
     engine = Engine(Repository([model]))
     result = engine.submit(model, decoded.request).result()
-    response = pb.ModelInferResponse.FromString(encode(result, decoded, model, message.id, LIMIT))
+    response = pb.ModelInferResponse.FromString(encode(result, decoded.shapes, model, message.id))
     engine.close()
     assert (response.model_name, response.model_version, response.id) == (model.name, "1", message.id)
     return answered(response)
@@ -148,5 +146,5 @@ def test_weights_are_computed_only_on_request(self_model: LoadedModel) -> None:
     tensors = rectangles(self_model, 1, 2, 2)
     plain = decode(raw_request(self_model, tensors), self_model, math.inf)
     weights = decode(raw_request(self_model, tensors, ["attention_weights"]), self_model, math.inf)
-    assert (plain.outputs, plain.request.return_weights) == (("context_vectors",), False)
-    assert (weights.outputs, weights.request.return_weights) == (("attention_weights",), True)
+    assert (list(plain.shapes), plain.request.return_weights) == (["context_vectors"], False)
+    assert (list(weights.shapes), weights.request.return_weights) == (["attention_weights"], True)

@@ -145,12 +145,12 @@ REFUSALS = {
     "int8 overflow": (
         typed("INT8", [1], int_contents=[128]),
         "query",
-        "Python integer 128 out of bounds for int8",
+        "contains 128; INT8 takes -128 to 127",
     ),
     "uint16 overflow": (
         typed("UINT16", [1], uint_contents=[65536]),
         "query",
-        "Python integer 65536 out of bounds for uint16",
+        "contains 65536; UINT16 takes 0 to 65535",
     ),
     "bytes count": (raw(BYTES, [2], packed([b"a"])), "query", "has 1 elements; its shape is [2]"),
     "bytes cut in a length": (
@@ -190,7 +190,7 @@ def test_a_shape_that_numpy_does_not_support_is_refused(message: pb.ModelInferRe
 
 def test_texts_are_decoded_in_row_major_order() -> None:
     tensor = np.array([[b"Life", "ä".encode()], [b"", b"x"]], object)
-    assert decode_texts("text", tensor) == ("Life", "ä", "", "x")
+    assert decode_texts("text", tensor) == (b"Life", "ä".encode(), b"", b"x")
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,8 @@ def test_texts_are_decoded_in_row_major_order() -> None:
     [
         (np.zeros(2, np.int64), "must be a BYTES tensor with at least one element"),
         (np.array([], object), "must be a BYTES tensor with at least one element"),
-        (np.array([b"Life", b"\xff"], object), "is not UTF-8: 'utf-8' codec can't decode byte 0xff"),
     ],
-    ids=["numbers", "none", "not utf-8"],
+    ids=["numbers", "none"],
 )
 def test_a_tensor_without_text_is_refused(tensor: Array, says: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:

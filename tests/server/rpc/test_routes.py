@@ -12,6 +12,7 @@ from protos.attention.v1 import attention_pb2
 from protos.inference import open_inference_pb2
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.rpc.calls.codec_threads import CodecThreads
 from server.rpc.calls.route import CallKind
 from server.rpc.health import HealthService
 from server.rpc.reflection import SERVICE_NAME_V1
@@ -38,8 +39,17 @@ def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
     engine.close()
 
 
-def test_every_method_of_every_service_has_a_route_of_its_kind(engine: WatchedEngine) -> None:
-    table = route_table(engine, HealthService(SERVICES), lambda: True)
+@pytest.fixture
+def threads() -> Iterator[CodecThreads]:
+    threads = CodecThreads()
+    yield threads
+    threads.close()
+
+
+def test_every_method_of_every_service_has_a_route_of_its_kind(
+    engine: WatchedEngine, threads: CodecThreads
+) -> None:
+    table = route_table(engine, threads, HealthService(SERVICES), lambda: True)
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()
@@ -49,8 +59,10 @@ def test_every_method_of_every_service_has_a_route_of_its_kind(engine: WatchedEn
     assert {name: route.kind for name, route in table.items()} == expected
 
 
-def test_calls_of_our_services_are_counted_and_those_of_grpc_are_not(engine: WatchedEngine) -> None:
-    table = route_table(engine, HealthService(SERVICES), lambda: True)
+def test_calls_of_our_services_are_counted_and_those_of_grpc_are_not(
+    engine: WatchedEngine, threads: CodecThreads
+) -> None:
+    table = route_table(engine, threads, HealthService(SERVICES), lambda: True)
     assert {name for name, route in table.items() if route.counted} == {
         name for name in table if name.startswith(tuple(f"/{service}/" for service in SERVICES))
     }

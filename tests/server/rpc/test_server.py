@@ -1,6 +1,7 @@
 """Hostile and unlucky requests: each is refused with an error that reaches its caller."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -17,11 +18,12 @@ from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository
-from server.engine.tokenizer import TextEncoder
-from server.engine.types import Ragged
+from server.engine.tokenizer import TextEncoder, TextLimits
+from server.engine.types import Ragged, Text
 from server.errors import BindError
 from server.metrics import Metrics
-from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.options import RpcOptions
+from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
 from tests.server.rpc.messages import answered, raw_request, text_request
@@ -45,10 +47,12 @@ class BrokenEncoder(TextEncoder):
     def __init__(self, encoder: TextEncoder) -> None:
         self._sound = encoder
 
-    def encode(self, texts: tuple[str, ...]) -> Ragged:
+    def encode(
+        self, texts: tuple[Text, ...], limits: TextLimits | None = None, deadline: float = math.inf
+    ) -> Ragged:
         if "is" in texts:
             raise ValueError("a secret")
-        return self._sound.encode(texts)
+        return self._sound.encode(texts, limits, deadline)
 
 
 @pytest.fixture(scope="module", params=TransportKind, ids=str)

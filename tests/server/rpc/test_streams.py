@@ -12,8 +12,8 @@ from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.engine.cost import RunCost
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
-from tests.server.rpc.messages import attend_request
-from tests.server.samples import SELF, bytes_of, validated_of
+from tests.server.rpc.messages import attend_request, reserved_bytes
+from tests.server.samples import SELF, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served, costing
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -131,7 +131,7 @@ def test_a_request_is_answered_while_the_stream_is_open(self_model: LoadedModel)
 
 
 def test_a_cancelled_stream_cancels_its_requests(self_model: LoadedModel) -> None:
-    size = bytes_of(validated_of(self_model, [(2, 2)]))
+    size = reserved_bytes(of("0", [2]), validated_of(self_model, [(2, 2)]))
     limits = Limits(max_in_flight_bytes=(1 + WINDOW) * size)
     with Served.held(self_model, limits=limits, stream_window=WINDOW) as served:
         stub = AttentionServiceStub(served.channel)

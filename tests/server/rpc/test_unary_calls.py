@@ -14,8 +14,8 @@ from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.rpc.transport.completion_queue import ACCEPT_AHEAD
-from tests.server.rpc.messages import answered, attend_request, raw_request
-from tests.server.samples import bytes_of, validated_of
+from tests.server.rpc.messages import answered, attend_request, raw_request, reserved_bytes
+from tests.server.samples import validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -122,7 +122,8 @@ def test_the_timeout_of_a_request_is_kept_during_a_run(self_model: LoadedModel, 
 
 
 def test_a_cancelled_call_releases_its_memory_and_its_slot(self_model: LoadedModel) -> None:
-    limits = Limits(max_in_flight_bytes=2 * bytes_of(validated_of(self_model, [(2, 2)])))
+    size = reserved_bytes(attend_request([2]), validated_of(self_model, [(2, 2)]))
+    limits = Limits(max_in_flight_bytes=2 * size)
     with Served.held(self_model, limits=limits, max_concurrent_calls=2) as served:
         stub = AttentionServiceStub(served.channel)
         held = stub.Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)

@@ -1,0 +1,70 @@
+"""The token ids of a request that contains texts, within the limits of the server and the model."""
+
+import dataclasses
+import math
+
+from server.engine.budget import Reservation
+from server.engine.dimensions import DTYPES
+from server.engine.errors import InvalidRequestError, LimitExceededError
+from server.engine.limits import Limits
+from server.engine.model import LoadedModel
+from server.engine.tokenizer import TEXT, TextLimits
+from server.engine.types import Request
+
+TOKEN_BYTES = 8
+
+
+def encode_texts(
+    request: Request, model: LoadedModel, limits: Limits, reservation: Reservation | None = None
+) -> Request:
+    """The request with token ids in place of its texts; the same request if it does not contain texts.
+
+    Args:
+        request: A decoded request.
+        model: The requested model.
+        limits: The server's limits, which hold while the texts are encoded.
+        reservation: Receives the memory of the token ids before they are made.
+
+    Raises:
+        InvalidRequestError: The model does not take the texts.
+        LimitExceededError: There are too many texts, or they are too long.
+        DeadlineExceededError: The deadline passed before all texts were encoded.
+        OverloadedError: The memory of the token ids is not available.
+    """
+    if not request.texts:
+        return request
+    if request.inputs:
+        raise InvalidRequestError(
+            TEXT, f"cannot be combined with {', '.join(request.inputs)}; send one of them"
+        )
+    if model.text_encoder is None:
+        names = ", ".join(spec.name for spec in model.inputs)
+        raise InvalidRequestError(TEXT, f"model {model.name!r} takes {names}, not text")
+    if len(request.texts) > limits.max_sequences:
+        raise LimitExceededError(
+            TEXT, f"contains {len(request.texts)} sequences; the limit is {limits.max_sequences}"
+        )
+    bounds = _text_limits(model, limits)
+    if reservation is not None:
+        reservation.add(TOKEN_BYTES * min(bounds.tokens, sum(map(len, request.texts))))
+    ids = model.text_encoder.encode(request.texts, bounds, request.deadline)
+    return dataclasses.replace(request, texts=(), inputs={model.inputs[0].name: ids})
+
+
+def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
+    """Bounds of texts whose token ids and results are within the limits."""
+    own = model.manifest.max_lengths.get(str(model.inputs[0].axes[1]), limits.max_sequence_length)
+    tokens = limits.max_input_bytes // TOKEN_BYTES
+    if row_bytes := _row_bytes(model):
+        tokens = min(tokens, limits.max_result_bytes // row_bytes)
+    return TextLimits(limits.max_text_bytes, min(own, limits.max_sequence_length), tokens)
+
+
+def _row_bytes(model: LoadedModel) -> int:
+    """Bytes of the default outputs for each token; 0 if they do not have a row for each token."""
+    length = model.inputs[0].axes[1]
+    return sum(
+        DTYPES[spec.data_type].itemsize * math.prod(axis for axis in spec.axes if isinstance(axis, int))
+        for spec in (model.outputs[name] for name in model.default_outputs)
+        if length in spec.axes
+    )

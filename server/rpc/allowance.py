@@ -1,0 +1,55 @@
+"""What decoding one request may take: checked, and reserved, before anything is built."""
+
+from typing import NamedTuple
+
+from server.engine.budget import Reservation
+from server.engine.errors import LimitExceededError
+from server.engine.limits import Limits
+
+
+class Allowance(NamedTuple):
+    """The limits of a request, and the reservation that its decoded copies are added to.
+
+    Attributes:
+        limits: The server's limits.
+        reservation: Memory of the request; None if it is not counted.
+    """
+
+    limits: Limits
+    reservation: Reservation | None = None
+
+    def check_sequences(self, field: str, count: int) -> None:
+        """Checks a number of sequences.
+
+        Raises:
+            LimitExceededError: There are too many.
+        """
+        if count > self.limits.max_sequences:
+            raise LimitExceededError(
+                field, f"contains {count} sequences; the limit is {self.limits.max_sequences}"
+            )
+
+    def check_bytes(self, field: str, size: int) -> None:
+        """Checks the decoded size of an input.
+
+        Raises:
+            LimitExceededError: It is too large.
+        """
+        if size > self.limits.max_input_bytes:
+            raise LimitExceededError(
+                field, f"would have {size} bytes decoded; the limit is {self.limits.max_input_bytes}"
+            )
+
+    def take(self, field: str, size: int) -> None:
+        """Checks the size of a copy that is about to be made, and reserves its memory.
+
+        Raises:
+            LimitExceededError: It is too large.
+            OverloadedError: The memory is not available.
+        """
+        self.check_bytes(field, size)
+        if self.reservation is not None:
+            self.reservation.add(size)
+
+
+UNCOUNTED = Allowance(Limits())

@@ -1,0 +1,65 @@
+"""The fields of attention.v1 requests that are cut out of large messages."""
+
+from collections.abc import Callable
+
+from protos.attention.v1 import attention_pb2 as pb
+from server.engine.limits import Limits
+from server.rpc import protobuf_bytes
+from server.rpc.protobuf_bytes import CONTENT, VARINTS, Bounds, Parsed, Submessage
+
+QUERY = pb.AttendRequest.QUERY_FIELD_NUMBER
+KEY = pb.AttendRequest.KEY_FIELD_NUMBER
+VALUE = pb.AttendRequest.VALUE_FIELD_NUMBER
+TOKEN_IDS = pb.AttendRequest.TOKEN_IDS_FIELD_NUMBER
+TEXT = pb.AttendRequest.TEXT_FIELD_NUMBER
+POSITIONS_OF_ROWS = pb.AttendRequest.POSITIONS_FIELD_NUMBER
+VECTOR_LENGTHS = pb.VectorSequences.LENGTHS_FIELD_NUMBER
+VECTOR_DATA = pb.VectorSequences.DATA_FIELD_NUMBER
+TOKEN_LENGTHS = pb.TokenSequences.LENGTHS_FIELD_NUMBER
+IDS = pb.TokenSequences.IDS_FIELD_NUMBER
+TEXTS = pb.TextSequences.TEXTS_FIELD_NUMBER
+MASK_BITS = (pb.AttendRequest.MASK_FIELD_NUMBER, pb.AttentionMask.BITS_FIELD_NUMBER)
+VECTORS = Submessage({VECTOR_LENGTHS: VARINTS, VECTOR_DATA: CONTENT})
+REQUEST = Submessage(
+    {
+        QUERY: VECTORS,
+        TOKEN_IDS: Submessage({TOKEN_LENGTHS: VARINTS, IDS: VARINTS}),
+        TEXT: Submessage({TEXTS: CONTENT}),
+        KEY: VECTORS,
+        VALUE: VECTORS,
+        pb.AttendRequest.MASK_FIELD_NUMBER: Submessage({pb.AttentionMask.BITS_FIELD_NUMBER: CONTENT}),
+        POSITIONS_OF_ROWS: VARINTS,
+    },
+    oneof=frozenset({QUERY, TOKEN_IDS, TEXT}),
+)
+STREAMED_REQUEST = Submessage({pb.AttendStreamRequest.REQUEST_FIELD_NUMBER: REQUEST})
+
+
+def reader(limits: Limits) -> Callable[[bytes], Parsed[pb.AttendRequest]]:
+    """A function that parses requests within the limits."""
+    bounds = Bounds.for_sequences(limits.max_sequences)
+    return protobuf_bytes.reader(pb.AttendRequest.FromString, REQUEST, bounds)
+
+
+def streamed_reader(limits: Limits) -> Callable[[bytes], Parsed[pb.AttendStreamRequest]]:
+    """A function that parses requests of a stream within the limits. The fields are those of `request`."""
+    bounds = Bounds.for_sequences(limits.max_sequences)
+    read = protobuf_bytes.reader(pb.AttendStreamRequest.FromString, STREAMED_REQUEST, bounds)
+
+    def read_streamed(data: bytes) -> Parsed[pb.AttendStreamRequest]:
+        parsed = read(data)
+        if not parsed.fields:
+            return parsed
+        return Parsed(parsed.message, {path[1:]: found for path, found in parsed.fields.items()})
+
+    return read_streamed
+
+
+def is_slow(request: Parsed[pb.AttendRequest]) -> bool:
+    """Whether a request takes long to decode even if it is not large: more than a few KiB of text."""
+    return bool(request.fields) and request.message.HasField("text")
+
+
+def is_slow_streamed(request: Parsed[pb.AttendStreamRequest]) -> bool:
+    """Whether a request of a stream takes long to decode even if it is not large."""
+    return bool(request.fields) and request.message.request.HasField("text")

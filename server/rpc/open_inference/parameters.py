@@ -1,0 +1,72 @@
+"""The parameters of the protocol that this server honours, and those that it refuses by name.
+
+A parameter that would change the meaning of the result is refused, never ignored. Others, which tell how
+clients encode or trace, have no effect.
+"""
+
+import math
+from collections.abc import Mapping
+
+from protos.inference import open_inference_pb2 as pb
+from server.engine.errors import InvalidRequestError
+from server.rpc.deadlines import deadline_after
+
+Parameters = Mapping[str, pb.InferParameter]
+TIMEOUT = "timeout"
+# Extensions of the protocol that this server lacks, by their parameters.
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+CLASSIFICATION = "classification"
+
+
+def in_shared_memory(parameters: Mapping[str, object]) -> bool:
+    """Whether a tensor's parameters say that it is in shared memory."""
+    return bool(parameters) and any(name.startswith("shared_memory") for name in parameters)
+
+
+def check_request(parameters: Parameters) -> None:
+    """Checks the parameters of a request.
+
+    Raises:
+        InvalidRequestError: The request belongs to a stateful sequence.
+    """
+    for name in SEQUENCE if parameters else ():
+        if name in parameters and _value(parameters[name]):
+            raise InvalidRequestError(
+                f"parameters[{name}]", "is not supported by this server: its models keep no state"
+            )
+
+
+def check_output(field: str, parameters: Parameters) -> None:
+    """Checks the parameters of a requested output.
+
+    Raises:
+        InvalidRequestError: The output is to be written or converted in a way that this server lacks.
+    """
+    if in_shared_memory(parameters):
+        raise InvalidRequestError(field, "shared memory is not supported by this server")
+    if parameters and CLASSIFICATION in parameters and _value(parameters[CLASSIFICATION]):
+        raise InvalidRequestError(
+            f"{field}.parameters[{CLASSIFICATION}]",
+            "is not supported by this server; request the output without it",
+        )
+
+
+def timeout(parameters: Parameters) -> float:
+    """The deadline of the parameter `timeout`, which is in microseconds; infinite for 0 and below.
+
+    Raises:
+        InvalidRequestError: The timeout is not an integer.
+    """
+    if TIMEOUT not in parameters:
+        return math.inf
+    parameter = parameters[TIMEOUT]
+    if parameter.WhichOneof("parameter_choice") not in ("int64_param", "uint64_param"):
+        raise InvalidRequestError(TIMEOUT, "must be an integer: microseconds, or 0 for no timeout")
+    microseconds = parameter.int64_param or parameter.uint64_param
+    return deadline_after(microseconds / 1e6) if microseconds > 0 else math.inf
+
+
+def _value(parameter: pb.InferParameter) -> object:
+    """The value of a parameter; None if it has none."""
+    choice = parameter.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(parameter, choice)

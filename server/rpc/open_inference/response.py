@@ -1,0 +1,128 @@
+"""Responses of the Open Inference Protocol: their shapes before the run, and their bytes after it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from artifact.manifest import BATCH_AXIS
+from protos.inference import open_inference_pb2 as pb
+from server.engine.dimensions import DTYPES
+from server.engine.model import LoadedModel
+from server.engine.types import Array, Request, Result
+from server.rpc.open_inference.tensors import DATATYPES
+from server.rpc.protobuf_bytes import Buffer, field
+from server.rpc.tensors import buffers
+
+# The output with the number of tokens of each text.
+LENGTHS = "lengths"
+LENGTHS_TYPE = np.dtype("<i8")
+CACHED_MODELS = CACHED_SHAPES = 1024
+RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
+Shape = tuple[int, ...]
+
+
+class ResponseLayout(NamedTuple):
+    """What a response will contain.
+
+    Attributes:
+        shapes: Shape of each requested output by name, padding included, in the order of the request.
+        size: Size of all of them, in bytes.
+        padding: How much of the size is padding.
+    """
+
+    shapes: Mapping[str, Shape]
+    size: int
+    padding: int
+
+
+@lru_cache(maxsize=CACHED_MODELS)
+def default_outputs(model: LoadedModel) -> tuple[str, ...]:
+    """Outputs of a request that names none. Texts differ in length, so their lengths are an output."""
+    return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
+
+
+def layout(
+    outputs: Sequence[str], request: Request, model: LoadedModel, sizes: Mapping[str, int]
+) -> ResponseLayout:
+    """The layout of the response to a request, which may still be found invalid.
+
+    Args:
+        outputs: Names of the requested outputs.
+        request: The decoded request, without texts.
+        model: The model.
+        sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
+            longest sequence.
+    """
+    lengths: dict[str, tuple[int, ...]] = {}
+    for spec in model.inputs:
+        if spec.name in request.inputs:
+            lengths.setdefault(str(spec.axes[1]), request.inputs[spec.name].lengths)
+    batch = max(map(len, lengths.values()), default=0)
+    longest = {axis: sizes.get(axis, max(own, default=0)) for axis, own in lengths.items()}
+    shapes = {name: _shape(name, model, {**longest, BATCH_AXIS: batch}) for name in outputs}
+    size = sum([_itemsize(name, model) * math.prod(shape) for name, shape in shapes.items()])
+    if all(own.count(longest[axis]) == len(own) for axis, own in lengths.items()):
+        return ResponseLayout(shapes, size, 0)
+    return ResponseLayout(shapes, size, size - sum(_unpadded(name, model, lengths) for name in outputs))
+
+
+def _shape(name: str, model: LoadedModel, sizes: Mapping[str, int]) -> Shape:
+    if name == LENGTHS:
+        return (sizes[BATCH_AXIS],)
+    axes = model.outputs[name].axes
+    return tuple([sizes.get(axis, 0) if isinstance(axis, str) else axis for axis in axes])
+
+
+def _itemsize(name: str, model: LoadedModel) -> int:
+    return LENGTHS_TYPE.itemsize if name == LENGTHS else DTYPES[model.outputs[name].data_type].itemsize
+
+
+def _unpadded(name: str, model: LoadedModel, lengths: Mapping[str, tuple[int, ...]]) -> int:
+    """Size of an output without padding, in bytes."""
+    if name == LENGTHS:
+        return LENGTHS_TYPE.itemsize * max(map(len, lengths.values()))
+    axes = model.outputs[name].axes[1:]
+    fixed = math.prod(axis for axis in axes if isinstance(axis, int))
+    columns = [lengths[axis] for axis in axes if isinstance(axis, str) and axis in lengths]
+    rows = sum(map(math.prod, zip(*columns, strict=False))) if columns else max(map(len, lengths.values()))
+    return _itemsize(name, model) * fixed * rows
+
+
+def encode(result: Result, shapes: Mapping[str, Shape], model: LoadedModel, request_id: str) -> bytes:
+    """Serializes a result, with one raw entry for each requested output.
+
+    Args:
+        result: The outputs of each sequence.
+        shapes: The shapes of `ResponseLayout`.
+        model: The model.
+        request_id: The id of the request.
+    """
+    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
+    parts: list[Buffer] = [response.SerializeToString()]
+    contents: list[Buffer] = []
+    for name, shape in shapes.items():
+        if name == LENGTHS:
+            rows = result.outputs[model.default_outputs[0]]
+            arrays: list[Array] = [np.array([len(array) for array in rows], LENGTHS_TYPE)]
+        else:
+            arrays = [_padded(array, shape[1:]) for array in result.outputs[name]]
+        parts.append(_described(name, DATATYPES[arrays[0].dtype], shape))
+        contents += field(RAW_OUTPUT_CONTENTS, buffers(arrays))
+    return b"".join([*parts, *contents])
+
+
+@lru_cache(maxsize=CACHED_SHAPES)
+def _described(name: str, datatype: str, shape: Shape) -> bytes:
+    """The description of an output as a serialized response, which merges with the rest of the response."""
+    response = pb.ModelInferResponse()
+    response.outputs.add(name=name, datatype=datatype, shape=shape)
+    return response.SerializeToString()
+
+
+def _padded(array: Array, shape: Shape) -> Array:
+    if array.shape == shape:
+        return array
+    return np.pad(array, [(0, size - own) for own, size in zip(array.shape, shape, strict=True)])

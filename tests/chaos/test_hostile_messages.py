@@ -1,0 +1,156 @@
+"""Large and hostile messages on one connection, while small requests go on on another."""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from scripts.local_server import ServerProcess, serving
+from server.engine.limits import MIB
+from tests.chaos.hostile_messages import HOSTILE
+from tests.server.rpc.messages import attend_request
+
+pytestmark = pytest.mark.chaos
+PATIENCE_SECONDS = 120.0
+PERIOD_SECONDS = 0.01
+REPEATS = 3
+MAX_DELAY_SECONDS = 0.1
+MAX_MEMORY_RATIO = 4
+# What a message of any size may take: a tokenizer needs 40 times the memory of one text of at most 1 MiB.
+MIN_MEMORY_BYTES = 64 * MIB
+# Writing this to clear_refs makes the peak of the resident memory count from now.
+RESET_PEAK = "5"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one message did: seconds and bytes."""
+
+    message: int
+    seconds: float
+    delay: float
+    memory: int
+
+
+@pytest.fixture(scope="module")
+def hostile_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with serving(artifacts, tmp_path_factory.mktemp("hostile") / "log") as process:
+        yield process
+
+
+def connect(target: str) -> grpc.Channel:
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    return grpc.insecure_channel(target, [*options, ("grpc.use_local_subchannel_pool", 1)])
+
+
+class SmallRequests:
+    """Sends a small request every 10 ms until `stop`, and keeps the longest time to an answer."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._attend = AttentionServiceStub(channel).Attend
+        self._request = attend_request([4])
+        self._stopping = False
+        self._pool = ThreadPoolExecutor(1)
+        self._seconds = self._pool.submit(self._run)
+
+    def _run(self) -> list[float]:
+        seconds = []
+        while not self._stopping:
+            started = time.perf_counter()
+            self._attend(self._request, timeout=PATIENCE_SECONDS)
+            seconds.append(time.perf_counter() - started)
+            time.sleep(max(0.0, PERIOD_SECONDS - seconds[-1]))
+        return seconds
+
+    def stop(self) -> list[float]:
+        self._stopping = True
+        self._pool.shutdown()
+        return self._seconds.result()
+
+
+def memory(server: ServerProcess, key: str) -> int:
+    lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) << 10
+
+
+def outcome(call: Callable[[], object]) -> tuple[str, str]:
+    """The status of a call, and the reason of its ErrorInfo."""
+    try:
+        call()
+    except grpc.RpcError as caught:
+        error: Any = caught  # a call
+        status = rpc_status.from_call(error)
+        info = error_details_pb2.ErrorInfo()
+        if status is None or not status.details or not status.details[0].Unpack(info):
+            return error.code().name, error.details() or ""
+        return error.code().name, info.reason
+    return "OK", ""
+
+
+def attack(target: str, name: str) -> tuple[tuple[str, str], int, float]:
+    """Sends a message; returns its outcome, its size, and seconds to the answer.
+
+    Runs in a process of its own: the interpreter of this one must not delay the small requests.
+    """
+    hostile = HOSTILE[name]
+    message = hostile.build()
+    with connect(target) as channel:
+        send: Any = channel.unary_unary(hostile.method)
+        grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
+        started = time.perf_counter()
+        found = outcome(lambda: send(message, timeout=PATIENCE_SECONDS))
+        return found, len(message), time.perf_counter() - started
+
+
+def attacked(
+    server: ServerProcess, attacker: ProcessPoolExecutor, name: str
+) -> tuple[tuple[str, str], Figures]:
+    """Sends a message once, beside small requests on another connection."""
+    with connect(server.target) as other:
+        AttentionServiceStub(other).Attend(attend_request([4]), timeout=PATIENCE_SECONDS)
+        Path(f"/proc/{server.process.pid}/clear_refs").write_text(RESET_PEAK)
+        before = memory(server, "VmRSS")
+        small = SmallRequests(other)
+        found, size, seconds = attacker.submit(attack, server.target, name).result()
+        delays = small.stop()
+    grown = memory(server, "VmHWM") - before
+    return found, Figures(size, seconds, max(delays) - statistics.median(delays), grown)
+
+
+@pytest.fixture(scope="module")
+def attacker() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_message_is_answered_without_delay_or_memory(
+    hostile_server: ServerProcess,
+    attacker: ProcessPoolExecutor,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    attacked(hostile_server, attacker, name)  # the first message of a size makes the allocator grow
+    outcomes, figures = zip(*(attacked(hostile_server, attacker, name) for _ in range(REPEATS)), strict=True)
+    size = figures[0].message
+    delay = statistics.median(found.delay for found in figures)
+    grown = max(found.memory for found in figures)
+    with capsys.disabled():
+        print(  # noqa: T201 - the figures are the purpose of a chaos case
+            f"\n{name:38} {size / MIB:6.1f} MiB  {' '.join(outcomes[0]):32} "
+            f"answer {statistics.median(found.seconds for found in figures):6.3f} s  "
+            f"delay {1000 * delay:6.1f} ms  memory {grown / MIB:6.1f} MiB"
+        )
+    assert set(outcomes) == {HOSTILE[name].answer}
+    assert grown <= max(MIN_MEMORY_BYTES, MAX_MEMORY_RATIO * size)
+    assert delay < MAX_DELAY_SECONDS

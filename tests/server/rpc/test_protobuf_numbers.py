@@ -1,0 +1,74 @@
+"""Numbers that were cut out of messages: the protobuf library agrees."""
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.inference import open_inference_pb2 as pb
+from server.engine.errors import InvalidRequestError
+from server.rpc import protobuf_numbers
+from server.rpc.open_inference.tensors import CONTENT_TYPES
+from server.rpc.protobuf_numbers import PackedNumbers
+
+ELEMENTS = {
+    "bool_contents": st.booleans(),
+    "int_contents": st.integers(-(2**31), 2**31 - 1),
+    "int64_contents": st.integers(-(2**63), 2**63 - 1),
+    "uint_contents": st.integers(0, 2**32 - 1),
+    "uint64_contents": st.integers(0, 2**64 - 1),
+    "fp32_contents": st.floats(width=32),
+    "fp64_contents": st.floats(),
+}
+fields = st.sampled_from(sorted(ELEMENTS)).flatmap(
+    lambda name: st.tuples(
+        st.just(name), st.lists(st.lists(ELEMENTS[name], min_size=1), min_size=1, max_size=3)
+    )
+)
+
+
+def packed(name: str, elements: list[Any]) -> memoryview:
+    """The content of a packed field, as the library serializes it."""
+    data = pb.InferTensorContents(**{name: elements}).SerializeToString()
+    size = 0
+    while data[1 + size] > 0x7F:
+        size += 1
+    return memoryview(data)[2 + size :]
+
+
+@given(field=fields, chunk=st.integers(10, 40))
+def test_packed_numbers_become_the_array(field: tuple[str, list[list[Any]]], chunk: int) -> None:
+    name, occurrences = field
+    dtype = CONTENT_TYPES[name]
+    with pytest.MonkeyPatch.context() as patch:  # so that numbers lie across the ends of chunks
+        patch.setattr(protobuf_numbers, "CHUNK_BYTES", chunk)
+        numbers = PackedNumbers([packed(name, elements) for elements in occurrences], dtype)
+        found = numbers.array()
+    expected = np.array([element for elements in occurrences for element in elements], dtype)
+    np.testing.assert_array_equal(found, expected)
+    assert (found.dtype, len(numbers)) == (dtype, len(expected))
+
+
+@given(data=st.binary(max_size=60), name=st.sampled_from(sorted(ELEMENTS)))
+def test_arbitrary_bytes_are_refused_or_counted(data: bytes, name: str) -> None:
+    numbers = PackedNumbers([memoryview(data)], CONTENT_TYPES[name])
+    try:
+        found = numbers.array()
+    except InvalidRequestError:
+        return
+    assert len(found) == len(numbers)
+
+
+def test_numbers_of_a_fixed_width_are_not_copied() -> None:
+    data = memoryview(struct.pack("<3f", 1, 2, 3))
+    assert np.shares_memory(PackedNumbers([data], np.dtype("<f4")).array(), np.frombuffer(data, np.uint8))
+
+
+def test_a_narrow_number_takes_the_lowest_bits_as_in_the_library() -> None:
+    data = b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x81\x80\x80\x80\x20"
+    expected = pb.InferTensorContents.FromString(b"\x12\x0f" + data)
+    found = PackedNumbers([memoryview(data)], np.dtype("<i4")).array().tolist()
+    assert found == list(expected.int_contents)

@@ -1,0 +1,236 @@
+"""Requests that are almost right: good messages of both services, changed with regard to their structure."""
+
+import random
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from protos.attention.v1 import attention_pb2 as typed
+from protos.inference import open_inference_pb2 as pb
+from server.rpc.protobuf_bytes import LENGTH_DELIMITED, VARINT
+from tests.server.samples import CROSS, SELF, TEXT
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+ATTEND = "/attention.v1.AttentionService/Attend"
+DATATYPES = ("FP32", "FP16", "INT64", "INT32", "BOOL", "BYTES", "UINT8", "BF16", "", "FP64")
+# Numbers at which something may change: signs, sizes, the ends of types.
+EDGES = (0, 1, 2, 3, 7, 8, 127, 128, 255, 4096, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+MAX_MUTATIONS = 4
+# Larger contents are tensors and texts: to look for fields in them takes long and changes nothing.
+LARGEST_SUBMESSAGE = 1000
+
+
+@dataclass(frozen=True)
+class Good:
+    """A request that is answered."""
+
+    method: str
+    data: bytes
+
+
+def good_requests() -> list[Good]:
+    """One request of every form that both services take, some of them larger than 8 KiB."""
+    return [Good(ATTEND, message.SerializeToString()) for message in _attend()] + [
+        Good(INFER, message.SerializeToString()) for message in _infer()
+    ]
+
+
+def _vectors(lengths: Sequence[int], width: int) -> typed.VectorSequences:
+    data = np.linspace(-1, 1, sum(lengths) * width, dtype=np.float32)
+    return typed.VectorSequences(
+        data_type=typed.DATA_TYPE_FP32, width=width, lengths=lengths, data=data.tobytes()
+    )
+
+
+def _attend() -> list[typed.AttendRequest]:
+    mask = typed.AttentionMask(kind=typed.AttentionMask.KIND_PAIRS, bits=b"\xff\xff")
+    return [
+        typed.AttendRequest(model_name=SELF, query=_vectors([3, 2], 4), mask=mask, return_weights=True),
+        typed.AttendRequest(model_name=SELF, query=_vectors([600], 4)),
+        typed.AttendRequest(
+            model_name=CROSS,
+            model_version="1",
+            query=_vectors([2, 1], 4),
+            key=_vectors([3, 2], 6),
+            value=_vectors([3, 2], 5),
+        ),
+        typed.AttendRequest(
+            model_name=TEXT, token_ids=typed.TokenSequences(lengths=[2, 3], ids=[0, 1, 2, 3, 4])
+        ),
+        typed.AttendRequest(model_name=TEXT, text=typed.TextSequences(texts=["Life is short", "eat"])),
+        typed.AttendRequest(model_name=TEXT, text=typed.TextSequences(texts=["Life is short " * 700])),
+        typed.AttendRequest(
+            model_name=TEXT, token_ids=typed.TokenSequences(lengths=[9000 // 9] * 9, ids=[1] * 9000)
+        ),
+    ]
+
+
+def _infer() -> list[pb.ModelInferRequest]:
+    raw = pb.ModelInferRequest(model_name=SELF, id="7", raw_input_contents=[np.ones(24, "f4").tobytes()])
+    raw.inputs.add(name="query", datatype="FP32", shape=[2, 3, 4])
+    raw.outputs.add(name="attention_weights")
+    raw.parameters["timeout"].int64_param = 30_000_000
+    lengths = pb.ModelInferRequest(model_name=SELF)
+    lengths.inputs.add(name="query", datatype="FP32", shape=[1, 100, 4]).contents.fp32_contents.extend(
+        [1.0] * 400
+    )
+    lengths.inputs.add(name="key_lengths", datatype="INT64", shape=[1]).contents.int64_contents.append(90)
+    mask = lengths.inputs.add(name="attention_mask", datatype="BOOL", shape=[1, 100, 100])
+    mask.contents.bool_contents.extend([True] * 10_000)
+    texts = pb.ModelInferRequest(model_name=TEXT)
+    texts.inputs.add(name="text", datatype="BYTES", shape=[2]).contents.bytes_contents.extend(
+        [b"Life is", b"short"]
+    )
+    packed = b"".join(struct.pack("<I", len(text)) + text for text in (b"Life", b"eat " * 3000))
+    long = pb.ModelInferRequest(model_name=TEXT, raw_input_contents=[packed])
+    long.inputs.add(name="text", datatype="BYTES", shape=[2])
+    return [raw, lengths, texts, long]
+
+
+def mutated(good: Good, rng: random.Random) -> bytes:
+    """The request with up to four changes."""
+    data = good.data
+    for _ in range(rng.randint(1, MAX_MUTATIONS)):
+        data = rng.choice(MUTATIONS)(data, rng)
+    return data
+
+
+def _fields(data: bytes) -> list[tuple[int, int, int]] | None:
+    """The fields of a message: where each begins, where its content begins, and where it ends."""
+    fields, at = [], 0
+    while at < len(data):
+        start = at
+        key, at = _varint(data, at)
+        if key & 7 == VARINT:
+            content = at
+            _, at = _varint(data, at)
+        elif key & 7 == LENGTH_DELIMITED:
+            size, content = _varint(data, at)
+            at = content + size
+        else:
+            return None
+        if key < 0 or at > len(data) or content < 0:
+            return None
+        fields.append((start, content, at))
+    return fields
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+        shift += 7
+    return -1, len(data) + 1
+
+
+def _encoded(value: int) -> bytes:
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*digits, value])
+
+
+def _flip(data: bytes, rng: random.Random) -> bytes:
+    if not data:
+        return data
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+
+
+def _truncate(data: bytes, rng: random.Random) -> bytes:
+    return data[: rng.randrange(len(data) + 1)]
+
+
+def _insert(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(data) + 1)
+    return data[:at] + rng.randbytes(rng.randrange(1, 20)) + data[at:]
+
+
+def _number(data: bytes, rng: random.Random) -> bytes:
+    """Overwrites a byte with a number at the edge of a type."""
+    at = rng.randrange(len(data) + 1)
+    return data[:at] + _encoded(rng.choice(EDGES)) + data[at + 1 :]
+
+
+def _of_fields(change: Callable[[list[bytes], random.Random], list[bytes]]) -> Callable[..., bytes]:
+    """A mutation of the fields of a message or, as often, of one of its submessages."""
+
+    def mutate(data: bytes, rng: random.Random) -> bytes:
+        fields = _fields(data)
+        if not fields:
+            return data
+        inner = [
+            (content, end)
+            for start, content, end in fields
+            if data[start] & 7 == LENGTH_DELIMITED and end - content < LARGEST_SUBMESSAGE
+        ]
+        if inner and rng.random() < 0.5:
+            content, end = rng.choice(inner)
+            changed = mutate(data[content:end], rng)
+            head = max(start for start, own, _ in fields if own == content)
+            key, _ = _varint(data, head)
+            return data[:head] + _encoded(key) + _encoded(len(changed)) + changed + data[end:]
+        return b"".join(change([data[start:end] for start, _, end in fields], rng))
+
+    return mutate
+
+
+def _remove(fields: list[bytes], rng: random.Random) -> list[bytes]:
+    del fields[rng.randrange(len(fields))]
+    return fields
+
+
+def _duplicate(fields: list[bytes], rng: random.Random) -> list[bytes]:
+    fields.insert(rng.randrange(len(fields) + 1), rng.choice(fields))
+    return fields
+
+
+def _shuffle(fields: list[bytes], rng: random.Random) -> list[bytes]:
+    rng.shuffle(fields)
+    return fields
+
+
+def _renumber(fields: list[bytes], rng: random.Random) -> list[bytes]:
+    at = rng.randrange(len(fields))
+    key = _encoded(rng.randrange(1, 17) << 3 | rng.choice((VARINT, LENGTH_DELIMITED)))
+    fields[at] = key + fields[at][1:]
+    return fields
+
+
+def _replace_number(fields: list[bytes], rng: random.Random) -> list[bytes]:
+    numbers = [index for index, field in enumerate(fields) if field[0] & 7 == VARINT]
+    if numbers:
+        at = rng.choice(numbers)
+        fields[at] = fields[at][:1] + _encoded(rng.choice(EDGES))
+    return fields
+
+
+def _datatype(data: bytes, rng: random.Random) -> bytes:
+    """Replaces the name of an element type, and corrects the sizes of nothing around it."""
+    old = next(
+        (name for name in rng.sample(DATATYPES, len(DATATYPES)) if name and name.encode() in data), None
+    )
+    if old is None:
+        return data
+    same_size = [name for name in DATATYPES if len(name) == len(old)]
+    return data.replace(old.encode(), rng.choice(same_size).encode(), 1)
+
+
+MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+    _flip,
+    _truncate,
+    _insert,
+    _number,
+    _datatype,
+    _of_fields(_remove),
+    _of_fields(_duplicate),
+    _of_fields(_shuffle),
+    _of_fields(_renumber),
+    _of_fields(_replace_number),
+)
