@@ -66,7 +66,8 @@ def check_golden(path: Path, cases: Sequence[GoldenCase], manifest: Manifest) ->
 def golden_tensors(cases: list[GoldenCase]) -> Mapping[str, NDArray[Any]]:
     """Names the tensors of golden cases: `<graph>/<index>/<inputs or outputs>/<name>`."""
     return {
-        f"{case.graph}/{index}/{side}/{name}": np.ascontiguousarray(array)
+        # Reshaped, because a scalar becomes an array of one element otherwise.
+        f"{case.graph}/{index}/{side}/{name}": np.ascontiguousarray(array).reshape(array.shape)
         for index, case in enumerate(cases)
         for side, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
         for name, array in arrays.items()
