@@ -148,6 +148,14 @@ def test_golden_vectors_are_read_back_to_the_bit_as_they_were_written(cases: lis
     assert sorted(map(content, found)) == sorted(map(content, cases))
 
 
+def test_a_scalar_is_read_back_as_a_scalar(tmp_path: Path) -> None:
+    path = tmp_path / "golden.safetensors"
+    save_file(dict(golden_tensors([GoldenCase(GraphKind.PLAIN, {"rows": np.array(3)}, {})])), path)
+    (case,) = load_golden(path)
+    assert case.inputs["rows"].shape == ()
+    assert case.inputs["rows"] == 3
+
+
 @pytest.mark.parametrize("data", [None, b"", b"no tensors"], ids=["absent", "empty", "damaged"])
 def test_golden_vectors_that_cannot_be_read_are_refused_by_path(data: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "golden.safetensors"

@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.attention.v1 import attention_pb2 as pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.shutdown import SIGNALS, StopRequest, handle_signals
-from tests.server.samples import SELF
+from tests.server.samples import ROOT, SELF
 from tests.server.test_metrics import HOST, scrape, value
 from tests.server.watched import Watched, watched
 
@@ -143,6 +145,17 @@ def test_a_signal_drains(artifacts: Path, tmp_path: Path, number: signal.Signals
     ended = " DEBUG call ended method=/attention.v1.AttentionService/AttendStream code=UNAVAILABLE "
     assert ended in log
     assert log.index(" draining ") < log.index(" drained ") < log.index(" stopped\n")
+
+
+def test_a_process_that_cannot_end_is_ended_after_the_grace() -> None:
+    code = (
+        "import threading; from server import application, logs; logs.configure('INFO')\n"
+        "application._end_after(0.2); threading.Event().wait()"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(" ERROR ended: calls or runs did not end in time seconds=0.2\n")
 
 
 @pytest.fixture
