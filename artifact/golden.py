@@ -66,7 +66,7 @@ def check_golden(path: Path, cases: Sequence[GoldenCase], manifest: Manifest) ->
 def golden_tensors(cases: list[GoldenCase]) -> Mapping[str, NDArray[Any]]:
     """Names the tensors of golden cases: `<graph>/<index>/<inputs or outputs>/<name>`."""
     return {
-        f"{case.graph}/{index}/{side}/{name}": np.ascontiguousarray(array)
+        f"{case.graph}/{index}/{side}/{name}": np.asarray(array, order="C")  # scalars stay scalars
         for index, case in enumerate(cases)
         for side, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
         for name, array in arrays.items()

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from artifact.errors import ArtifactError
 from artifact.external_data import external_locations
@@ -26,7 +26,12 @@ BATCH_AXIS = "batch"
 KEY_LENGTHS = "key_lengths"
 POSITIONS = "positions"
 ATTENTION_MASK = "attention_mask"
+BLOCK_ROWS = "block_rows"
 
+# Numbers are bounded so that products of them are numbers too, and fit the messages that describe a model.
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+NumHeads = Annotated[int, Field(ge=0, le=2**16)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
@@ -41,6 +46,15 @@ class GraphKind(StrEnum):
     """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend."""
     WEIGHTS = "weights"
     """Takes `attention_mask`, and also returns `attention_weights` (B, H, Tq, Tk)."""
+    BLOCKS = "blocks"
+    """As `plain` for long sequences: attends in blocks of `block_rows` query rows (int64 scalar), so that its
+    memory grows with the length and not with its square. Absent if a graph cannot be computed in blocks."""
+    MASK_BLOCKS = "mask_blocks"
+    """As `mask`, in blocks of `block_rows` query rows."""
+
+
+IN_BLOCKS = {GraphKind.PLAIN: GraphKind.BLOCKS, GraphKind.MASK: GraphKind.MASK_BLOCKS}
+"""By graph, the one that computes the same in blocks of query rows."""
 
 
 class TensorSpec(Record):
@@ -48,8 +62,8 @@ class TensorSpec(Record):
 
     name: str
     data_type: Literal["float32", "int64", "bool"]
-    axes: tuple[str | PositiveInt, ...]
-    exclusive_upper_bound: PositiveInt | None = Field(
+    axes: tuple[str | Size, ...]
+    exclusive_upper_bound: Size | None = Field(
         default=None, validation_alias=AliasChoices("exclusive_upper_bound", "limit")
     )
     """For ids, which count from 0: each is below this bound. Earlier manifests call it `limit`."""
@@ -66,9 +80,9 @@ class Graph(Record):
 class Cost(Record):
     """Floating-point operations, all 0 if unknown. A multiply-add counts as two."""
 
-    flops_per_query: NonNegativeInt
-    flops_per_key: NonNegativeInt
-    flops_per_pair: NonNegativeInt
+    flops_per_query: Count
+    flops_per_key: Count
+    flops_per_pair: Count
 
 
 class Manifest(Record):
@@ -76,20 +90,20 @@ class Manifest(Record):
 
     format_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
-    version: PositiveInt
+    version: Annotated[int, Field(ge=1, le=2**63 - 1)]
     description: str
     config: dict[str, Any]
     """The attention configuration; empty for non-attention modules."""
-    num_heads: NonNegativeInt
+    num_heads: NumHeads
     """0 if unknown, as for non-attention modules."""
     causal: bool
-    opset: PositiveInt
+    opset: Size
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     tolerance: Tolerance
-    parameters: NonNegativeInt
+    parameters: Count
     cost: Cost
     graphs: dict[GraphKind, Graph]
-    max_lengths: dict[str, PositiveInt] = Field(default_factory=dict)
+    max_lengths: dict[str, Size] = Field(default_factory=dict)
     """By symbolic axis, the largest number of rows that the model takes; axes without a limit are absent."""
     tokenizer: FileName | None = None
     """For models that take text: the tokenizer, in the format of the `tokenizers` library."""

@@ -8,9 +8,6 @@ from pydantic import NonNegativeFloat
 
 from artifact.record import Record
 
-# The largest tolerance of a precision that export offers: the absolute one of int8.
-MAX_TOLERANCE = 0.1
-
 
 class Tolerance(Record):
     """A value passes if |value - eager| <= atol + rtol * |eager|."""

@@ -14,9 +14,8 @@ from pydantic import (
     field_validator,
 )
 
-from artifact.tolerance import MAX_TOLERANCE
 from server import cores, memory
-from server.engine.limits import MIB, Limits
+from server.engine.limits import MAX_TOLERANCE, MIB, Limits
 from server.engine.provider import Device, Provider
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.

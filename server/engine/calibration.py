@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
-from artifact.manifest import GraphKind
-from server.engine.cost import TIMED_SIZES, RunCost, fit, time_runs
+from artifact.manifest import IN_BLOCKS, GraphKind
+from server.engine.cost import TIMED_BLOCK_SIZES, TIMED_SIZES, RunCost, fit, time_runs
 from server.engine.execute import run_batch
 from server.engine.model import PAIR_TENSORS, LoadedModel
 from server.engine.run_memory import peak_bytes
@@ -38,9 +38,10 @@ class _Graph:
 
     def cost(self) -> RunCost:
         """Times runs of several sizes, up to one that takes long enough."""
+        timed = TIMED_BLOCK_SIZES if self.kind in IN_BLOCKS.values() else TIMED_SIZES
         sizes = [
             (max(count, 2) if self._ragged else count, int(min(length + self._ragged, self._longest)))
-            for count, length in TIMED_SIZES
+            for count, length in timed
         ]
         seconds = time_runs(sizes, self._run)
         operations = [self._model.operations(count, length, length) for count, length in seconds]
@@ -79,6 +80,7 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
         bound = spec.exclusive_upper_bound or length
         noise = rng.integers(bound, size=shape) if spec.data_type == "int64" else rng.random(shape)
         inputs[spec.name] = noise.astype(spec.data_type)
-    mask = np.ones((1, length, length), np.bool_) if graph is GraphKind.MASK else None
+    masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
+    mask = np.ones((1, length, length), np.bool_) if masked else None
     sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}
-    return SequenceInputs(inputs, sizes, mask)
+    return SequenceInputs(inputs, sizes, mask, graph)

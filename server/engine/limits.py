@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 MIB = 1 << 20
+# The largest tolerance of a precision that export offers: the absolute one of int8.
+MAX_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,12 +15,12 @@ class Limits:
     """Rows of one sequence."""
     max_sequences: int = 4096
     """Sequences of one request."""
-    max_run_bytes: int = 4096 * MIB
-    """Expected memory of all runs at a time, and so of each: inputs, projections and attention scores."""
     max_text_bytes: int = MIB
     """UTF-8 bytes of one text."""
     max_input_bytes: int = 64 * MIB
     """Size of each decoded input of one request; a flag of a mask takes one byte."""
+    max_run_bytes: int = 4096 * MIB
+    """Expected memory of all runs at a time, and so of each: inputs, projections and attention scores."""
     max_result_bytes: int = 64 * MIB
     """Size of the result of one request."""
     max_in_flight_bytes: int = 1024 * MIB

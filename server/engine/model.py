@@ -10,19 +10,35 @@ import numpy as np
 
 from artifact.errors import ArtifactError
 from artifact.golden import GoldenCase, check_golden, load_golden
-from artifact.manifest import MANIFEST_FILE, GraphKind, Manifest, TensorSpec, check_inside
-from artifact.tolerance import MAX_TOLERANCE
+from artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, TensorSpec, check_inside
 from server.engine.cost import UNTIMED, RunCost
+from server.engine.limits import MAX_TOLERANCE
 from server.engine.provider import Device, ProviderError
 from server.engine.session import RunControl, Session
 from server.engine.tokenizer import TextEncoder
 from server.engine.types import Array
 
+# Query rows of a block. With fewer, the kernels spend more time on packing the keys anew for each block: at
+# 8,192 x 768, 128 rows take 1.2 times as long as 256, and 512 gain nothing.
+MOST_BLOCK_ROWS = 256
+# Blocks of very long sequences have fewer rows, so that their scores need this memory, but not less than
+# these rows.
+BLOCK_SCORE_BYTES, LEAST_BLOCK_ROWS = 128 << 20, 64
+# Sequences whose scores need more memory run in blocks.
+WHOLE_SCORE_BYTES = 64 << 20
 # Tensors as large as an input that a run holds at a time: the input, its projections, the output.
 ROW_TENSORS = 6
 # Tensors as large as the attention scores that a run holds at a time: the scores, a mask converted to
 # numbers, and the weights with a copy. Measured with ONNX Runtime 1.31 at lengths of 1,024 and 2,048.
-PAIR_TENSORS = {GraphKind.PLAIN: 1.0, GraphKind.LENGTHS: 1.25, GraphKind.MASK: 1.25, GraphKind.WEIGHTS: 3.25}
+PAIR_TENSORS = {
+    GraphKind.PLAIN: 1.0,
+    GraphKind.LENGTHS: 1.25,
+    GraphKind.MASK: 1.25,
+    GraphKind.WEIGHTS: 3.25,
+    # Of one block.
+    GraphKind.BLOCKS: 1.5,
+    GraphKind.MASK_BLOCKS: 2.75,
+}
 # Weights of smaller artifacts are prepacked in every graph's session.
 SMALL_ARTIFACT_BYTES = 64 << 20
 
@@ -107,6 +123,30 @@ class LoadedModel:
         needs_lengths = graph is GraphKind.PLAIN and self.sees_padding and not equal_lengths
         return GraphKind.LENGTHS if needs_lengths else graph
 
+    def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
+        """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
+        if query_length * key_length <= self._most_whole_pairs:
+            return graph
+        blocks = IN_BLOCKS.get(graph)
+        saves = blocks in self.manifest.graphs and query_length > self.block_rows(key_length)
+        return blocks if blocks and saves else graph
+
+    @cached_property
+    def _most_whole_pairs(self) -> float:
+        heads = self.manifest.num_heads
+        return WHOLE_SCORE_BYTES // (4 * heads) if heads else math.inf
+
+    def block_rows(self, key_length: int) -> int:
+        """Query rows of a block on the graphs that attend in blocks."""
+        rows = BLOCK_SCORE_BYTES // (4 * max(self.manifest.num_heads, 1) * key_length)
+        return max(LEAST_BLOCK_ROWS, min(rows, MOST_BLOCK_ROWS))
+
+    def held_pairs(self, graph: GraphKind, query_length: int, key_length: int) -> int:
+        """Pairs of rows whose scores a run of one sequence holds at a time, for each head."""
+        if graph in IN_BLOCKS.values():
+            query_length = min(query_length, self.block_rows(key_length))
+        return query_length * key_length
+
     def run(
         self, graph: GraphKind, inputs: dict[str, Array], control: RunControl | None = None
     ) -> dict[str, Array]:
@@ -146,7 +186,8 @@ class LoadedModel:
         """Expected memory of one run of that padded size on this machine, in bytes."""
         per_query, per_key, per_pair = self._row_elements
         rows = query_length * per_query + key_length * per_key
-        pairs = query_length * key_length * per_pair * self.pair_tensors.get(graph, PAIR_TENSORS[graph])
+        pair_tensors = self.pair_tensors.get(graph, PAIR_TENSORS[graph])
+        pairs = self.held_pairs(graph, query_length, key_length) * per_pair * pair_tensors
         return int(4 * batch * (rows + pairs))
 
     @cached_property
@@ -199,15 +240,20 @@ def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> N
 
 
 def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
-    """One session for each graph. Large weights are prepacked for the plain graph only, to save memory."""
+    """One session for each graph.
+
+    To save memory, large weights are prepacked for the plain graph only, and no weights for graphs in blocks,
+    whose runs are long.
+    """
     small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
+    prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else {GraphKind.PLAIN}
     sessions = {}
     for kind, graph in manifest.graphs.items():
         path = folder / graph.file
         try:
             # Resolved: ONNX Runtime compares the real folders of a graph and its weights.
             real = path.resolve()
-            sessions[kind] = Session(real, device, prepack_weights=small or kind is GraphKind.PLAIN)
+            sessions[kind] = Session(real, device, prepack_weights=kind in prepacked)
         except ProviderError:
             raise
         except Exception as error:  # ONNX Runtime raises many types

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifact.errors import ArtifactError
-from artifact.tolerance import MAX_TOLERANCE
 from server.engine.calibration import calibrated
 from server.engine.errors import ModelNotFoundError, ModelNotReadyError
+from server.engine.limits import MAX_TOLERANCE
 from server.engine.model import LoadedModel, load_model
 from server.engine.provider import Device, ProviderError
 

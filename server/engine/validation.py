@@ -27,7 +27,7 @@ class ValidatedRequest:
     """A request that its model can answer: the only type that may enter the queue.
 
     Attributes:
-        graph: The graph that computes each of its sequences alone.
+        graph: The graph that computes its sequences, of which long ones run in blocks.
         deadline: On `time.monotonic`'s clock, in seconds.
         input_bytes: Size of the inputs, which may be views of the received message.
         held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
@@ -52,25 +52,26 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         LimitExceededError: The request or its result would be too large.
     """
     graph = _choose_graph(request, model)
-    is_text = bool(request.texts)
+    texts = request.texts
     request = encode_texts(request, model, limits)
     inputs = _with_positions(_inputs(request, model), model)
     ragged = [inputs[spec.name] for spec in model.inputs]
     for spec, own in zip(model.inputs, ragged, strict=True):
         _check_rows(spec, own.rows, sum(own.lengths))
-    sizes, result_bytes, run_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
+    lengths = tuple([own.lengths for own in ragged])
+    sizes, graphs, result_bytes, run_bytes = dimensions(model, lengths, graph)
     for spec, own in zip(model.inputs, ragged, strict=True):
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
-        _check_lengths(TEXT if is_text else spec.name, own.lengths, limits, model_limit)
-    blamed = TEXT if is_text else model.inputs[0].name
-    _check_result_bytes(result_bytes, blamed, request, limits)
-    _check_run_bytes(*run_bytes, blamed, limits)
+        _check_lengths(spec.name, own.lengths, limits, model_limit)
+    first = TEXT if texts else model.inputs[0].name
+    _check_result_bytes(result_bytes, RETURN_WEIGHTS if request.return_weights else first, limits)
+    _check_run_bytes(*run_bytes, first, limits)
     names = [spec.name for spec in model.inputs]
     rows = [_split(own) for own in ragged]
     masks = _split_mask(request.mask, model, sizes)
     sequences = [
-        SequenceInputs(dict(zip(names, arrays, strict=True)), size, mask)
-        for size, mask, *arrays in zip(sizes, masks, *rows, strict=True)
+        SequenceInputs(dict(zip(names, arrays, strict=True)), size, mask, own_graph)
+        for size, mask, own_graph, *arrays in zip(sizes, masks, graphs, *rows, strict=True)
     ]
     mask_bytes = sum([mask.nbytes for mask in masks if mask is not None])
     return ValidatedRequest(
@@ -173,13 +174,11 @@ def _too_many_sequences(name: str, count: int, limits: Limits) -> LimitExceededE
     return LimitExceededError(name, f"contains {count} sequences; the limit is {limits.max_sequences}")
 
 
-def _check_result_bytes(size: int, name: str, request: Request, limits: Limits) -> None:
-    if size <= limits.max_result_bytes:
-        return
-    raise LimitExceededError(
-        RETURN_WEIGHTS if request.return_weights else name,
-        f"the result would be {size} bytes; the limit is {limits.max_result_bytes}",
-    )
+def _check_result_bytes(size: int, name: str, limits: Limits) -> None:
+    if size > limits.max_result_bytes:
+        raise LimitExceededError(
+            name, f"the result would be {size} bytes; the limit is {limits.max_result_bytes}"
+        )
 
 
 def _check_run_bytes(size: int, index: int, name: str, limits: Limits) -> None:

@@ -1,7 +1,7 @@
 """Finds the route of a new call, has it admitted, and reports how it ended."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -55,7 +55,13 @@ class Dispatcher:
     """Accepts calls. All methods run on the transport's thread, except `load`."""
 
     def __init__(
-        self, routes: Mapping[str, Route], observer: CallObserver, limits: CallLimits, *, stream_window: int
+        self,
+        routes: Mapping[str, Route],
+        observer: CallObserver,
+        limits: CallLimits,
+        check_deadline: Callable[[float], None],
+        *,
+        stream_window: int,
     ) -> None:
         """Creates the dispatcher.
 
@@ -63,10 +69,12 @@ class Dispatcher:
             routes: The route of each method, by its full name.
             observer: Receives a report of every call whose route is counted, and of every refusal.
             limits: How many calls are open at a time.
+            check_deadline: Raises OverloadedError if a call with that deadline would be answered too late.
             stream_window: Number of requests of one stream that may be without a sent reply.
         """
         self._routes = routes
         self._observer = observer
+        self._check_deadline = check_deadline
         self._window = stream_window
         self._admissions = Admissions(limits)
         self._streams: dict[Call, OrderedStream | ServerStream] = {}
@@ -83,6 +91,8 @@ class Dispatcher:
         try:
             if self._draining:
                 _refuse_while_draining(route)
+            if route.kind is CallKind.UNARY and route.takes_place:
+                self._check_deadline(call.deadline)
             admission.arrive(call)
         except EngineError as error:
             end_with(call, error)

@@ -73,6 +73,7 @@ class RpcServer:
             route_table(engine, self._codec_threads, self._health, self._is_serving),
             self._observer,
             _call_limits(self._options),
+            engine.check_deadline,
             stream_window=self._options.stream_window,
         )
         # First: health checks that have waited for the start are answered at once.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -86,7 +87,8 @@ def outcome(call: Callable[[], object]) -> tuple[str, str]:
     """The status of a call, and the reason of its ErrorInfo."""
     try:
         call()
-    except grpc.RpcError as error:
+    except grpc.RpcError as caught:
+        error: Any = caught  # a call
         status = rpc_status.from_call(error)
         info = error_details_pb2.ErrorInfo()
         if status is None or not status.details or not status.details[0].Unpack(info):
@@ -103,7 +105,7 @@ def attack(target: str, name: str) -> tuple[tuple[str, str], int, float]:
     hostile = HOSTILE[name]
     message = hostile.build()
     with connect(target) as channel:
-        send = channel.unary_unary(hostile.method)
+        send: Any = channel.unary_unary(hostile.method)
         grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
         started = time.perf_counter()
         found = outcome(lambda: send(message, timeout=PATIENCE_SECONDS))

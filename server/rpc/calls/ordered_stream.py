@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from server.engine.errors import EngineError, OverloadedError
+from server.engine.errors import EngineError
 from server.rpc.calls.ending import end_with
 from server.rpc.calls.replies import ReplyQueue
 from server.rpc.calls.route import Route
@@ -74,7 +74,7 @@ class OrderedStream(ReplyQueue):
             return
         try:
             self._progress.received(self._call)
-        except OverloadedError as error:
+        except EngineError as error:
             end_with(self._call, error)
             return
         self.receive(message)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from server.engine.errors import InvalidRequestError
-from server.engine.tokenizer import TextEncoder
+from server.engine.errors import DeadlineExceededError, InvalidRequestError, LimitExceededError
+from server.engine.tokenizer import TextEncoder, TextLimits
 
 UNK = "[UNK]"
 Build = Callable[[], Tokenizer]
@@ -216,3 +216,111 @@ def test_an_empty_text_is_refused_by_its_index(build: Build, tmp_path: Path) -> 
 def test_a_text_of_spaces_is_refused(build: Build, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="text 0 does not contain any words"):
         encoder(build(), tmp_path).encode((" \t\n",))
+
+
+TEXT_ALPHABET = st.text(st.sampled_from("low erné\n\u00a0\u2581,LOW"), max_size=80)
+MANY_KINDS: dict[str, Build] = {
+    "BPE": lambda: bpe(unk=UNK),
+    "BPE of sentences": lambda: bpe(unk=UNK, split=False),
+    "byte level": byte_level,
+    "WordPiece": word_piece,
+    "WordLevel": word_level,
+    "BPE of marked words": lambda: marked(bpe(unk=UNK)),
+    "token with a space": lambda: with_token(word_level(), "low low low"),
+}
+
+
+def marked(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
+
+
+def with_token(tokenizer: Tokenizer, content: str) -> Tokenizer:
+    tokenizer.add_tokens([content])
+    return tokenizer
+
+
+@pytest.mark.parametrize("build", MANY_KINDS.values(), ids=MANY_KINDS)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(text=TEXT_ALPHABET, limit=st.integers(1, 12))
+def test_a_text_is_refused_for_its_tokens_only_if_the_whole_of_it_has_too_many(
+    text: str, limit: int, build: Build, tmp_path: Path
+) -> None:
+    unlimited = encoder(build(), tmp_path)
+    try:
+        (length,) = unlimited.encode((text,)).lengths
+    except InvalidRequestError:  # no words
+        return
+    try:
+        found = unlimited.encode((text,), TextLimits(text_tokens=limit))
+    except LimitExceededError:
+        assert length > limit
+    else:
+        assert found.lengths == (length,)
+        assert length <= limit
+
+
+@pytest.mark.parametrize("build", [bpe, word_level, byte_level], ids=lambda build: build.__name__)
+def test_the_start_of_a_long_text_is_enough_to_refuse_it(build: Build, tmp_path: Path) -> None:
+    long = encoder(build(), tmp_path)
+    seen: list[int] = []
+    encode = long._tokens
+    long._tokens = lambda text, *, special: seen.append(len(text)) or encode(text, special=special)  # type: ignore[method-assign, func-returns-value]
+    with pytest.raises(LimitExceededError) as caught:
+        long.encode(("low " * 100_000,), TextLimits(text_tokens=100))
+    assert caught.value.field == "text"
+    assert "the limit is 100" in caught.value.message
+    assert max(seen) < 1000
+
+
+@pytest.mark.parametrize(
+    ("texts", "limits", "says"),
+    [
+        (
+            ("low", "low low low"),
+            TextLimits(text_tokens=2),
+            "text: text 1 has 3 or more tokens; the limit is 2",
+        ),
+        (
+            ("low low", b"low low"),
+            TextLimits(tokens=3),
+            "text: texts 0 to 1 have 4 tokens; the limit of one request is 3",
+        ),
+        (("low", b"lowlow"), TextLimits(text_bytes=5), "text: text 1 has 6 bytes; the limit is 5"),
+        (("\u00e9\u00e9\u00e9",), TextLimits(text_bytes=5), "text: text 0 has 6 bytes; the limit is 5"),
+    ],
+    ids=["tokens of a text", "tokens of all texts", "bytes", "bytes of characters"],
+)
+def test_texts_beyond_a_limit_are_refused(
+    texts: tuple[str | bytes, ...], limits: TextLimits, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LimitExceededError) as caught:
+        encoder(word_level(), tmp_path).encode(texts, limits)
+    assert caught.value.message == says
+
+
+def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="text 1 is not UTF-8: 'utf-8' codec"):
+        encoder(word_level(), tmp_path).encode(("low", memoryview(b"\xff")))
+
+
+def test_texts_are_not_encoded_after_their_deadline(tmp_path: Path) -> None:
+    with pytest.raises(DeadlineExceededError):
+        encoder(word_level(), tmp_path).encode(("low",), deadline=0.0)
+
+
+def test_at_most_ten_unknown_words_are_named_and_long_ones_are_shortened(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(9)]
+    with pytest.raises(InvalidRequestError) as caught:
+        encoder(word_level(None), tmp_path).encode((" ".join([*words, "x" * 5000, "other"]),))
+    named = ", ".join(map(repr, [*words, "x" * 256 + "..."]))
+    assert caught.value.message == f"text: unknown words: {named} and others"
+
+
+@pytest.mark.parametrize("space", [" ", "\n"], ids=["spaces", "lines"])
+def test_an_unknown_word_far_into_a_long_text_is_found(space: str, tmp_path: Path) -> None:
+    text = space.join(["low"] * 20_000 + ["far"] + ["low"] * 20_000)
+    with pytest.raises(InvalidRequestError, match=r"text: unknown words: 'far'$"):
+        encoder(bpe(), tmp_path).encode((text,))
+    (length,) = encoder(bpe(), tmp_path).encode((text.replace("far", "low"),)).lengths
+    assert length == 40_001

@@ -2,6 +2,8 @@
 
 import math
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -21,7 +23,7 @@ from server.rpc.protobuf_bytes import Parsed
 from tests.support.mutations import ATTEND, Good, good_requests, mutated
 
 LIMITS = Limits(max_result_bytes=MIB, max_input_bytes=MIB)
-READERS = {
+READERS: dict[bool, Callable[[bytes], Parsed[Any]]] = {
     True: attention_fields.reader(LIMITS),
     False: open_inference_codec.reader(LIMITS),
 }
@@ -32,8 +34,8 @@ def prepare(good: Good, data: bytes, models: Repository) -> None:
     """Reads, decodes and validates a request as the server does."""
     budget = MemoryBudget(64 * MIB)
     allowance = Allowance(LIMITS, budget.reserve(len(data)))
-    parsed: Parsed[typed.AttendRequest] | Parsed[pb.ModelInferRequest] = READERS[good.method == ATTEND](data)
-    message = parsed.message
+    parsed = READERS[good.method == ATTEND](data)
+    message: typed.AttendRequest | pb.ModelInferRequest = parsed.message
     model = models.ready(message.model_name, message.model_version)
     if isinstance(message, typed.AttendRequest):
         names = attention_codec.input_names(model)

@@ -35,7 +35,7 @@ def test_an_idle_thread_turns_and_a_stuck_one_does_not(kind: TransportKind) -> N
         proceed.set()
         assert call.code() is grpc.StatusCode.UNIMPLEMENTED
         until(lambda: time.monotonic() - transport.turned_at() < 1.5)
-    transport.stop(0, list)
+    transport.stop(0, lambda: None)
 
 
 def until(condition: Callable[[], bool]) -> None:
