@@ -6,7 +6,11 @@ PYTHON := .venv/bin/python
 BUF := npx --yes @bufbuild/buf@1.75.0
 REPOSITORY ?= model_repository
 
-.PHONY: demo test serve bench lint format protos env clean
+# quick or full: how long `chaos` runs; and the file that its figures are appended to.
+CHAOS ?= quick
+CHAOS_REPORT ?= build/chaos.md
+
+.PHONY: demo test serve bench chaos lint format protos env clean
 
 demo: env ## install, export, serve, send requests, compare with PyTorch
 	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
@@ -20,6 +24,9 @@ serve: env ## serve the models of model_repository/, exporting the demo models f
 
 bench: env ## measure the service beside its ceilings and its peers; BENCH=--quick for a short run
 	$(PYTHON) -m benchmarks run $(BENCH)
+
+chaos: env ## measure overload, floods, drains and a soak, CHAOS=quick in about 8 minutes or full in about 40
+	CHAOS=$(CHAOS) CHAOS_REPORT=$(CHAOS_REPORT) $(PYTHON) -m pytest -m chaos -n0 -s tests/chaos
 
 lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m ruff check

@@ -1,6 +1,6 @@
 """Golden vectors: inputs of each graph and the outputs of eager PyTorch, which every server replays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from artifact.manifest import ArtifactError, GraphKind
+from artifact.errors import ArtifactError
+from artifact.manifest import Graph, GraphKind, Manifest, TensorSpec
 
+# A replay must not take more memory than requests do. Attention scores grow with the square of the length.
+MAX_GOLDEN_BYTES = 256 << 20
+MAX_GOLDEN_LENGTH = 4096
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -28,22 +32,35 @@ def load_golden(path: Path) -> list[GoldenCase]:
     """Reads golden vectors from a file of tensors named as in `golden_tensors`, ordered by name.
 
     Raises:
-        ArtifactError: The file is absent or damaged.
+        ArtifactError: The file is absent, damaged or too large.
     """
     try:
+        if (size := path.stat().st_size) > MAX_GOLDEN_BYTES:
+            raise ArtifactError(path, f"has {size} bytes, which is more than {MAX_GOLDEN_BYTES}")
         tensors = load_file(path)
-        return _group_golden(tensors)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ArtifactError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ArtifactError(path, f"cannot be read: {error.strerror or 'not a file'}") from error
+    except (SafetensorError, ValueError) as error:
+        raise ArtifactError(path, "is not a file of tensors", details=error) from error
+    return _group_golden(path, tensors)
 
 
-def _group_golden(tensors: Arrays) -> list[GoldenCase]:
-    cases: dict[str, GoldenCase] = {}
-    for key, array in sorted(tensors.items()):
-        graph, index, side, name = key.split("/")
-        case = cases.setdefault(f"{graph}/{index}", GoldenCase(GraphKind(graph), {}, {}))
-        (case.inputs if side == "inputs" else case.outputs)[name] = array
-    return list(cases.values())
+def check_golden(path: Path, cases: Sequence[GoldenCase], manifest: Manifest) -> None:
+    """Checks that the cases prove something about every output of every graph, and fit their graphs.
+
+    Raises:
+        ArtifactError: A graph has no case, an output of it is not compared, or a case does not fit its graph.
+    """
+    for case in cases:
+        if case.graph not in manifest.graphs:
+            raise ArtifactError(path, f"contains golden vectors for graph {case.graph}, which does not exist")
+        _check_inputs(path, case, manifest.graphs[case.graph])
+    proven = {(case.graph, name) for case in cases for name, array in case.outputs.items() if _proves(array)}
+    for kind, graph in manifest.graphs.items():
+        unproven = [spec.name for spec in graph.outputs if (kind, spec.name) not in proven]
+        if unproven or not graph.outputs:
+            outputs = f"output {', '.join(unproven)} of " if unproven else ""
+            raise ArtifactError(path, f"contains no golden vectors for {outputs}graph {kind}")
 
 
 def golden_tensors(cases: list[GoldenCase]) -> Mapping[str, NDArray[Any]]:
@@ -54,3 +71,46 @@ def golden_tensors(cases: list[GoldenCase]) -> Mapping[str, NDArray[Any]]:
         for side, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
         for name, array in arrays.items()
     }
+
+
+def _group_golden(path: Path, tensors: Arrays) -> list[GoldenCase]:
+    cases: dict[str, GoldenCase] = {}
+    for key, array in sorted(tensors.items()):
+        try:
+            graph, index, side, name = key.split("/")
+            case = cases.setdefault(f"{graph}/{index}", GoldenCase(GraphKind(graph), {}, {}))
+        except ValueError as error:
+            expected = "<graph>/<index>/<inputs or outputs>/<name>"
+            raise ArtifactError(path, f"contains a tensor {key!r}, which is not named {expected}") from error
+        (case.inputs if side == "inputs" else case.outputs)[name] = array
+    return list(cases.values())
+
+
+def _proves(eager: NDArray[Any]) -> bool:
+    return bool(np.isfinite(eager).any())
+
+
+def _check_inputs(path: Path, case: GoldenCase, graph: Graph) -> None:
+    specs = {spec.name: spec for spec in graph.inputs}
+    if case.inputs.keys() != specs.keys():
+        given, taken = ", ".join(sorted(case.inputs)), ", ".join(sorted(specs))
+        raise ArtifactError(
+            path, f"graph {case.graph} takes {taken}; a case of it contains {given or 'none'}"
+        )
+    for name, array in case.inputs.items():
+        if not _fits(array, specs[name]):
+            found = f"{array.dtype.name} {list(array.shape)}"
+            raise ArtifactError(
+                path, f"input {name} of graph {case.graph} is {found}, which does not fit {specs[name]}"
+            )
+
+
+def _fits(array: NDArray[Any], spec: TensorSpec) -> bool:
+    return (
+        array.dtype.name == spec.data_type
+        and array.ndim == len(spec.axes)
+        and all(
+            size == axis if isinstance(axis, int) else size <= MAX_GOLDEN_LENGTH
+            for size, axis in zip(array.shape, spec.axes, strict=True)
+        )
+    )

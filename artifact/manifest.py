@@ -9,23 +9,30 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
+from pydantic import AliasChoices, Field, ValidationError
 
+from artifact.errors import ArtifactError
+from artifact.external_data import external_locations
 from artifact.record import Record
 from artifact.tolerance import Tolerance
 
 MANIFEST_FILE = "manifest.json"
+# Manifests of real models have a few KiB.
+MAX_MANIFEST_BYTES = 1 << 20
+MAX_PROBLEMS = 3
+GRAPH_SUFFIX = ".onnx"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 BATCH_AXIS = "batch"
 KEY_LENGTHS = "key_lengths"
 POSITIONS = "positions"
 ATTENTION_MASK = "attention_mask"
+BLOCK_ROWS = "block_rows"
 
+# Numbers are bounded so that products of them are numbers too, and fit the messages that describe a model.
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+NumHeads = Annotated[int, Field(ge=0, le=2**16)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-
-
-class ArtifactError(Exception):
-    """An artifact is damaged or cannot be read. The message names the file."""
 
 
 class GraphKind(StrEnum):
@@ -39,6 +46,15 @@ class GraphKind(StrEnum):
     """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend."""
     WEIGHTS = "weights"
     """Takes `attention_mask`, and also returns `attention_weights` (B, H, Tq, Tk)."""
+    BLOCKS = "blocks"
+    """As `plain` for long sequences: attends in blocks of `block_rows` query rows (int64 scalar), so that its
+    memory grows with the length and not with its square. Absent if a graph cannot be computed in blocks."""
+    MASK_BLOCKS = "mask_blocks"
+    """As `mask`, in blocks of `block_rows` query rows."""
+
+
+IN_BLOCKS = {GraphKind.PLAIN: GraphKind.BLOCKS, GraphKind.MASK: GraphKind.MASK_BLOCKS}
+"""By graph, the one that computes the same in blocks of query rows."""
 
 
 class TensorSpec(Record):
@@ -46,8 +62,8 @@ class TensorSpec(Record):
 
     name: str
     data_type: Literal["float32", "int64", "bool"]
-    axes: tuple[str | PositiveInt, ...]
-    exclusive_upper_bound: PositiveInt | None = Field(
+    axes: tuple[str | Size, ...]
+    exclusive_upper_bound: Size | None = Field(
         default=None, validation_alias=AliasChoices("exclusive_upper_bound", "limit")
     )
     """For ids, which count from 0: each is below this bound. Earlier manifests call it `limit`."""
@@ -64,9 +80,9 @@ class Graph(Record):
 class Cost(Record):
     """Floating-point operations, all 0 if unknown. A multiply-add counts as two."""
 
-    flops_per_query: NonNegativeInt
-    flops_per_key: NonNegativeInt
-    flops_per_pair: NonNegativeInt
+    flops_per_query: Count
+    flops_per_key: Count
+    flops_per_pair: Count
 
 
 class Manifest(Record):
@@ -74,20 +90,20 @@ class Manifest(Record):
 
     format_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
-    version: PositiveInt
+    version: Annotated[int, Field(ge=1, le=2**63 - 1)]
     description: str
     config: dict[str, Any]
     """The attention configuration; empty for non-attention modules."""
-    num_heads: NonNegativeInt
+    num_heads: NumHeads
     """0 if unknown, as for non-attention modules."""
     causal: bool
-    opset: PositiveInt
+    opset: Size
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     tolerance: Tolerance
-    parameters: NonNegativeInt
+    parameters: Count
     cost: Cost
     graphs: dict[GraphKind, Graph]
-    max_lengths: dict[str, PositiveInt] = Field(default_factory=dict)
+    max_lengths: dict[str, Size] = Field(default_factory=dict)
     """By symbolic axis, the largest number of rows that the model takes; axes without a limit are absent."""
     tokenizer: FileName | None = None
     """For models that take text: the tokenizer, in the format of the `tokenizers` library."""
@@ -111,26 +127,67 @@ class Manifest(Record):
         """
         path = folder / MANIFEST_FILE
         try:
-            return cls.model_validate_json(path.read_bytes())
+            with path.open("rb") as file:
+                content = file.read(MAX_MANIFEST_BYTES + 1)
         except OSError as error:
-            raise ArtifactError(f"{path}: {error.strerror}") from error
-        except ValueError as error:
-            raise ArtifactError(f"{path}: {error}") from error
+            raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
+        if len(content) > MAX_MANIFEST_BYTES:
+            raise ArtifactError(path, f"is larger than the limit of {MAX_MANIFEST_BYTES} bytes")
+        try:
+            return cls.model_validate_json(content)
+        except ValidationError as error:
+            raise ArtifactError(path, _problems(error)) from error
 
     def verify_files(self, folder: Path) -> None:
-        """Compares every file with its recorded hash.
+        """Compares every file with its recorded hash, and what the graphs name with the list of files.
 
         Raises:
-            ArtifactError: A file is missing, is not listed or differs.
+            ArtifactError: A file is missing, is not listed, differs or lies outside the repository, or a
+                graph names a file that is not listed.
         """
+        manifest = folder / MANIFEST_FILE
         graphs = [graph.file for graph in self.graphs.values()]
         for name in (*graphs, self.weights, self.tokenizer, self.golden, self.parity_report):
             if name is not None and name not in self.files:
-                raise ArtifactError(f"{folder / MANIFEST_FILE}: lists no hash for {name}")
+                raise ArtifactError(manifest, f"lists no hash for {name}")
         for name, expected in self.files.items():
+            check_inside(folder, folder / name)
+            if not (folder / name).is_file():  # a pipe would block the reader
+                raise ArtifactError(folder / name, "is not a regular file")
             found = file_hash(folder / name)
             if found != expected:
-                raise ArtifactError(f"{folder / name}: SHA-256 is {found}, the manifest says {expected}")
+                raise ArtifactError(folder / name, f"SHA-256 is {found}, the manifest says {expected}")
+        for name in graphs:
+            self._check_graph_file(folder / name)
+
+    def _check_graph_file(self, path: Path) -> None:
+        # By other suffixes, ONNX Runtime recognises formats that are not read here.
+        if path.suffix != GRAPH_SUFFIX:
+            raise ArtifactError(path, f"the name of a graph must end with {GRAPH_SUFFIX}")
+        if unlisted := sorted(external_locations(path) - self.files.keys()):
+            raise ArtifactError(path, f"names external data that the manifest does not list: {unlisted[0]!r}")
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """Checks that a file of an artifact is a part of its repository, wherever symbolic links lead.
+
+    Links within the repository are allowed: Kubernetes mounts volumes with them.
+
+    Args:
+        folder: The artifact's folder, `<repository>/<model name>/<version>`.
+        path: The file.
+
+    Raises:
+        ArtifactError: The file does not exist or lies outside the repository.
+    """
+    try:
+        repository, real = folder.absolute().parents[1].resolve(strict=True), path.resolve(strict=True)
+    except OSError as error:
+        raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
+    except RuntimeError as error:
+        raise ArtifactError(path, "cannot be read: its symbolic links lead in a circle") from error
+    if not real.is_relative_to(repository):
+        raise ArtifactError(path, "lies outside the model repository", details=f"it is {real}")
 
 
 def file_hash(path: Path) -> str:
@@ -143,7 +200,7 @@ def file_hash(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ArtifactError(f"{path}: {error.strerror}") from error
+        raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
 
 
 def is_whole(folder: Path) -> bool:
@@ -153,3 +210,11 @@ def is_whole(folder: Path) -> bool:
     except ArtifactError:
         return False
     return True
+
+
+def _problems(error: ValidationError) -> str:
+    """The first problems, each with its field."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    texts = [f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in problems[:MAX_PROBLEMS]]
+    further = len(problems) - len(texts)
+    return "; ".join(texts) + (f"; and {further} more" if further else "")

@@ -47,12 +47,13 @@ class EncodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The end of one request."""
+    """The end of one request. `status` is the operation that received it, if the request was a call."""
 
     request: EncodedRequest
     started: int
     ended: int
     succeeded: bool
+    status: Any = None
 
 
 class Caller(Protocol):
@@ -71,13 +72,21 @@ class Caller(Protocol):
 class UnaryCaller:
     """A Caller that makes one unary call for each request. `start` and `finish` may run on two threads."""
 
-    def __init__(self, target: str, method: bytes, requests: Sequence[EncodedRequest]) -> None:
+    def __init__(
+        self,
+        target: str,
+        method: bytes,
+        requests: Sequence[EncodedRequest],
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
         self._channel = _Channel(target)
         self._method = method
         self._requests = cycle(requests)
+        self._deadline_seconds = deadline_seconds
 
     def start(self, since: int | None = None) -> None:
-        """Starts the next request."""
+        """Starts the next request. Its deadline counts from `since`, like its latency."""
         request = next(self._requests)
         operations = (
             cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),
@@ -87,15 +96,18 @@ class UnaryCaller:
             cygrpc.ReceiveMessageOperation(NO_FLAGS),
             cygrpc.ReceiveStatusOnClientOperation(NO_FLAGS),
         )
-        tag = (request, clock() if since is None else since)
-        self._channel.open(self._method, ((operations, tag),))
+        now = clock()
+        started = now if since is None else since
+        seconds = self._deadline_seconds - (now - started) / 1e9
+        self._channel.open(self._method, ((operations, (request, started)),), seconds)
 
     def finish(self) -> Completion:
         """Waits until a request completes. The response is not parsed."""
         event = self._channel.next_event()
         ended = clock()
         request, started = event.tag
-        return Completion(request, started, ended, _is_ok(event.batch_operations[STATUS]))
+        status = event.batch_operations[STATUS]
+        return Completion(request, started, ended, _is_ok(status), status)
 
     def receive(self) -> bytes:
         """Waits for a response and returns it.
@@ -205,10 +217,15 @@ class _Channel:
     def __init__(self, target: str) -> None:
         self._channel = cygrpc.Channel(target.encode(), OPTIONS, None)
 
-    def open(self, method: bytes, batches: tuple[tuple[Iterable[Any], object], ...]) -> Any:
+    def open(
+        self,
+        method: bytes,
+        batches: tuple[tuple[Iterable[Any], object], ...],
+        seconds: float = DEADLINE_SECONDS,
+    ) -> Any:
         """Starts a call with batches of operations, each completed by an event that carries its tag."""
         flags = cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS
-        deadline = time.time() + DEADLINE_SECONDS
+        deadline = time.time() + seconds
         return self._channel.integrated_call(flags, method, None, deadline, None, None, batches, None)
 
     def next_event(self) -> Any:

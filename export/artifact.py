@@ -3,19 +3,23 @@
 import dataclasses
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 import onnx
+import onnx_ir
 from safetensors.numpy import save_file
 
 from artifact.golden import golden_tensors
-from artifact.manifest import MANIFEST_FILE, Graph, GraphKind, Manifest, file_hash
+from artifact.manifest import IN_BLOCKS, MANIFEST_FILE, Graph, GraphKind, Manifest, file_hash
 from artifact.tolerance import Tolerance
 from export import parity
+from export.block_mask import NotInBlocksError
+from export.blocks import in_blocks
 from export.errors import ExportError
-from export.graph import OPSET, export_graph
+from export.graph import OPSET, finish, trace
 from export.lowering import HALF_TYPES, lowered, quantised
 from export.model_id import ModelId
 from export.precision import TOLERANCES, Precision
@@ -32,7 +36,11 @@ GRAPH_FILES = {
     GraphKind.LENGTHS: "model.lengths.onnx",
     GraphKind.MASK: "model.mask.onnx",
     GraphKind.WEIGHTS: "model.weights.onnx",
+    GraphKind.BLOCKS: "model.blocks.onnx",
+    GraphKind.MASK_BLOCKS: "model.mask_blocks.onnx",
 }
+# By graph in blocks, the one that it is derived from.
+WHOLE = {blocks: whole for whole, blocks in IN_BLOCKS.items()}
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 Progress = Callable[[str], object]
 """Is called with a short description of each step when it begins."""
@@ -120,27 +128,40 @@ class ArtifactWriter:
 
     def write(self, folder: Path) -> Manifest:
         """Writes all files into a folder; the manifest, which lists the others, last."""
-        spec = self.spec
-        write_graphs({GRAPH_FILES[s.kind]: self._graph(s) for s in spec.signatures}, folder)
-        report = parity.as_json(parity.report(self._compare(folder), self.tolerance))
+        spec, graphs = self.spec, self._graphs()
+        signatures = [s for s in spec.signatures if s.kind in graphs]
+        write_graphs({GRAPH_FILES[kind]: graph for kind, graph in graphs.items()}, folder)
+        report = parity.as_json(parity.report(self._compare(folder, signatures), self.tolerance))
         (folder / PARITY_FILE).write_text(json.dumps(report, indent=2) + "\n")
         self.progress("golden vectors")
-        golden = [case for s in spec.signatures for case in parity.golden_cases(spec.module, s)]
+        golden = [case for s in signatures for case in parity.golden_cases(spec.module, s)]
         save_file(dict(golden_tensors(golden)), folder / GOLDEN_FILE)
         if spec.tokenizer is not None:
             spec.tokenizer.save(str(folder / TOKENIZER_FILE))
-        manifest = self._manifest(folder)
+        manifest = self._manifest(folder, signatures)
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 
-    def _graph(self, signature: Signature) -> onnx.ModelProto:
-        self.progress(f"graph {signature.kind}: export")
-        graph = export_graph(lowered(self.spec.module, self.precision), signature)
+    def _graphs(self) -> dict[GraphKind, onnx.ModelProto]:
+        """The graph of each signature, without those that cannot be computed in blocks."""
+        module, traced = lowered(self.spec.module, self.precision), dict[GraphKind, onnx_ir.Model]()
+        for signature in self.spec.signatures:
+            kind = signature.kind
+            self.progress(f"graph {kind}: export")
+            if kind not in WHOLE:
+                traced[kind] = trace(module, signature)
+                continue
+            with suppress(NotInBlocksError):
+                traced[kind] = in_blocks(traced[WHOLE[kind]], causal=self.spec.causal)
+        graphs = {s.kind: finish(traced[s.kind], s) for s in self.spec.signatures if s.kind in traced}
+        return {kind: self._quantised(graph) for kind, graph in graphs.items()}
+
+    def _quantised(self, graph: onnx.ModelProto) -> onnx.ModelProto:
         return quantised(graph) if self.precision is Precision.INT8 else graph
 
-    def _compare(self, folder: Path) -> list[parity.ParityCase]:
+    def _compare(self, folder: Path, signatures: Sequence[Signature]) -> list[parity.ParityCase]:
         cases = []
-        for signature in self.spec.signatures:
+        for signature in signatures:
             self.progress(f"graph {signature.kind}: comparison with eager PyTorch")
             path = str(folder / GRAPH_FILES[signature.kind])
             cases += parity.compare(self.spec.module, signature, path, self.tolerance)
@@ -151,7 +172,7 @@ class ArtifactWriter:
             )
         return cases
 
-    def _manifest(self, folder: Path) -> Manifest:
+    def _manifest(self, folder: Path, signatures: Sequence[Signature]) -> Manifest:
         spec = self.spec
         return Manifest(
             name=self.model.name,
@@ -167,7 +188,7 @@ class ArtifactWriter:
             cost=spec.cost,
             graphs={
                 s.kind: Graph(file=GRAPH_FILES[s.kind], inputs=s.inputs, outputs=s.outputs)
-                for s in spec.signatures
+                for s in signatures
             },
             max_lengths=dict(spec.max_lengths),
             tokenizer=TOKENIZER_FILE if spec.tokenizer is not None else None,

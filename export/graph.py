@@ -29,6 +29,15 @@ def export_graph(module: nn.Module, signature: Signature) -> onnx.ModelProto:
         ExportError: The module cannot be traced, or its graph lost a symbolic axis or uses an operator
             outside the ONNX standard.
     """
+    return finish(trace(module, signature), signature)
+
+
+def trace(module: nn.Module, signature: Signature) -> onnx_ir.Model:
+    """Traces the graph of one signature, with the shapes of its values.
+
+    Raises:
+        ExportError: The module cannot be traced.
+    """
     try:
         program = _export(SignedModule(module, signature), signature)
     except torch.onnx.OnnxExporterError as error:
@@ -40,7 +49,16 @@ def export_graph(module: nn.Module, signature: Signature) -> onnx.ModelProto:
         if MASK_HEADS_AXIS in spec.axes:
             value.shape = onnx_ir.Shape(spec.axes)
     merge_heads(program.model)
-    proto = onnx_ir.to_proto(program.model)
+    return program.model
+
+
+def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:
+    """The graph to store: without debugging data, and checked.
+
+    Raises:
+        ExportError: The graph lost a symbolic axis, or uses an operator outside the ONNX standard.
+    """
+    proto = onnx_ir.to_proto(model)
     _strip(proto)
     _check(proto, signature)
     return proto

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from artifact.golden import Arrays
-from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, POSITIONS, GraphKind, TensorSpec
+from artifact.manifest import (
+    ATTENTION_MASK,
+    BATCH_AXIS,
+    BLOCK_ROWS,
+    IN_BLOCKS,
+    KEY_LENGTHS,
+    POSITIONS,
+    GraphKind,
+    TensorSpec,
+)
 from model.attention import MultiHeadAttention
 from model.text import TextAttention
 
@@ -52,6 +61,11 @@ class Signature:
         return list(dict.fromkeys(named))
 
     @property
+    def module_inputs(self) -> list[TensorSpec]:
+        """The inputs that the module takes: all but the rows of a block, which change no result."""
+        return [spec for spec in self.inputs if spec.name != BLOCK_ROWS]
+
+    @property
     def sequence_axes(self) -> list[str]:
         """Symbolic axes of lengths, in the order of the inputs."""
         return [axis for axis in self.axes if axis not in (BATCH_AXIS, MASK_HEADS_AXIS)]
@@ -73,8 +87,10 @@ def _signature(module: AttentionModule, kind: GraphKind) -> Signature:
     outputs = [tensor("context_vectors", "float32", BATCH_AXIS, QUERY_AXIS, config.d_out)]
     if kind is GraphKind.LENGTHS:
         inputs.append(tensor(KEY_LENGTHS, "int64", BATCH_AXIS))
-    if kind in (GraphKind.MASK, GraphKind.WEIGHTS):
+    if kind in (GraphKind.MASK, GraphKind.WEIGHTS, GraphKind.MASK_BLOCKS):
         inputs.append(tensor(ATTENTION_MASK, "bool", BATCH_AXIS, MASK_HEADS_AXIS, QUERY_AXIS, key_axis))
+    if kind in IN_BLOCKS.values():
+        inputs.append(tensor(BLOCK_ROWS, "int64"))
     if kind is GraphKind.WEIGHTS:
         axes = (BATCH_AXIS, config.num_heads, QUERY_AXIS, key_axis)
         outputs.append(tensor("attention_weights", "float32", *axes))
@@ -118,7 +134,7 @@ class SignedModule(nn.Module):
     def __init__(self, module: nn.Module, signature: Signature) -> None:
         super().__init__()
         self.module = module
-        self.names = [spec.name for spec in signature.inputs]
+        self.names = [spec.name for spec in signature.module_inputs]
         self.options = dict(signature.options)
 
     # The tracer orders operators by the name of this parameter: another name gives other bytes.
@@ -145,7 +161,7 @@ def output_tensors(outputs: Any) -> tuple[Tensor, ...]:
 
 def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
     """Calls the module in eager PyTorch with arrays by name. Returns tensors in the order of the outputs."""
-    tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.inputs]
+    tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.module_inputs]
     with torch.inference_mode():
         outputs: tuple[Tensor, ...] = SignedModule(module, signature)(*tensors)
     return outputs
@@ -158,7 +174,7 @@ def run_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays
 
 
 def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random.Generator) -> Arrays:
-    """Inputs of a graph for the given sizes of its symbolic axes.
+    """Inputs of a graph for the given sizes of its symbolic axes, and of its blocks if it has them.
 
     Vectors are standard normal, masks and lengths random. In a batch of several sequences the first has the
     smallest key length, or may attend to nothing. The first row of a single sequence of several rows may
@@ -167,7 +183,9 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random
     arrays: Arrays = {}
     for spec in signature.inputs:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
-        if spec.name == KEY_LENGTHS:
+        if spec.name == BLOCK_ROWS:
+            arrays[spec.name] = np.array(sizes[BLOCK_ROWS])
+        elif spec.name == KEY_LENGTHS:
             arrays[spec.name] = rng.integers(1, sizes[signature.key_axis], shape, endpoint=True)
             if sizes[BATCH_AXIS] > 1:
                 arrays[spec.name][0] = signature.least_key_length

@@ -42,7 +42,7 @@ class ExportSpec:
 
 
 def attention_spec(module: AttentionModule) -> ExportSpec:
-    """The export of an attention module, with all four graphs."""
+    """The export of an attention module, with all graphs."""
     config = module.config
     return ExportSpec(
         module=module.eval(),

@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact.manifest import ArtifactError, Manifest
+from artifact.errors import ArtifactError
+from artifact.manifest import Manifest
 from export.errors import ArtifactExistsError
 from export.model_id import ModelId
 

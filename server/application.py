@@ -3,7 +3,9 @@
 import gc
 import logging
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NoReturn, Protocol
 
 from server.call_log import CallLog
@@ -14,10 +16,11 @@ from server.errors import LoadError
 from server.metrics import Metrics
 from server.metrics_endpoint import MetricsEndpoint
 from server.rpc.dispatcher import CallObserver
-from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.options import RpcOptions
+from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
-from server.shutdown import Inbox, StopRequest
+from server.shutdown import EXIT_SECONDS, Inbox, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +123,16 @@ def rpc_options(settings: Settings) -> RpcOptions:
         max_concurrent_calls=settings.max_concurrent_calls,
         max_streams=settings.max_streams,
         stream_window=settings.stream_window,
+        max_waiting_calls=settings.max_waiting_calls,
+        max_calls_per_connection=settings.max_calls_per_connection,
+        max_connections=settings.max_connections,
+        send_timeout_seconds=settings.send_timeout_seconds,
+        receive_timeout_seconds=settings.receive_timeout_seconds,
+        stream_idle_seconds=settings.stream_idle_seconds,
+        connection_idle_seconds=settings.connection_idle_seconds,
+        connection_age_seconds=settings.connection_age_seconds,
+        connection_age_grace_seconds=settings.connection_age_grace_seconds,
+        keepalive_seconds=settings.keepalive_seconds,
         share_port=settings.workers > 1,
         transport=TransportKind(settings.transport),
     )
@@ -134,7 +147,8 @@ def _load(settings: Settings, inbox: Inbox) -> Repository:
     """Loads the models on another thread, so that this one can receive a request to stop."""
     log.info("loading", extra={"model_repository": settings.model_repository})
     loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
-    loading: Future[Repository] = loader.submit(load_repository, settings.model_repository, settings.device)
+    load = partial(load_repository, settings.model_repository, settings.device)
+    loading: Future[Repository] = loader.submit(load, max_tolerance=settings.max_tolerance)
     loading.add_done_callback(inbox.put)
     message = inbox.get()
     if isinstance(message, StopRequest):
@@ -163,10 +177,25 @@ def _serve(settings: Settings, server: RpcServer, engine: Engine, lifecycle: Lif
         server.start(engine)
         lifecycle.serving(ready=ready, failed=len(repository) - ready)
         _wait_for_stop(inbox)
+        _end_after(settings.grace_seconds + EXIT_SECONDS)
         seconds = server.stop(settings.grace_seconds)
         log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
     finally:
         engine.close()
+
+
+def _end_after(seconds: float) -> None:
+    """Ends the process after a time: a run or a thread that does not return must not hold it up for ever."""
+
+    def end() -> None:
+        log.error("ended: calls or runs did not end in time", extra={"seconds": seconds})
+        logging.shutdown()
+        os._exit(1)
+
+    if seconds <= threading.TIMEOUT_MAX:
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
 
 
 def _freeze_loaded_objects() -> None:

@@ -24,6 +24,13 @@ _LOAD: tuple[tuple[str, str, AmongWorkers, Callable[[Load], float]], ...] = (
         "livesum",
         lambda load: load[1].calls,
     ),
+    (
+        "attention_waiting_calls",
+        "Number of calls whose request has not arrived.",
+        "livesum",
+        lambda load: load[1].waiting,
+    ),
+    ("attention_open_connections", "Number of connections.", "livesum", lambda load: load[1].connections),
     ("attention_open_streams", "Number of open streams.", "livesum", lambda load: load[1].streams),
     (
         "attention_in_flight_bytes",

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from server import cores, memory
-from server.engine.limits import MIB, Limits
+from server.engine.limits import MAX_TOLERANCE, MIB, Limits
 from server.engine.provider import Device, Provider
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
@@ -23,6 +23,8 @@ HEADER_BYTES = MIB // 16
 # How much more memory runs may take than is expected, before they fail.
 ARENA_FACTOR = 1.25
 Port = Annotated[int, Field(ge=0, le=65535)]
+# An upper bound, because the core counts milliseconds in 32 bits.
+Seconds = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 PositiveBytes = Annotated[ByteSize, Field(gt=0)]
 
 
@@ -31,6 +33,13 @@ class Models(BaseModel):
 
     model_repository: Path = Field(description="Folder that contains the artifacts as NAME/VERSION/.")
     provider: Provider = Field(Provider.CPU, description="Execution provider that runs the graphs.")
+    max_tolerance: float = Field(
+        MAX_TOLERANCE,
+        ge=0,
+        allow_inf_nan=False,
+        description="Maximum tolerance, relative and absolute, that a model may state for its difference from"
+        " eager PyTorch, at least 0. Models with a larger one are refused.",
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="Threads per run, 0 to 1024. 0 uses one thread per available core."
     )
@@ -55,13 +64,67 @@ class Network(BaseModel):
         ByteSize(64 * MIB), description="Maximum size of one message, sent or received, 1MiB to 2047MiB."
     )
     max_concurrent_calls: PositiveInt = Field(
-        256, description="Maximum number of calls in progress, at least 1. Further calls are refused."
+        256,
+        description="Maximum number of inference calls in progress, at least 1. Further calls are refused.",
     )
     max_streams: PositiveInt = Field(
         128, description="Maximum number of open streams, at least 1. Further streams are refused."
     )
     stream_window: PositiveInt = Field(
         32, description="Maximum number of unanswered requests on one stream, at least 1."
+    )
+    max_waiting_calls: PositiveInt = Field(
+        4096,
+        description="Maximum number of calls whose request has not arrived, at least 1; also of calls of"
+        " health, metadata and reflection. Further calls are refused.",
+    )
+    max_calls_per_connection: int = Field(
+        0,
+        ge=0,
+        le=2**31 - 1,
+        description="Maximum number of calls in progress on one connection, 0 to 2147483647. Further calls"
+        " wait in the client. 0 takes the value of max_concurrent_calls, or 100 if that is less.",
+    )
+    max_connections: int = Field(
+        1024,
+        ge=1,
+        le=2**31 - 1,
+        description="Maximum number of connections, 1 to 2147483647. Further connections are closed.",
+    )
+    send_timeout_seconds: Seconds = Field(
+        30.0,
+        description="How long a reply may wait for the client to read it, in seconds, 0 to 1000000. After"
+        " that the call is cut off. 0 sets no limit.",
+    )
+    receive_timeout_seconds: Seconds = Field(
+        20.0,
+        description="How long the request of a call may take to arrive, in seconds, 0 to 1000000. 0 sets no"
+        " limit. Raise it for large requests over slow networks.",
+    )
+    stream_idle_seconds: Seconds = Field(
+        300.0,
+        description="How long an open stream may wait for its next request, in seconds, 0 to 1000000. 0 sets"
+        " no limit.",
+    )
+    connection_idle_seconds: Seconds = Field(
+        7200.0,
+        description="How long a connection may be without calls, in seconds, 0 to 1000000. After that it is"
+        " closed. 0 sets no limit.",
+    )
+    connection_age_seconds: Seconds = Field(
+        0.0,
+        description="How long a connection may be open, in seconds, 0 to 1000000; clients then connect"
+        " again. Varies by a tenth. 0 sets no limit.",
+    )
+    connection_age_grace_seconds: Seconds = Field(
+        60.0,
+        description="How long calls may go on when the age of their connection is reached, in seconds, 0 to"
+        " 1000000. 0 sets no limit.",
+    )
+    keepalive_seconds: Seconds = Field(
+        60.0,
+        description="How long a connection may be silent before the server checks that the client is alive,"
+        " in seconds, 0 to 1000000. 0 disables the check.",
     )
     transport: Literal["completion-queue", "threaded"] = Field(
         "completion-queue",
@@ -128,10 +191,16 @@ class Process(BaseModel):
         description="Number of server processes that share the port, 1 to 1024."
         " Every limit applies to each process.",
     )
+    worker_timeout_seconds: NonNegativeFloat = Field(
+        30.0,
+        allow_inf_nan=False,
+        description="How long a worker process may fail to answer the supervisor before it is killed and"
+        " replaced, in seconds, at least 0. 0 disables the check.",
+    )
     grace_seconds: NonNegativeFloat = Field(
         30.0,
         description="How long calls in progress may take to finish during shutdown, in seconds,"
-        " at least 0. 0 cancels them at once.",
+        " at least 0. 0 cancels them at once. A process that has not ended a few seconds later is killed.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."

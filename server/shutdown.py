@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# How long a process may take to end after the grace, when every call has been cancelled. Then it is ended.
+EXIT_SECONDS = 3.0
 # Messages to the main thread. A signal handler may run while the main thread is inside `get`, and of the
 # standard library's means of waiting only this queue allows `put` there.
 Inbox = SimpleQueue[object]

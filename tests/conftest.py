@@ -17,7 +17,7 @@ from xdist.remote import Producer
 
 from scripts.local_server import ServerProcess, serving
 from tests.server import samples
-from tests.support.artifacts import ModelSet, cached_repositories
+from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 from tests.support.repository import SETS
 from tests.support.scheduling import SharedServerScheduling, start_order
 
@@ -45,7 +45,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     for models in cached_repositories(*SETS):
         for model in models.iterdir():
-            (folder / model.name).symlink_to(model, target_is_directory=True)
+            link_tree(model, folder / model.name)
     return folder
 
 

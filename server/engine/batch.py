@@ -58,10 +58,11 @@ class QueuedSequence:
     Attributes:
         number: Place in the order of arrival.
         lengths: Query and key length.
+        graph: The graph that runs this sequence alone.
         seconds: Expected duration of a run of this sequence alone.
     """
 
-    __slots__ = ("index", "inputs", "lengths", "number", "pending", "request", "seconds")
+    __slots__ = ("graph", "index", "inputs", "lengths", "number", "pending", "request", "seconds")
 
     def __init__(self, pending: PendingRequest, index: int, number: int) -> None:
         self.pending = pending
@@ -70,12 +71,13 @@ class QueuedSequence:
         self.number = number
         self.inputs = self.request.sequences[index]
         self.lengths = self.inputs.lengths
-        self.seconds = self.request.model.seconds(self.request.graph, 1, *self.lengths)
+        self.graph = self.inputs.graph
+        self.seconds = self.request.model.seconds(self.graph, 1, *self.lengths)
 
     @property
     def run_bytes(self) -> int:
         """Expected memory of a run of this sequence alone."""
-        return self.request.model.run_bytes(self.request.graph, 1, *self.lengths)
+        return self.request.model.run_bytes(self.graph, 1, *self.lengths)
 
 
 class Batch:
@@ -101,7 +103,8 @@ class Batch:
         self._max_bytes = min(limits.max_batch_bytes, max_bytes)
         self._lengths = head.lengths
         self.model = head.request.model
-        self.graph = head.request.graph
+        self.graph = head.graph
+        self._runs_alone = self.model.runs_alone or head.inputs.is_in_blocks
         self.sequences = [head]
         head.pending.started = True
         self.seconds = self.seconds_alone = head.seconds
@@ -120,7 +123,7 @@ class Batch:
     @property
     def is_full(self) -> bool:
         """Whether no further sequence may join."""
-        return self.model.runs_alone or len(self.sequences) >= self._limits.max_batch_sequences
+        return self._runs_alone or len(self.sequences) >= self._limits.max_batch_sequences
 
     @property
     def is_abandoned(self) -> bool:
@@ -133,6 +136,8 @@ class Batch:
         lengths = (max(self._lengths[0], own[0]), max(self._lengths[1], own[1]))
         same = own == self._lengths == lengths
         if self.is_full or not (same or self.model.mixes_lengths):
+            return False
+        if sequence.graph is not sequence.request.graph:  # in blocks, and therefore alone
             return False
         if sequence.request is not self.sequences[0].request and self._amortises_its_call():
             return False

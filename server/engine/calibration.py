@@ -1,38 +1,74 @@
-"""Times a loaded model, so that the scheduler knows what runs cost on this machine."""
+"""Times a loaded model and measures its memory, so that the scheduler knows what runs cost here."""
 
 import dataclasses
 import math
 
 import numpy as np
 
-from artifact.manifest import GraphKind
-from server.engine.cost import TIMED_SIZES, RunCost, fit, time_runs
+from artifact.manifest import IN_BLOCKS, GraphKind
+from server.engine.cost import TIMED_BLOCK_SIZES, TIMED_SIZES, RunCost, fit, time_runs
 from server.engine.execute import run_batch
-from server.engine.model import LoadedModel
+from server.engine.model import PAIR_TENSORS, LoadedModel
+from server.engine.run_memory import peak_bytes
 from server.engine.types import Array, SequenceInputs
+
+# Length of the sequences whose run's memory is measured.
+MEASURED_LENGTH = 512
+# A smaller growth of the process says little about the run: it may be the interpreter's own.
+MEASURABLE_BYTES = 4 << 20
 
 
 def calibrated(model: LoadedModel) -> LoadedModel:
-    """The same model with the measured cost of each of its graphs."""
-    return dataclasses.replace(model, costs={graph: _measure(model, graph) for graph in model.sessions})
+    """The same model with the measured cost and memory of runs of each of its graphs."""
+    graphs = [_Graph(model, kind) for kind in model.sessions]
+    costs = {graph.kind: graph.cost() for graph in graphs}
+    pair_tensors = {graph.kind: graph.pair_tensors() for graph in graphs}
+    return dataclasses.replace(model, costs=costs, pair_tensors=pair_tensors)
 
 
-def _measure(model: LoadedModel, graph: GraphKind) -> RunCost:
-    # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
-    ragged = graph is GraphKind.LENGTHS
+class _Graph:
+    """Runs one graph with sequences of noise."""
 
-    def run(count: int, length: int) -> None:
-        lengths = [length - (ragged and index == 0) for index in range(count)]
-        run_batch(model, graph, [_random_sequence(model, graph, length) for length in lengths])
+    def __init__(self, model: LoadedModel, kind: GraphKind) -> None:
+        self.kind = kind
+        self._model = model
+        # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
+        self._ragged = kind is GraphKind.LENGTHS
+        self._longest = min(model.manifest.max_lengths.values(), default=math.inf)
 
-    longest = min(model.manifest.max_lengths.values(), default=math.inf)
-    sizes = [
-        (max(count, 2) if ragged else count, int(min(length + ragged, longest)))
-        for count, length in TIMED_SIZES
-    ]
-    seconds = time_runs(sizes, run)
-    operations = [model.operations(count, length, length) for count, length in seconds]
-    return fit(operations, list(seconds.values()))
+    def cost(self) -> RunCost:
+        """Times runs of several sizes, up to one that takes long enough."""
+        timed = TIMED_BLOCK_SIZES if self.kind in IN_BLOCKS.values() else TIMED_SIZES
+        sizes = [
+            (max(count, 2) if self._ragged else count, int(min(length + self._ragged, self._longest)))
+            for count, length in timed
+        ]
+        seconds = time_runs(sizes, self._run)
+        operations = [self._model.operations(count, length, length) for count, length in seconds]
+        return fit(operations, list(seconds.values()))
+
+    def pair_tensors(self) -> float:
+        """Tensors of the size of the attention scores that a run holds, by its measured memory."""
+        count, length = 1 + self._ragged, int(min(MEASURED_LENGTH + self._ragged, self._longest))
+        without, with_one = (
+            dataclasses.replace(self._model, pair_tensors={self.kind: tensors}) for tensors in (0.0, 1.0)
+        )
+        row_bytes = without.run_bytes(self.kind, count, length, length)
+        pair_bytes = with_one.run_bytes(self.kind, count, length, length) - row_bytes
+        self._model.shrink_arena()
+        sequences = self._sequences(count, length)
+        measured = peak_bytes(lambda: run_batch(self._model, self.kind, sequences))
+        expected = PAIR_TENSORS[self.kind]
+        if measured is None or measured < MEASURABLE_BYTES:
+            return expected
+        return max(expected, (measured - row_bytes) / pair_bytes)
+
+    def _run(self, count: int, length: int) -> None:
+        run_batch(self._model, self.kind, self._sequences(count, length))
+
+    def _sequences(self, count: int, length: int) -> list[SequenceInputs]:
+        lengths = [length - (self._ragged and index == 0) for index in range(count)]
+        return [_random_sequence(self._model, self.kind, length) for length in lengths]
 
 
 def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> SequenceInputs:
@@ -44,6 +80,7 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
         bound = spec.exclusive_upper_bound or length
         noise = rng.integers(bound, size=shape) if spec.data_type == "int64" else rng.random(shape)
         inputs[spec.name] = noise.astype(spec.data_type)
-    mask = np.ones((1, length, length), np.bool_) if graph is GraphKind.MASK else None
+    masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
+    mask = np.ones((1, length, length), np.bool_) if masked else None
     sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}
-    return SequenceInputs(inputs, sizes, mask)
+    return SequenceInputs(inputs, sizes, mask, graph)

@@ -28,11 +28,13 @@ class Dimensions(NamedTuple):
 
     Attributes:
         sizes: The size of each symbolic axis, for each sequence.
+        graphs: The graph that computes each sequence alone.
         result_bytes: Size of all results.
         run_bytes: Expected memory of the largest run of one sequence, and the index of that sequence.
     """
 
     sizes: list[Sizes]
+    graphs: list[GraphKind]
     result_bytes: int
     run_bytes: tuple[int, int]
 
@@ -55,9 +57,11 @@ def dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimens
 def _dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimensions:
     sizes = _bind_axes(model.inputs, lengths)
     result_bytes = sum(_output_bytes(spec, sizes) for spec in model.manifest.graphs[graph].outputs)
-    pairs = zip(lengths[0], lengths[-1], strict=True)
-    run_bytes = max((model.run_bytes(graph, 1, *pair), -index) for index, pair in enumerate(pairs))
-    return Dimensions(sizes, result_bytes, (run_bytes[0], -run_bytes[1]))
+    pairs = list(zip(lengths[0], lengths[-1], strict=True))
+    graphs = [model.sequence_graph(graph, *pair) for pair in pairs]
+    sequences = zip(graphs, pairs, strict=True)
+    run_bytes = max((model.run_bytes(own, 1, *pair), -index) for index, (own, pair) in enumerate(sequences))
+    return Dimensions(sizes, graphs, result_bytes, (run_bytes[0], -run_bytes[1]))
 
 
 _cached = lru_cache(maxsize=CACHED_REQUESTS)(_dimensions)

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, GraphKind, TensorSpec
+from artifact.manifest import (
+    ATTENTION_MASK,
+    BATCH_AXIS,
+    BLOCK_ROWS,
+    KEY_LENGTHS,
+    GraphKind,
+    TensorSpec,
+)
 from server.engine.model import LoadedModel
 from server.engine.session import RunControl
 from server.engine.types import Array, SequenceInputs
@@ -27,7 +34,8 @@ def run_batch(
         MemoryError: The run needs more memory than the runtime may take.
     """
     tensors = model.manifest.graphs[graph]
-    outputs = model.run(graph, {spec.name: _input(spec, sequences) for spec in tensors.inputs}, control)
+    inputs = {spec.name: _input(model, spec, sequences) for spec in tensors.inputs}
+    outputs = model.run(graph, inputs, control)
     return [
         {spec.name: outputs[spec.name][_window(spec, sequence, index)] for spec in tensors.outputs}
         for index, sequence in enumerate(sequences)
@@ -39,7 +47,9 @@ def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
     return {name: [result[name] for result in results] for name in results[0]}
 
 
-def _input(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
+def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
+    if spec.name == BLOCK_ROWS:
+        return np.array(model.block_rows(max(sequence.lengths[1] for sequence in sequences)), np.int64)  # ()
     if spec.name == KEY_LENGTHS:
         return np.array([sequence.lengths[1] for sequence in sequences], dtype=np.int64)  # (B,)
     if spec.name == ATTENTION_MASK:

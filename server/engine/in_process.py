@@ -20,7 +20,8 @@ from typing import Self
 
 import numpy as np
 
-from artifact.manifest import POSITIONS, ArtifactError, GraphKind, TensorSpec
+from artifact.errors import ArtifactError
+from artifact.manifest import POSITIONS, TensorSpec
 from server import cores
 from server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
 from server.engine.execute import Outputs, gather, run_batch
@@ -132,7 +133,7 @@ class InProcessModel:
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
             batch = [validated.sequences[index] for index in indices]
-            outputs = run_batch(self._model, validated.graph, batch)
+            outputs = run_batch(self._model, batch[0].graph, batch)
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
         return Result(gather(results))
@@ -146,14 +147,15 @@ class InProcessModel:
 
         for _, group in groupby(sorted(range(len(request.sequences)), key=lengths), key=lengths):
             indices = list(group)
-            size = self._batch_size(request.graph, request.sequences[indices[0]])
+            size = self._batch_size(request.sequences[indices[0]])
             yield from (indices[start : start + size] for start in range(0, len(indices), size))
 
-    def _batch_size(self, graph: GraphKind, sequence: SequenceInputs) -> int:
+    def _batch_size(self, sequence: SequenceInputs) -> int:
         """How many sequences of that length one run may hold."""
-        if self._model.runs_alone:
+        if self._model.runs_alone or sequence.is_in_blocks:
             return 1
-        within_bytes = self._limits.max_batch_bytes // self._model.run_bytes(graph, 1, *sequence.lengths)
+        run_bytes = self._model.run_bytes(sequence.graph, 1, *sequence.lengths)
+        within_bytes = self._limits.max_batch_bytes // run_bytes
         return max(1, min(self._limits.max_batch_sequences, within_bytes))
 
 

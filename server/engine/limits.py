@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 MIB = 1 << 20
+# The largest tolerance of a precision that export offers: the absolute one of int8.
+MAX_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

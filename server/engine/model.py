@@ -8,19 +8,37 @@ from pathlib import Path
 
 import numpy as np
 
-from artifact.golden import load_golden
-from artifact.manifest import ArtifactError, GraphKind, Manifest, TensorSpec
+from artifact.errors import ArtifactError
+from artifact.golden import GoldenCase, check_golden, load_golden
+from artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, TensorSpec, check_inside
 from server.engine.cost import UNTIMED, RunCost
+from server.engine.limits import MAX_TOLERANCE
 from server.engine.provider import Device, ProviderError
 from server.engine.session import RunControl, Session
 from server.engine.tokenizer import TextEncoder
 from server.engine.types import Array
 
+# Query rows of a block. With fewer, the kernels spend more time on packing the keys anew for each block: at
+# 8,192 x 768, 128 rows take 1.2 times as long as 256, and 512 gain nothing.
+MOST_BLOCK_ROWS = 256
+# Blocks of very long sequences have fewer rows, so that their scores need this memory, but not less than
+# these rows.
+BLOCK_SCORE_BYTES, LEAST_BLOCK_ROWS = 128 << 20, 64
+# Sequences whose scores need more memory run in blocks.
+WHOLE_SCORE_BYTES = 64 << 20
 # Tensors as large as an input that a run holds at a time: the input, its projections, the output.
 ROW_TENSORS = 6
 # Tensors as large as the attention scores that a run holds at a time: the scores, a mask converted to
 # numbers, and the weights with a copy. Measured with ONNX Runtime 1.31 at lengths of 1,024 and 2,048.
-PAIR_TENSORS = {GraphKind.PLAIN: 1.0, GraphKind.LENGTHS: 1.25, GraphKind.MASK: 1.25, GraphKind.WEIGHTS: 3.25}
+PAIR_TENSORS = {
+    GraphKind.PLAIN: 1.0,
+    GraphKind.LENGTHS: 1.25,
+    GraphKind.MASK: 1.25,
+    GraphKind.WEIGHTS: 3.25,
+    # Of one block.
+    GraphKind.BLOCKS: 1.5,
+    GraphKind.MASK_BLOCKS: 2.75,
+}
 # Weights of smaller artifacts are prepacked in every graph's session.
 SMALL_ARTIFACT_BYTES = 64 << 20
 
@@ -34,7 +52,8 @@ class LoadedModel:
         measured_error: Largest difference from eager PyTorch when the golden vectors were replayed here.
         provider: ONNX Runtime's name of the execution provider.
         costs: Measured cost of runs of each graph on this machine, if it was calibrated.
-        memory_factors: Measured memory of runs of each graph, as a multiple of the estimate by shapes.
+        pair_tensors: Measured number of tensors of the size of the attention scores that a run of each graph
+            holds at a time, if the model was calibrated.
     """
 
     manifest: Manifest
@@ -43,7 +62,7 @@ class LoadedModel:
     measured_error: float
     provider: str
     costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
-    memory_factors: Mapping[GraphKind, float] = field(default_factory=dict)
+    pair_tensors: Mapping[GraphKind, float] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
@@ -104,6 +123,30 @@ class LoadedModel:
         needs_lengths = graph is GraphKind.PLAIN and self.sees_padding and not equal_lengths
         return GraphKind.LENGTHS if needs_lengths else graph
 
+    def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
+        """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
+        if query_length * key_length <= self._most_whole_pairs:
+            return graph
+        blocks = IN_BLOCKS.get(graph)
+        saves = blocks in self.manifest.graphs and query_length > self.block_rows(key_length)
+        return blocks if blocks and saves else graph
+
+    @cached_property
+    def _most_whole_pairs(self) -> float:
+        heads = self.manifest.num_heads
+        return WHOLE_SCORE_BYTES // (4 * heads) if heads else math.inf
+
+    def block_rows(self, key_length: int) -> int:
+        """Query rows of a block on the graphs that attend in blocks."""
+        rows = BLOCK_SCORE_BYTES // (4 * max(self.manifest.num_heads, 1) * key_length)
+        return max(LEAST_BLOCK_ROWS, min(rows, MOST_BLOCK_ROWS))
+
+    def held_pairs(self, graph: GraphKind, query_length: int, key_length: int) -> int:
+        """Pairs of rows whose scores a run of one sequence holds at a time, for each head."""
+        if graph in IN_BLOCKS.values():
+            query_length = min(query_length, self.block_rows(key_length))
+        return query_length * key_length
+
     def run(
         self, graph: GraphKind, inputs: dict[str, Array], control: RunControl | None = None
     ) -> dict[str, Array]:
@@ -143,8 +186,9 @@ class LoadedModel:
         """Expected memory of one run of that padded size on this machine, in bytes."""
         per_query, per_key, per_pair = self._row_elements
         rows = query_length * per_query + key_length * per_key
-        pairs = query_length * key_length * per_pair * PAIR_TENSORS[graph]
-        return int(4 * batch * (rows + pairs) * self.memory_factors.get(graph, 1.0))
+        pair_tensors = self.pair_tensors.get(graph, PAIR_TENSORS[graph])
+        pairs = self.held_pairs(graph, query_length, key_length) * per_pair * pair_tensors
+        return int(4 * batch * (rows + pairs))
 
     @cached_property
     def _row_elements(self) -> tuple[int, int, int]:
@@ -153,61 +197,93 @@ class LoadedModel:
         for spec in self.inputs:
             width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
             rows[spec.axes[1] != self.inputs[0].axes[1]] += ROW_TENSORS * width
-        return rows[0], rows[1], self.manifest.num_heads
+        return rows[0], rows[1], self.manifest.num_heads or 1
 
 
-def load_model(folder: Path, device: Device) -> LoadedModel:
+def load_model(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> LoadedModel:
     """Loads an artifact: verifies its files, opens its graphs, replays its golden vectors.
+
+    Args:
+        folder: `<repository>/<model name>/<version>`.
+        device: Where the graphs run.
+        max_tolerance: Upper bound of the tolerances that the manifest may state, relative and absolute.
 
     Raises:
         ArtifactError: The artifact is damaged, or misses its tolerance on this machine.
         ProviderError: The execution provider is not available.
     """
+    check_inside(folder, folder / MANIFEST_FILE)
     manifest = Manifest.load(folder)
-    if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
-        found = f"{manifest.name}/{manifest.version}"
-        raise ArtifactError(f"{folder}: the manifest describes {found}; folder and manifest must agree")
+    _check_manifest(manifest, folder, max_tolerance)
     manifest.verify_files(folder)
-    try:
-        sessions = _open_sessions(manifest, folder, device)
-        encoder = TextEncoder(folder / manifest.tokenizer) if manifest.tokenizer else None
-    except ProviderError:
-        raise
-    except Exception as error:  # both libraries raise many types; each message names the file at fault
-        message = f"{folder}: {manifest.precision} graphs do not load on {device.provider}: {error}"
-        raise ArtifactError(message) from error
-    measured_error = _replay_golden_vectors(manifest, sessions, folder / manifest.golden)
+    golden = folder / manifest.golden
+    cases = load_golden(golden)
+    check_golden(golden, cases, manifest)
+    sessions = _open_sessions(manifest, folder, device)
+    encoder = _load_text_encoder(folder / manifest.tokenizer) if manifest.tokenizer else None
+    measured_error = max(_replay(case, manifest, sessions, golden) for case in cases)
     provider = sessions[GraphKind.PLAIN].provider
     return LoadedModel(manifest, sessions, encoder, measured_error, provider)
 
 
+def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> None:
+    path = folder / MANIFEST_FILE
+    if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
+        found, expected = f"{manifest.name}/{manifest.version}", f"{folder.parent.name}/{folder.name}"
+        raise ArtifactError(path, f"the manifest describes {found}, and the folder is named {expected}")
+    if GraphKind.PLAIN not in manifest.graphs:
+        raise ArtifactError(path, f"graph {GraphKind.PLAIN} is missing")
+    if max(manifest.tolerance.rtol, manifest.tolerance.atol) > max_tolerance:
+        raise ArtifactError(
+            path, f"the tolerance is {manifest.tolerance}; this server accepts at most {max_tolerance:g}"
+        )
+
+
 def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
-    """One session for each graph. Large weights are prepacked for the plain graph only, to save memory."""
+    """One session for each graph.
+
+    To save memory, large weights are prepacked for the plain graph only, and no weights for graphs in blocks,
+    whose runs are long.
+    """
     small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
-    return {
-        kind: Session(folder / graph.file, device, prepack_weights=small or kind is GraphKind.PLAIN)
-        for kind, graph in manifest.graphs.items()
-    }
-
-
-def _replay_golden_vectors(manifest: Manifest, sessions: dict[GraphKind, Session], golden: Path) -> float:
-    """Runs every golden case and returns the largest difference from eager PyTorch."""
-    errors = []
-    cases = load_golden(golden)
-    if untested := sorted(set(manifest.graphs) - {case.graph for case in cases if case.outputs}):
-        raise ArtifactError(f"{golden}: contains no golden vectors for graph {', '.join(untested)}")
-    for case in cases:
+    prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else {GraphKind.PLAIN}
+    sessions = {}
+    for kind, graph in manifest.graphs.items():
+        path = folder / graph.file
         try:
-            outputs = sessions[case.graph].run(case.inputs)
-        except Exception as error:
-            raise ArtifactError(f"{golden}: graph {case.graph} does not run: {error}") from error
-        for name, eager in case.outputs.items():
-            if name not in outputs:
-                raise ArtifactError(f"{golden}: graph {case.graph} does not have an output {name}")
-            errors.append(manifest.tolerance.error(outputs[name], eager))
-            if not manifest.tolerance.holds(outputs[name], eager):
-                raise ArtifactError(
-                    f"{golden}: {name} of graph {case.graph} differs from eager PyTorch by {errors[-1]:.3g} "
-                    f"on this machine; the tolerance is {manifest.tolerance}"
-                )
+            # Resolved: ONNX Runtime compares the real folders of a graph and its weights.
+            real = path.resolve()
+            sessions[kind] = Session(real, device, prepack_weights=kind in prepacked)
+        except ProviderError:
+            raise
+        except Exception as error:  # ONNX Runtime raises many types
+            what = f"the {manifest.precision} graph does not load on {device.provider}"
+            raise ArtifactError(path, what, details=error) from error
+    return sessions
+
+
+def _load_text_encoder(path: Path) -> TextEncoder:
+    try:
+        return TextEncoder(path)
+    except Exception as error:  # the library raises Exception itself
+        raise ArtifactError(path, "the tokenizer does not load", details=error) from error
+
+
+def _replay(case: GoldenCase, manifest: Manifest, sessions: dict[GraphKind, Session], golden: Path) -> float:
+    """Runs a golden case and returns the largest difference from eager PyTorch."""
+    try:
+        outputs = sessions[case.graph].run(case.inputs)
+    except Exception as error:
+        raise ArtifactError(golden, f"graph {case.graph} does not run", details=error) from error
+    errors = [0.0]
+    for name, eager in case.outputs.items():
+        if name not in outputs:
+            raise ArtifactError(golden, f"graph {case.graph} does not have an output {name}")
+        errors.append(manifest.tolerance.error(outputs[name], eager))
+        if not manifest.tolerance.holds(outputs[name], eager):
+            raise ArtifactError(
+                golden,
+                f"{name} of graph {case.graph} differs from eager PyTorch by {errors[-1]:.3g} "
+                f"on this machine; the tolerance is {manifest.tolerance}",
+            )
     return max(errors)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact.manifest import ArtifactError
+from artifact.errors import ArtifactError
 from server.engine.calibration import calibrated
 from server.engine.errors import ModelNotFoundError, ModelNotReadyError
+from server.engine.limits import MAX_TOLERANCE
 from server.engine.model import LoadedModel, load_model
 from server.engine.provider import Device, ProviderError
 
@@ -21,7 +22,11 @@ class RepositoryError(Exception):
 
 @dataclass(frozen=True)
 class FailedModel:
-    """A model of the repository that failed to load."""
+    """A model of the repository that failed to load.
+
+    Attributes:
+        reason: Why, for callers: it contains no path of this machine. The log has the details.
+    """
 
     name: str
     version: str
@@ -75,13 +80,18 @@ class Repository:
         return model
 
 
-def load_repository(folder: Path, device: Device) -> Repository:
+def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> Repository:
     """Loads every artifact of a folder. A damaged artifact affects only its own model.
+
+    Args:
+        folder: The repository.
+        device: Where graphs run.
+        max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
 
     Raises:
         RepositoryError: The folder does not exist or does not contain a model.
     """
-    return Repository([_load(path, device) for path in find_artifacts(folder)])
+    return Repository([_load(path, device, max_tolerance) for path in find_artifacts(folder)])
 
 
 def find_artifacts(folder: Path) -> list[Path]:
@@ -92,7 +102,8 @@ def find_artifacts(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise RepositoryError(f"model repository {folder} does not exist or is not a folder")
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    # Model names do not begin with a dot. Kubernetes keeps the content of volumes in such folders.
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
     artifacts = [folder / name / version for name in names for version in versions(folder, name)]
     if not artifacts:
         raise RepositoryError(f"model repository {folder} does not contain a <name>/<version>/ folder")
@@ -106,16 +117,16 @@ def versions(repository: Path, name: str) -> list[str]:
     return sorted(found, key=int)
 
 
-def _load(path: Path, device: Device) -> Model:
+def _load(path: Path, device: Device, max_tolerance: float) -> Model:
     name, version = path.parent.name, path.name
     try:
-        model = calibrated(load_model(path, device))
+        model = calibrated(load_model(path, device, max_tolerance=max_tolerance))
     except (ArtifactError, ProviderError) as error:
         log.error("model failed to load", extra={"model": name, "version": version, "reason": str(error)})
-        return FailedModel(name, version, str(error))
+        return FailedModel(name, version, error.reason if isinstance(error, ArtifactError) else str(error))
     except Exception as error:  # one model must not keep the others from being served
-        log.exception("model failed to load", extra={"model": name, "version": version})
-        return FailedModel(name, version, f"{path}: {error!r}")
+        log.exception("model failed to load", extra={"model": name, "version": version, "path": str(path)})
+        return FailedModel(name, version, f"unexpected {type(error).__name__}; the server's log has details")
     log.info(
         "model ready",
         extra={

@@ -107,8 +107,8 @@ class Scheduler:
     def _admit(self, request: ValidatedRequest, now: float) -> None:
         if request.deadline == math.inf or not (waiting := self._dispatch.work):
             return
-        model, graph = request.model, request.graph
-        own = sum([model.seconds(graph, 1, *sequence.lengths) for sequence in request.sequences])
+        model = request.model
+        own = sum([model.seconds(sequence.graph, 1, *sequence.lengths) for sequence in request.sequences])
         self._admission.check(waiting, own, request.deadline, now)
 
     def run_inline(self, limit_seconds: float) -> bool:
@@ -257,7 +257,7 @@ class Scheduler:
                 return
             for queued in sequences:
                 if not queued.request.future.done():
-                    self._run_sequences(queued.request.graph, [queued], control)
+                    self._run_sequences(queued.graph, [queued], control)
             return
         self._report(sequences, started)
         for pending in self._deliver(sequences, outputs):

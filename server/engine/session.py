@@ -8,6 +8,9 @@ import onnxruntime
 from server.engine.provider import Device, Provider, ProviderError
 from server.engine.types import Array
 
+# ONNX Runtime writes its own log to standard error, in its own format. What it calls an error it also raises.
+FATAL = 4
+onnxruntime.set_default_logger_severity(FATAL)
 # Part of the runtime's message if a run needs more memory than the arena may take.
 ARENA_IS_FULL = "Available memory of"
 
@@ -50,7 +53,10 @@ class Session:
         options.enable_mem_pattern = False
         if not prepack_weights:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        self._session = onnxruntime.InferenceSession(path, options, providers=_providers(device.provider))
+        # By default it would retry on the CPU after a failure, and print about it to standard output.
+        self._session = onnxruntime.InferenceSession(
+            path, options, providers=_providers(device.provider), enable_fallback=0
+        )
         self.provider: str = self._session.get_providers()[0]
         if self.provider != (wanted := device.provider.runtime).name:
             raise ProviderError(f"{wanted.name} is not available; check that {wanted.package} is installed")

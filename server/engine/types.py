@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from artifact.manifest import IN_BLOCKS, GraphKind
+
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
 Text: TypeAlias = str | bytes | memoryview
@@ -95,17 +97,24 @@ class SequenceInputs:
         inputs: Arrays (T, ...) by input name.
         sizes: Length by symbolic axis, such as {"query_length": 7}.
         mask: Broadcasts to (H, Tq, Tk); None if every key may be attended to.
+        graph: The graph that computes it alone: that of its request, or the same in blocks.
     """
 
     inputs: Mapping[str, Array]
     sizes: Mapping[str, int]
     mask: NDArray[np.bool_] | None
+    graph: GraphKind
 
     @property
     def lengths(self) -> tuple[int, int]:
         """Query and key length, which are equal for self-attention."""
         sizes = tuple(self.sizes.values())  # cross-attention binds its query axis first
         return sizes[0], sizes[-1]
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether it runs in blocks of query rows, and therefore alone."""
+        return self.graph in IN_BLOCKS.values()
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ class ValidatedRequest:
     """A request that its model can answer: the only type that may enter the queue.
 
     Attributes:
-        graph: The graph that computes each of its sequences alone.
+        graph: The graph that computes its sequences, of which long ones run in blocks.
         deadline: On `time.monotonic`'s clock, in seconds.
         input_bytes: Size of the inputs, which may be views of the received message.
         held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
@@ -58,7 +58,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     ragged = [inputs[spec.name] for spec in model.inputs]
     for spec, own in zip(model.inputs, ragged, strict=True):
         _check_rows(spec, own.rows, sum(own.lengths))
-    sizes, result_bytes, run_bytes = dimensions(model, tuple([own.lengths for own in ragged]), graph)
+    lengths = tuple([own.lengths for own in ragged])
+    sizes, graphs, result_bytes, run_bytes = dimensions(model, lengths, graph)
     for spec, own in zip(model.inputs, ragged, strict=True):
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
         _check_lengths(spec.name, own.lengths, limits, model_limit)
@@ -69,8 +70,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     rows = [_split(own) for own in ragged]
     masks = _split_mask(request.mask, model, sizes)
     sequences = [
-        SequenceInputs(dict(zip(names, arrays, strict=True)), size, mask)
-        for size, mask, *arrays in zip(sizes, masks, *rows, strict=True)
+        SequenceInputs(dict(zip(names, arrays, strict=True)), size, mask, own_graph)
+        for size, mask, own_graph, *arrays in zip(sizes, masks, graphs, *rows, strict=True)
     ]
     mask_bytes = sum([mask.nbytes for mask in masks if mask is not None])
     return ValidatedRequest(

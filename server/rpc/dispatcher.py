@@ -1,14 +1,15 @@
-"""Finds the route of a new call, applies the limits of concurrency, and reports how the call ended."""
+"""Finds the route of a new call, has it admitted, and reports how it ended."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import grpc
 
-from server.engine.errors import OverloadedError
+from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
+from server.rpc.admission import DRAINING, Admission, Admissions, CallLimits
 from server.rpc.calls.ending import end_with
 from server.rpc.calls.ordered_stream import OrderedStream
 from server.rpc.calls.route import CallKind, Route
@@ -18,15 +19,19 @@ from server.rpc.transport.seam import Call
 
 @dataclass(frozen=True, kw_only=True)
 class CallLoad:
-    """The counted calls at one moment.
+    """The calls at one moment.
 
     Attributes:
-        calls: Number of open calls, streams included.
+        calls: Number of places that are taken, streams included.
         streams: Number of ordered streams among them.
+        waiting: Number of calls whose first message has not arrived.
+        connections: Number of connections.
     """
 
     calls: int = 0
     streams: int = 0
+    waiting: int = 0
+    connections: int = 0
 
 
 class CallObserver(Protocol):
@@ -42,6 +47,10 @@ class CallObserver(Protocol):
         """A call was ended because its caller did not read the replies in time."""
 
 
+# Errors of requests that the server took.
+NOT_REFUSALS = ("", EngineError.reason, RunFailedError.reason, DeadlineExceededError.reason)
+
+
 class Dispatcher:
     """Accepts calls. All methods run on the transport's thread, except `load`."""
 
@@ -49,25 +58,27 @@ class Dispatcher:
         self,
         routes: Mapping[str, Route],
         observer: CallObserver,
+        limits: CallLimits,
+        check_deadline: Callable[[float], None],
         *,
-        max_calls: int,
-        max_streams: int,
         stream_window: int,
     ) -> None:
         """Creates the dispatcher.
 
         Args:
             routes: The route of each method, by its full name.
-            observer: Receives a report of every call whose route is counted.
-            max_calls: Number of counted calls that are open at a time, streams included.
-            max_streams: Number of ordered streams among them.
+            observer: Receives a report of every call whose route is counted, and of every refusal.
+            limits: How many calls are open at a time.
+            check_deadline: Raises OverloadedError if a call with that deadline would be answered too late.
             stream_window: Number of requests of one stream that may be without a sent reply.
         """
         self._routes = routes
         self._observer = observer
+        self._check_deadline = check_deadline
         self._window = stream_window
-        self._calls = ConcurrencyLimit("calls", max_calls)
-        self._streams = ConcurrencyLimit("streams", max_streams)
+        self._admissions = Admissions(limits)
+        self._streams: dict[Call, OrderedStream | ServerStream] = {}
+        self._draining = False
 
     def accept(self, call: Call) -> None:
         """Handles a new call, or refuses it."""
@@ -75,59 +86,55 @@ class Dispatcher:
         if route is None:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, "the server has no such method")
             return
-        if route.counted:
-            call.add_done_callback(partial(self._ended, call, time.perf_counter()))
-            try:
-                self._admit(call, route.kind)
-            except OverloadedError as error:
-                end_with(call, error)
-                return
+        admission = self._admissions.of(route)
+        call.add_done_callback(partial(self._done, call, route, admission, time.perf_counter()))
+        try:
+            if self._draining:
+                _refuse_while_draining(route)
+            if route.kind is CallKind.UNARY and route.takes_place:
+                self._check_deadline(call.deadline)
+            admission.arrive(call)
+        except EngineError as error:
+            end_with(call, error)
+            return
         match route.kind:
             case CallKind.UNARY:
-                UnaryCall(call, route)
+                UnaryCall(call, route, admission.received)
             case CallKind.ORDERED_STREAM:
-                OrderedStream(call, route, self._window)
+                self._streams[call] = OrderedStream(call, route, self._window, admission)
             case CallKind.SERVER_STREAMING:
-                ServerStream(call, route)
+                self._streams[call] = ServerStream(call, route, admission.received)
+
+    def drain(self) -> None:
+        """Refuses calls from now on, and ends those that would not end by themselves.
+
+        Those are the calls whose first message has not arrived, and the streams: each ends once the replies
+        to what was received have been sent.
+        """
+        self._draining = True
+        self._admissions.drain()
+        for stream in tuple(self._streams.values()):
+            stream.drain(ShuttingDownError(DRAINING))
 
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
-        return CallLoad(calls=self._calls.open, streams=self._streams.open)
+        admissions = self._admissions
+        return CallLoad(calls=admissions.calls, streams=admissions.streams, waiting=admissions.waiting)
 
-    def _admit(self, call: Call, kind: CallKind) -> None:
-        self._calls.acquire(call)
-        if kind is CallKind.ORDERED_STREAM:
-            self._streams.acquire(call)
+    def _done(self, call: Call, route: Route, admission: Admission, started: float) -> None:
+        """Reports a call. The core is done with it: it was sent, or cancelled."""
+        admission.left(call)
+        self._streams.pop(call, None)
+        if call.reason not in NOT_REFUSALS:
+            self._observer.refused(call.method, call.reason)
+        if call.reader_cut:
+            self._observer.reader_cut(call.method)
+        if route.counted:
+            code = call.ended_with or grpc.StatusCode.UNKNOWN
+            self._observer.called(call.method, code.name, time.perf_counter() - started)
 
-    def _ended(self, call: Call, started: float) -> None:
-        code = call.ended_with or grpc.StatusCode.UNKNOWN
-        self._observer.called(call.method, code.name, time.perf_counter() - started)
 
-
-class ConcurrencyLimit:
-    """Limits how many calls are open at a time.
-
-    Attributes:
-        open: Number of calls that are open.
-    """
-
-    def __init__(self, noun: str, limit: int) -> None:
-        self._noun = noun
-        self._limit = limit
-        self.open = 0
-
-    def acquire(self, call: Call) -> None:
-        """Admits a call, which counts until it ends.
-
-        Raises:
-            OverloadedError: The limit is reached.
-        """
-        if self.open >= self._limit:
-            raise OverloadedError(
-                f"{self._limit} {self._noun} are open, which is this server's limit; try again later"
-            )
-        self.open += 1
-        call.add_done_callback(self._release)
-
-    def _release(self) -> None:
-        self.open -= 1
+def _refuse_while_draining(route: Route) -> None:
+    """Raises unless the route is one of those that tell what the server does, such as health checks."""
+    if route.takes_place or route.kind is not CallKind.UNARY:
+        raise ShuttingDownError(DRAINING)

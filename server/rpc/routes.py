@@ -45,7 +45,7 @@ def route_table(
         **_attention(AttentionService(engine), engine.limits, intake),
         **_open_inference(OpenInferenceService(engine, is_serving), engine.limits, intake),
         **_health(health),
-        **_reflection(ReflectionService((*SERVICES, reflection.SERVICE_NAME, HEALTH))),
+        **_reflection(ReflectionService((*SERVICES, *reflection.SERVICE_NAMES, HEALTH))),
     }
 
 
@@ -70,10 +70,16 @@ def _attention(service: AttentionService, limits: Limits, intake: Intake) -> dic
             refuse=service.refuse_streamed,
         ),
         f"/{ATTENTION}/ListModels": unary(
-            pb.ListModelsRequest.FromString, service.list_models, pb.ListModelsResponse.SerializeToString
+            pb.ListModelsRequest.FromString,
+            service.list_models,
+            pb.ListModelsResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{ATTENTION}/GetModel": unary(
-            pb.GetModelRequest.FromString, service.get_model, pb.GetModelResponse.SerializeToString
+            pb.GetModelRequest.FromString,
+            service.get_model,
+            pb.GetModelResponse.SerializeToString,
+            takes_place=False,
         ),
     }
 
@@ -82,26 +88,40 @@ def _open_inference(service: OpenInferenceService, limits: Limits, intake: Intak
     pb = open_inference_pb
     return {
         f"/{OPEN_INFERENCE}/ServerLive": unary(
-            pb.ServerLiveRequest.FromString, service.server_live, pb.ServerLiveResponse.SerializeToString
+            pb.ServerLiveRequest.FromString,
+            service.server_live,
+            pb.ServerLiveResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ServerReady": unary(
-            pb.ServerReadyRequest.FromString, service.server_ready, pb.ServerReadyResponse.SerializeToString
+            pb.ServerReadyRequest.FromString,
+            service.server_ready,
+            pb.ServerReadyResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ModelReady": unary(
-            pb.ModelReadyRequest.FromString, service.model_ready, pb.ModelReadyResponse.SerializeToString
+            pb.ModelReadyRequest.FromString,
+            service.model_ready,
+            pb.ModelReadyResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ServerMetadata": unary(
             pb.ServerMetadataRequest.FromString,
             service.server_metadata,
             pb.ServerMetadataResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ModelMetadata": unary(
             pb.ModelMetadataRequest.FromString,
             service.model_metadata,
             pb.ModelMetadataResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ModelConfig": unary(
-            pb.ModelConfigRequest.FromString, service.model_config, pb.ModelConfigResponse.SerializeToString
+            pb.ModelConfigRequest.FromString,
+            service.model_config,
+            pb.ModelConfigResponse.SerializeToString,
+            takes_place=False,
         ),
         f"/{OPEN_INFERENCE}/ModelInfer": tensors(
             CallKind.UNARY,
@@ -118,14 +138,15 @@ def _health(service: HealthService) -> dict[str, Route]:
     read = health_pb2.HealthCheckRequest.FromString
     write = health_pb2.HealthCheckResponse.SerializeToString
     return {
-        "/grpc.health.v1.Health/Check": unary(read, service.check, write, counted=False),
-        "/grpc.health.v1.Health/Watch": server_streaming(read, service.watch, write, counted=False),
+        "/grpc.health.v1.Health/Check": unary(read, service.check, write, counted=False, takes_place=False),
+        "/grpc.health.v1.Health/Watch": server_streaming(
+            read, service.watch, write, counted=False, takes_place=False
+        ),
     }
 
 
 def _reflection(service: ReflectionService) -> dict[str, Route]:
     read = reflection_pb2.ServerReflectionRequest.FromString
     write = reflection_pb2.ServerReflectionResponse.SerializeToString
-    route = ordered_stream(read, service.info, write, counted=False)
-    names = (reflection.SERVICE_NAME, reflection.SERVICE_NAME_V1)
-    return {f"/{name}/ServerReflectionInfo": route for name in names}
+    route = ordered_stream(read, service.info, write, counted=False, takes_place=False)
+    return {f"/{name}/ServerReflectionInfo": route for name in reflection.SERVICE_NAMES}

@@ -1,40 +1,22 @@
 """The gRPC server: its address, its limits, and its life from `bind` over `start` to `stop`."""
 
+import dataclasses
 import time
-from dataclasses import dataclass
 
 from server.engine.engine import Engine
 from server.errors import BindError
+from server.rpc.admission import CallLimits
 from server.rpc.calls.codec_threads import CodecThreads
+from server.rpc.channel_options import channel_options
 from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher
 from server.rpc.health import HealthService
+from server.rpc.options import RpcOptions
 from server.rpc.routes import SERVICES, route_table
-from server.rpc.transport import TransportKind, create_transport
+from server.rpc.transport import create_transport
+from server.rpc.transport.connections import connections
 
-
-@dataclass(frozen=True, kw_only=True)
-class RpcOptions:
-    """Where the server listens, and how much it takes.
-
-    Attributes:
-        host: Address to listen on; IPv6 with or without brackets.
-        port: Port to listen on; 0 lets the operating system choose.
-        max_message_bytes: Largest message, received or sent.
-        max_concurrent_calls: Calls that are open at a time; more are refused with RESOURCE_EXHAUSTED.
-        max_streams: Streams among them.
-        stream_window: Requests of one stream that may be without a sent reply; no more are received.
-        share_port: Whether other processes may listen on the same port and share its connections.
-        transport: How calls are received.
-    """
-
-    host: str
-    port: int
-    max_message_bytes: int
-    max_concurrent_calls: int
-    max_streams: int
-    stream_window: int
-    share_port: bool = False
-    transport: TransportKind = TransportKind.COMPLETION_QUEUE
+# The transport's thread looks for work many times a second. It is responsive if it did within this time.
+RESPONSIVE_SECONDS = 3.0
 
 
 class RpcServer:
@@ -59,13 +41,13 @@ class RpcServer:
         self._codec_threads = CodecThreads()
         self._serving = False
         self._dispatcher: Dispatcher | None = None
-        channel_options = {
-            "grpc.max_receive_message_length": options.max_message_bytes,
-            "grpc.max_send_message_length": options.max_message_bytes,
-            # A second server on the port by mistake is an error; it must not take a share of the calls.
-            "grpc.so_reuseport": int(options.share_port),
-        }
-        self._transport = create_transport(options.transport, channel_options, options.max_concurrent_calls)
+        self._port = 0
+        self._transport = create_transport(
+            options.transport,
+            channel_options(options),
+            options.max_concurrent_calls,
+            options.send_timeout_seconds,
+        )
 
     def bind(self) -> int:
         """Binds the address. Returns the port, which the operating system chooses for port 0.
@@ -76,9 +58,10 @@ class RpcServer:
         host = self._options.host.strip("[]")
         address = f"[{host}]:{self._options.port}" if ":" in host else f"{host}:{self._options.port}"
         try:
-            return self._transport.listen(address)
+            self._port = self._transport.listen(address)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {address}: {error}") from error
+        return self._port
 
     def start(self, engine: Engine) -> None:
         """Begins to answer calls, and reports health SERVING. `bind` comes first.
@@ -89,8 +72,8 @@ class RpcServer:
         self._dispatcher = dispatcher = Dispatcher(
             route_table(engine, self._codec_threads, self._health, self._is_serving),
             self._observer,
-            max_calls=self._options.max_concurrent_calls,
-            max_streams=self._options.max_streams,
+            _call_limits(self._options),
+            engine.check_deadline,
             stream_window=self._options.stream_window,
         )
         # First: health checks that have waited for the start are answered at once.
@@ -98,25 +81,35 @@ class RpcServer:
         self._transport.start(dispatcher.accept, engine.run_inline)
 
     def stop(self, grace: float) -> float:
-        """Reports NOT_SERVING, refuses new calls and waits for those that are open.
+        """Reports NOT_SERVING, refuses new calls with UNAVAILABLE and waits for those that are open.
 
-        May be called before `start`, before `bind`, and more than once.
+        Health watchers and streams end once what was received has been answered. May be called before
+        `start`, before `bind`, and more than once.
 
         Args:
-            grace: Seconds that the calls may take; those that are left then are cancelled.
+            grace: Seconds that the calls may take; those that are left then end with UNAVAILABLE.
 
         Returns:
             Seconds that the calls took.
         """
         started = time.monotonic()
         self._set_serving(serving=False)
-        self._transport.stop(grace)
+        self._transport.stop(grace, self._drain)
         self._codec_threads.close()
         return time.monotonic() - started
 
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
-        return self._dispatcher.load() if self._dispatcher else CallLoad()
+        load = self._dispatcher.load() if self._dispatcher else CallLoad()
+        return dataclasses.replace(load, connections=len(connections(self._port)) if self._port else 0)
+
+    def _drain(self) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.drain()
+
+    def is_responsive(self) -> bool:
+        """Whether the transport's thread takes events and callbacks. For any thread, once started."""
+        return time.monotonic() - self._transport.turned_at() <= RESPONSIVE_SECONDS
 
     def _is_serving(self) -> bool:
         return self._serving
@@ -124,3 +117,13 @@ class RpcServer:
     def _set_serving(self, *, serving: bool) -> None:
         self._serving = serving
         self._health.set_serving(serving=serving)
+
+
+def _call_limits(options: RpcOptions) -> CallLimits:
+    return CallLimits(
+        max_calls=options.max_concurrent_calls,
+        max_streams=options.max_streams,
+        max_waiting_calls=options.max_waiting_calls,
+        receive_timeout_seconds=options.receive_timeout_seconds,
+        stream_idle_seconds=options.stream_idle_seconds,
+    )

@@ -32,6 +32,23 @@ class State(Enum):
     READY = auto()  # worker to supervisor: every model has been loaded and tested
     LISTENING = auto()  # supervisor to worker: start to listen
     SERVING = auto()  # worker to supervisor: it accepts calls
+    DRAINING = auto()  # supervisor to worker, before it closes the pipe: finish the calls in progress and end
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Supervisor to worker: answer with a heartbeat, and publish the load. One is unanswered at a time."""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Worker to supervisor: the answer to a ping.
+
+    Attributes:
+        responsive: Whether the thread that takes calls makes progress, if the worker serves.
+    """
+
+    responsive: bool
 
 
 @dataclass(frozen=True)

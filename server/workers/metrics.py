@@ -4,10 +4,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, Metric, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from server.metrics_endpoint import MetricsEndpoint
+from server.workers.handle import ExitKind
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -62,6 +63,14 @@ class MultiprocessMetrics:
         self._workers = Gauge(
             "attention_workers", "Number of worker processes, by state.", ["state"], registry=registry
         )
+        self._restarts = Counter(
+            "attention_worker_restarts",
+            "Number of worker processes that ended and were replaced, by the reason.",
+            ["reason"],
+            registry=registry,
+        )
+        for kind in ExitKind:
+            self._restarts.labels(kind)
         self._endpoint = MetricsEndpoint(registry, host, port)
         self.port = self._endpoint.port
 
@@ -69,6 +78,10 @@ class MultiprocessMetrics:
         """Publishes how many workers are in each state."""
         self._workers.labels("ready").set(ready)
         self._workers.labels("starting").set(starting)
+
+    def count_restart(self, kind: ExitKind) -> None:
+        """Counts a process that ended and is replaced."""
+        self._restarts.labels(kind).inc()
 
     def remove_gauges(self, worker: int) -> None:
         """Removes the gauges of a worker whose process has ended; its counters remain."""

@@ -4,23 +4,26 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from server import cores
 from server.errors import WorkerError
 from server.settings import Settings
-from server.shutdown import StopRequest, handle_signals
+from server.shutdown import EXIT_SECONDS, StopRequest, handle_signals
 from server.workers.assignment import Assignment, State
-from server.workers.handle import WorkerHandle
+from server.workers.folder import temporary_folder
+from server.workers.handle import Exit, ExitKind, WorkerHandle
 from server.workers.metrics import MultiprocessMetrics
 from server.workers.reservation import reserved
 
 log = logging.getLogger(__name__)
+
+# How much longer than `EXIT_SECONDS` a worker may take to end: it begins to drain a moment later.
+MARGIN_SECONDS = 2.0
 
 
 def run(settings: Settings) -> None:
@@ -34,7 +37,7 @@ def run(settings: Settings) -> None:
     requests, requests_in = Pipe(duplex=False)
     handle_signals(requests_in.send)
     with (
-        _temporary_folder() as folder,
+        temporary_folder() as folder,
         reserved(settings.host, settings.port) as port,
         closing(MultiprocessMetrics(folder, settings.host, settings.metrics_port)) as metrics,
     ):
@@ -61,6 +64,8 @@ class Supervisor:
         self._requests = requests
         self._workers = [WorkerHandle(assignment) for assignment in assignments(settings, folder)]
         self._stopping = False
+        self._checked_at = time.monotonic()
+        self._check_seconds = self._workers[0].watchdog.interval
         # Once all workers have been ready at one time, each listens as soon as it is ready.
         self._all_ready = False
         # Once all workers have served at one time, one that ends is replaced.
@@ -79,17 +84,23 @@ class Supervisor:
                 self._advance()
                 self._wait()
         finally:
-            for worker in self._workers:
-                worker.drain()
-            for worker in self._workers:
-                worker.wait()
+            self._drain()
+
+    def _drain(self) -> None:
+        """Lets every worker drain, and kills those that have not ended some time after the grace."""
+        deadline = time.monotonic() + self._settings.grace_seconds + EXIT_SECONDS + MARGIN_SECONDS
+        for worker in self._workers:
+            worker.drain()
+        for worker in self._workers:
+            if worker.wait(deadline):
+                log.error("worker killed: it did not end in time", extra={"worker": worker.number})
 
     def _wait(self) -> None:
-        """Waits for a message, an exit, a request to stop or a start that is due, and handles it."""
+        """Waits for a message, an exit, a request to stop, a start or a check, and handles it."""
         workers = {worker.connection: worker for worker in self._workers if worker.connection}
         due = [worker.restart_at for worker in self._workers if worker.restart_at is not None]
-        timeout = max(0.0, min(due) - time.monotonic()) if due else None
-        readable = wait([self._requests, *workers], timeout)
+        until = min([self._checked_at + self._check_seconds, *due])
+        readable = wait([self._requests, *workers], max(0.0, until - time.monotonic()))
         if self._requests in readable:
             request: StopRequest = self._requests.recv()
             self._stopping = True
@@ -98,28 +109,39 @@ class Supervisor:
         for worker in map(workers.get, readable):
             if worker and not worker.receive():
                 self._reap(worker)
+        self._check()
         for worker in self._workers:
             if worker.restart_at is not None and worker.restart_at <= time.monotonic():
                 self._start(worker)
+
+    def _check(self) -> None:
+        """Pings the workers, and kills those that do not answer. Their pipes then close."""
+        seconds = time.monotonic() - self._checked_at
+        if seconds >= self._check_seconds:
+            self._checked_at += seconds
+            for worker in self._workers:
+                worker.check(seconds)
 
     def _start(self, worker: WorkerHandle) -> None:
         try:
             worker.start()
         except OSError as error:
-            self._schedule_restart(worker, f"the process could not be started: {error.strerror}")
+            reason = f"the process could not be started: {error.strerror}"
+            self._schedule_restart(worker, Exit(ExitKind.NOT_STARTED, reason))
         else:
             log.info("worker started", extra={"worker": worker.number, "pid": worker.pid})
 
     def _reap(self, worker: WorkerHandle) -> None:
-        reason = worker.reap()
+        ended = worker.reap()
         self._metrics.remove_gauges(worker.number)
-        self._schedule_restart(worker, reason)
+        self._schedule_restart(worker, ended)
 
-    def _schedule_restart(self, worker: WorkerHandle, reason: str) -> None:
+    def _schedule_restart(self, worker: WorkerHandle, ended: Exit) -> None:
         if not self._all_served:
-            raise WorkerError(reason)
+            raise WorkerError(ended.reason)
+        self._metrics.count_restart(ended.kind)
         seconds = worker.backoff()
-        fields = {"worker": worker.number, "reason": reason, "restart_in_seconds": seconds}
+        fields = {"worker": worker.number, "reason": ended.reason, "restart_in_seconds": seconds}
         log.error("worker ended", extra=fields)
 
     def _advance(self) -> None:
@@ -151,13 +173,3 @@ def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
             cores=frozenset(cores.share(allowed, settings.workers, worker)),
             metrics=folder,
         )
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    try:
-        folder = TemporaryDirectory(prefix="attention-metrics-")
-    except OSError as error:
-        raise WorkerError(f"the workers' metrics need a temporary folder: {error.strerror}") from error
-    with folder as name:
-        yield Path(name)

@@ -6,6 +6,7 @@ import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from server import application, logs
@@ -13,8 +14,9 @@ from server.errors import ServerError
 from server.metrics import Metrics
 from server.rpc.server import RpcServer
 from server.shutdown import Inbox, StopRequest, handle_signals
+from server.workers import folder
 from server.workers import metrics as multiprocess_metrics
-from server.workers.assignment import Assignment, Failure, State
+from server.workers.assignment import Assignment, Failure, Heartbeat, Ping, State
 
 log = logging.getLogger(__name__)
 
@@ -23,23 +25,30 @@ class WorkerLifecycle:
     """Life of a server that listens when the supervisor orders it to, and stops when the pipe closes.
 
     The supervisor closes the pipe to drain the worker. The pipe also closes if the supervisor dies, so that
-    no worker outlives it.
+    no worker outlives it. A thread of its own answers the supervisor's pings.
     """
 
-    def __init__(self, connection: Any, inbox: Inbox) -> None:
-        """Starts to pass the supervisor's messages to the inbox.
+    def __init__(self, connection: Any, inbox: Inbox, folder: Path) -> None:
+        """Starts nothing yet.
 
         Args:
             connection: The worker's end of the pipe; a `Connection`, whose stubs have two parameters more
                 than the class.
             inbox: Messages to the main thread.
+            folder: The service's temporary folder.
         """
         self._connection = connection
+        self._inbox = inbox
+        self._folder = folder
         self._port = 0
-        threading.Thread(target=self._receive, args=(inbox,), name="supervisor", daemon=True).start()
+        self._is_serving = False
+        # The main thread and the one that answers pings both send.
+        self._sending = threading.Lock()
 
     def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
-        """Does nothing: the supervisor holds the port, and serves the metrics."""
+        """Starts to receive: the supervisor holds the port, and serves the metrics."""
+        arguments = (server, metrics)
+        threading.Thread(target=self._receive, args=arguments, name="supervisor", daemon=True).start()
 
     def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:
         """Reports that the models are ready, waits for the order to listen, and binds the port.
@@ -60,21 +69,32 @@ class WorkerLifecycle:
     def serving(self, *, ready: int, failed: int) -> None:
         """Notifies the supervisor."""
         log.info("listening", extra={"port": self._port, "models": ready, "failed": failed})
+        self._is_serving = True
         self._send(State.SERVING)
 
     def close(self) -> None:
         """Does nothing: the supervisor closes what is shared."""
 
-    def _receive(self, inbox: Inbox) -> None:
-        try:
-            while True:
-                inbox.put(self._connection.recv())
-        except (EOFError, OSError):
-            inbox.put(StopRequest({"reason": "the supervisor closed the pipe"}))
+    def _receive(self, server: RpcServer, metrics: Metrics) -> None:
+        """Body of the thread. It ends when the pipe closes."""
+        message: object = None
+        while True:
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                break
+            if isinstance(message, Ping):
+                metrics.refresh()
+                self._send(Heartbeat(not self._is_serving or server.is_responsive()))
+            elif message is not State.DRAINING:
+                self._inbox.put(message)
+        if message is not State.DRAINING:  # the supervisor was killed
+            folder.remove(self._folder)
+        self._inbox.put(StopRequest({"reason": "the supervisor closed the pipe"}))
 
-    def _send(self, state: State) -> None:
-        with suppress(OSError):  # the supervisor has ended; the closed pipe reports that too
-            self._connection.send(state)
+    def _send(self, message: State | Heartbeat) -> None:
+        with self._sending, suppress(OSError):  # the supervisor has ended; the closed pipe reports that too
+            self._connection.send(message)
 
 
 def main() -> int:
@@ -88,8 +108,9 @@ def main() -> int:
     _prepare_process(assignment)
     inbox = Inbox()
     handle_signals(inbox.put)
+    lifecycle = WorkerLifecycle(connection, inbox, assignment.metrics)
     try:
-        application.run(assignment.settings, WorkerLifecycle(connection, inbox), inbox)
+        application.run(assignment.settings, lifecycle, inbox)
     except ServerError as error:
         with suppress(OSError):
             connection.send(Failure(str(error)))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from artifact.errors import ArtifactError
 from artifact.manifest import (
     MANIFEST_FILE,
-    ArtifactError,
     Cost,
     Graph,
     GraphKind,
@@ -20,7 +20,7 @@ from artifact.manifest import (
 from artifact.tolerance import Tolerance
 
 FILES = {
-    "model.onnx": b"graph",
+    "model.onnx": b"\x08\x0a",
     "golden.safetensors": b"golden",
     "parity.json": b"{}",
     "tokenizer.json": b"words",
@@ -107,6 +107,9 @@ CHANGES: dict[str, tuple[str, Edit]] = {
     "unknown-graph": ("graphs", lambda m: m["graphs"].update(other=m["graphs"]["plain"])),
     "unknown-type": ("data_type", lambda m: m["graphs"]["plain"]["inputs"][0].update(data_type="float64")),
     "axis-of-size-0": ("axes", lambda m: m["graphs"]["plain"]["inputs"][0].update(axes=[0])),
+    "axis-too-large": ("axes", lambda m: m["graphs"]["plain"]["inputs"][0].update(axes=[2**31])),
+    "heads-too-many": ("num_heads", lambda m: m.update(num_heads=10**400)),
+    "cost-too-large": ("flops_per_pair", lambda m: m["cost"].update(flops_per_pair=2**63)),
     "version-0": ("version", lambda m: m.update(version=0)),
     "name-with-a-slash": ("name", lambda m: m.update(name="../tiny")),
     "negative-tolerance": ("atol", lambda m: m["tolerance"].update(atol=-1)),
@@ -134,7 +137,7 @@ def test_a_manifest_that_breaks_a_rule_is_refused_by_path_and_field(
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_refused_by_path(name: str, manifest: Manifest, tmp_path: Path) -> None:
     (tmp_path / name).unlink()
-    with pytest.raises(ArtifactError, match=f"{name}: No such file"):
+    with pytest.raises(ArtifactError, match=f"{name}: cannot be read: No such file"):
         manifest.verify_files(tmp_path)
 
 

@@ -12,8 +12,9 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from artifact.errors import ArtifactError
 from artifact.golden import GoldenCase, golden_tensors, load_golden
-from artifact.manifest import ArtifactError, GraphKind
+from artifact.manifest import GraphKind
 from artifact.tolerance import Tolerance
 
 Array = NDArray[Any]

@@ -4,11 +4,14 @@ from functools import cache
 from typing import Any
 
 import onnx
+import onnx_ir
 import torch
 from torch import Tensor
 
 from artifact.manifest import GraphKind
-from export.graph import export_graph
+from export.artifact import WHOLE
+from export.blocks import in_blocks
+from export.graph import finish, trace
 from export.signature import AttentionModule, Signature, signatures
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
@@ -53,6 +56,18 @@ class Foreign(MultiHeadAttention):
         return super().forward(twice, *others, **options)
 
 
+class ComputedMask(MultiHeadAttention):
+    """Attends to rows by a rule that is computed from all rows: it has no form for a block of them."""
+
+    def forward(self, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        near = torch.matmul(query, query.transpose(1, 2))[:, None] > -100
+        given = options.pop("attention_mask", None)
+        if (lengths := options.pop("key_lengths", None)) is not None:
+            given = (torch.arange(query.shape[1]) < lengths[:, None])[:, None, None, :]
+        mask = near if given is None else near & given
+        return super().forward(query, *others, attention_mask=mask, **options)
+
+
 def attention(
     config: AttentionConfig = SELF, seed: int = 0, kind: type[MultiHeadAttention] = MultiHeadAttention
 ) -> MultiHeadAttention:
@@ -75,7 +90,17 @@ def signature(module: AttentionModule, kind: GraphKind) -> Signature:
 
 
 @cache
+def traced(name: str, kind: GraphKind) -> onnx_ir.Model:
+    """The graph of a valid module as traced, made once. Tests do not modify it."""
+    module = named_module(name)
+    return trace(module, signature(module, kind))
+
+
+@cache
 def graph(name: str, kind: GraphKind) -> onnx.ModelProto:
     """The graph of a valid module, exported once. Tests do not modify it."""
     module = named_module(name)
-    return export_graph(module, signature(module, kind))
+    if kind not in WHOLE:
+        return finish(traced(name, kind), signature(module, kind))
+    derived = in_blocks(traced(name, WHOLE[kind]), causal=module.config.causal)
+    return finish(derived, signature(module, kind))

@@ -11,17 +11,17 @@ import onnxruntime
 import pytest
 
 from artifact.golden import Arrays, load_golden
-from artifact.manifest import GraphKind, Manifest
+from artifact.manifest import IN_BLOCKS, GraphKind, Manifest
 from artifact.tolerance import Tolerance
 from export.artifact import write_artifact
 from export.errors import ArtifactExistsError, ExportError, ParityError
 from export.model_id import ModelId
-from export.parity import GOLDEN_GRID, PARITY_GRID
+from export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID
 from export.precision import FP32_TOLERANCE
 from export.signature import AttentionModule, random_inputs, run_eager
 from model.attention import MultiHeadAttention
 from model.config import AttentionConfig
-from tests.export.modules import Disagreeing, Foreign, attention, signature
+from tests.export.modules import ComputedMask, Disagreeing, Foreign, attention, signature
 from tests.support.eager import assert_parity
 
 MODEL = ModelId("tiny", 2)
@@ -31,6 +31,8 @@ GRAPHS = {
     GraphKind.LENGTHS: "model.lengths.onnx",
     GraphKind.MASK: "model.mask.onnx",
     GraphKind.WEIGHTS: "model.weights.onnx",
+    GraphKind.BLOCKS: "model.blocks.onnx",
+    GraphKind.MASK_BLOCKS: "model.mask_blocks.onnx",
 }
 FILES = {*GRAPHS.values(), "manifest.json", "golden.safetensors", "parity.json"}
 # Four projections of 320 x 320 are 1.6 MiB, above the size from which weights lie in a file of their own.
@@ -69,7 +71,8 @@ def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
 
 def assert_runs_by_itself(path: Path, module: AttentionModule, kind: GraphKind) -> None:
     """The file alone equals eager PyTorch at a length that the exporter did not use."""
-    signed, sizes = signature(module, kind), {"batch": 2, "query_length": 11, "mask_heads": 1}
+    signed = signature(module, kind)
+    sizes = {"batch": 2, "query_length": 11, "mask_heads": 1, "block_rows": 4}
     inputs: Arrays = random_inputs(signed, sizes, np.random.default_rng(1))
     served = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
     for spec, output in zip(signed.outputs, served, strict=True):
@@ -106,7 +109,7 @@ def test_the_parity_report_lists_every_case_of_every_graph(small: Artifact) -> N
     folder, manifest = small
     report = json.loads((folder / manifest.parity_report).read_bytes())
     counted = [sum(case["graph"] == kind for case in report["cases"]) for kind in GraphKind]
-    assert counted == [len(PARITY_GRID)] * 4
+    assert counted == [len(PARITY_GRID)] * len(GraphKind)
     assert report["tolerance"] == manifest.tolerance.model_dump()
     assert report["max_abs_error"] == max(case["max_abs_error"] for case in report["cases"])
 
@@ -114,7 +117,9 @@ def test_the_parity_report_lists_every_case_of_every_graph(small: Artifact) -> N
 def test_the_golden_vectors_are_the_outputs_of_eager_pytorch(small: Artifact) -> None:
     folder, manifest = small
     cases = load_golden(folder / manifest.golden)
-    assert sorted(case.graph for case in cases) == sorted([*GraphKind] * len(GOLDEN_GRID))
+    counted = {kind: sum(case.graph is kind for case in cases) for kind in GraphKind}
+    in_blocks = dict.fromkeys(IN_BLOCKS.values(), len(BLOCK_GOLDEN_GRID))
+    assert counted == dict.fromkeys(GraphKind, len(GOLDEN_GRID)) | in_blocks
     for case in cases:
         eager = run_eager(attention(), signature(attention(), case.graph), case.inputs)
         assert case.outputs.keys() == eager.keys()
@@ -248,3 +253,20 @@ def test_a_name_with_a_line_break_is_refused() -> None:
 def test_a_version_below_1_is_refused_by_value_and_rule(version: int) -> None:
     with pytest.raises(ValueError, match=f"version={version}: must be a positive integer"):
         ModelId("tiny", version)
+
+
+def test_golden_vectors_of_blocks_need_several_blocks_and_one_with_fewer_rows(small: Artifact) -> None:
+    folder, manifest = small
+    for kind in IN_BLOCKS.values():
+        cases = [case for case in load_golden(folder / manifest.golden) if case.graph is kind]
+        sizes = [(case.inputs["query"].shape[1], int(case.inputs["block_rows"])) for case in cases]
+        assert any(length > 2 * rows and length % rows for length, rows in sizes)
+
+
+def test_a_module_without_a_form_in_blocks_lacks_those_graphs(tmp_path: Path) -> None:
+    folder, manifest = write_artifact(attention(kind=ComputedMask), MODEL, tmp_path)
+    whole = set(GraphKind) - set(IN_BLOCKS.values())
+    assert set(manifest.graphs) == whole
+    assert {case.graph for case in load_golden(folder / manifest.golden)} == whole
+    assert not (folder / GRAPHS[GraphKind.BLOCKS]).exists()
+    manifest.verify_files(folder)

@@ -28,7 +28,7 @@ from tests.export.modules import (
 from tests.support.eager import assert_parity
 
 Axes = dict[str, tuple[str | int, ...]]
-PLAIN, LENGTHS, MASK, WEIGHTS = GraphKind
+PLAIN, LENGTHS, MASK, WEIGHTS, BLOCKS, MASK_BLOCKS = GraphKind
 OWN_INPUTS: dict[str, Axes] = {
     "self": {"query": ("batch", "query_length", 4)},
     "cross": {
@@ -43,7 +43,7 @@ D_OUT = {"self": 4, "cross": 8, "text": 4}
 HEADS = {"self": 2, "cross": 2, "text": 1}
 GRAPHS = [
     pytest.param(name, kind, id=f"{name}-{kind}")
-    for name, kinds in {"self": GraphKind, "cross": GraphKind, "text": (PLAIN, WEIGHTS)}.items()
+    for name, kinds in {"self": GraphKind, "cross": GraphKind, "text": (PLAIN, WEIGHTS, BLOCKS)}.items()
     for kind in kinds
 ]
 EACH_GRAPH = pytest.mark.parametrize(("name", "kind"), GRAPHS)
@@ -56,13 +56,24 @@ def axes_of(values: Iterable[onnx.ValueInfoProto]) -> Axes:
     }
 
 
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The operators of a graph and of the loops in it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from all_nodes(attribute.g)
+
+
 @EACH_GRAPH
 def test_every_input_has_its_axes_by_name(name: str, kind: GraphKind) -> None:
     expected = dict(OWN_INPUTS[name])
     if kind is LENGTHS:
         expected["key_lengths"] = ("batch",)
-    if kind in (MASK, WEIGHTS):
+    if kind in (MASK, WEIGHTS, MASK_BLOCKS):
         expected["attention_mask"] = ("batch", "mask_heads", "query_length", KEY_AXIS[name])
+    if kind in (BLOCKS, MASK_BLOCKS):
+        expected["block_rows"] = ()
     inputs = axes_of(graph(name, kind).graph.input)
     assert inputs == expected
     assert list(inputs) == list(expected)
@@ -87,7 +98,7 @@ def test_a_graph_uses_operators_of_the_standard_only(name: str, kind: GraphKind)
 
 @EACH_GRAPH
 def test_attention_is_one_operator_unless_its_weights_are_asked_for(name: str, kind: GraphKind) -> None:
-    operators = [node.op_type for node in graph(name, kind).graph.node]
+    operators = [node.op_type for node in all_nodes(graph(name, kind).graph)]
     assert operators.count("Attention") == (0 if kind is WEIGHTS else 1)
     assert operators.count("Softmax") == (1 if kind is WEIGHTS else 0)
 
@@ -114,6 +125,7 @@ def test_a_graph_equals_eager_pytorch_at_lengths_the_exporter_did_not_see(name: 
             "query_length": query_length,
             "key_length": key_length,
             "mask_heads": mask_heads,
+            "block_rows": 4,
         }
         inputs = random_inputs(signed, sizes, np.random.default_rng(0))
         if "attention_mask" in inputs:

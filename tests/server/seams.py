@@ -22,7 +22,8 @@ from server.engine.session import RunControl, Session
 from server.engine.types import Array, Request, Result
 from server.engine.validation import ValidatedRequest
 from server.rpc.dispatcher import CallObserver
-from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.options import RpcOptions
+from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from tests.server.samples import Lengths, validated_of
 

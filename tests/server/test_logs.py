@@ -6,14 +6,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.call_log import CallLog
 from server.logs import JsonFormatter, TextFormatter
-from tests.server.samples import ROOT
+from tests.server.samples import ROOT, SELF
 from tests.server.seams import Calls
 
 
@@ -140,7 +142,7 @@ def test_every_call_is_logged_at_debug_and_passed_on(debug_log: pytest.LogCaptur
 
 def logged(code: str) -> str:
     """Standard error of a process that logs."""
-    code = f"import logging; from server import logs; {code}"
+    code = f"import logging; from server import logs\n{code}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == ""
     return done.stderr
@@ -166,3 +168,45 @@ def test_a_process_adds_its_own_fields_to_every_event(style: str, end: str) -> N
         "logging.getLogger('any').info('shown', extra={'a': 1})"
     )
     assert written.endswith(end)
+
+
+def test_warnings_of_python_are_events() -> None:
+    written = logged("import warnings; logs.configure('INFO'); warnings.warn('one\\ntwo')")
+    (only,) = written.splitlines()
+    assert "Z WARNING '<string>:2: UserWarning: one\\ntwo" in only
+
+
+def test_the_runtime_and_grpc_write_nothing_beside_the_log(artifacts: Path, tmp_path: Path) -> None:
+    """A graph that the runtime warns about, a run and a load that fail, and a port in use."""
+    model = onnx.load(artifacts / SELF / "1/model.onnx")
+    model.graph.initializer.add(name="unused", dims=[1], data_type=1, raw_data=bytes(4))
+    onnx.save(model, tmp_path / "model.onnx")
+    code = f"""
+logs.configure('INFO')
+import grpc, numpy as np
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from server.engine.provider import Device
+from server.engine.session import Session
+session = Session(Path({str(tmp_path / "model.onnx")!r}), Device(threads=1))
+server = grpc.server(ThreadPoolExecutor(1), options=[('grpc.so_reuseport', 0)])
+port = server.add_insecure_port('127.0.0.1:0')
+for fail in (
+    lambda: session.run({{'query': np.zeros((1, 1, 9), np.float32)}}),
+    lambda: Session(Path({str(artifacts / SELF / "1/manifest.json")!r}), Device(threads=1)),
+    lambda: grpc.server(ThreadPoolExecutor(1), options=[('grpc.so_reuseport', 0)])
+        .add_insecure_port(f'127.0.0.1:{{port}}'),
+):
+    try:
+        fail()
+    except Exception as error:
+        logging.getLogger('any').info('raised', extra={{'type': type(error).__name__}})
+server.stop(0).wait()
+"""
+    lines = logged(code.lstrip()).splitlines()
+    assert [line.partition("Z ")[2] for line in lines] == [
+        "INFO raised type=InvalidArgument",
+        "INFO raised type=InvalidProtobuf",
+        "INFO raised type=RuntimeError",
+    ]

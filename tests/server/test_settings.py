@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from server import VERSION, application, cores
+from server import VERSION, application, cores, memory
 from server.command_line import make_application, unknown_variables
 from server.engine.provider import Device, Provider
 from server.rpc.transport import TransportKind
@@ -114,7 +114,7 @@ def test_the_config_flag_takes_precedence_over_its_variable(file: Path, tmp_path
 
 def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"model_repository": "r", "host": "::1", "provider": "cuda", "log_level": "DEBUG"}
-    values |= {"log_format": "json", "transport": "threaded"}
+    values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB"}
     for name in Settings.model_fields:
         value = values.get(name, "2097152" if "bytes" in name else "7")
         monkeypatch.setenv(f"ATTENTION_{name.upper()}", value)
@@ -334,7 +334,7 @@ def test_options_reach_the_engine_and_the_rpc_server() -> None:
     assert (found.limits.max_result_bytes, found.limits.max_batch_sequences) == (2**21 - 2**16, 6)
     rpc = application.rpc_options(found)
     assert (rpc.max_message_bytes, rpc.max_streams, rpc.host) == (2**21, 7, "::1")
-    assert found.device == Device(Provider.CPU, 2)
+    assert found.device == Device(Provider.CPU, 2, arena_bytes=int(1.25 * found.memory_for_runs))
 
 
 def test_every_provider_of_the_runtime_can_be_chosen() -> None:
@@ -358,3 +358,25 @@ def test_threads_default_to_the_available_cores() -> None:
 def test_settings_are_pickled_without_loss() -> None:
     given = settings("--max-message-bytes=2MiB", "--grace-seconds=inf")
     assert pickle.loads(pickle.dumps(given)) == given  # noqa: S301 - bytes of this test
+
+
+def test_memory_is_divided_between_requests_and_runs() -> None:
+    given = settings("--max-memory", "3GiB", "--max-in-flight-bytes", "1GiB")
+    assert (given.memory_for_requests, given.memory_for_runs) == (1024 * MIB, 2048 * MIB)
+    assert (given.limits.max_in_flight_bytes, given.limits.max_run_bytes) == (1024 * MIB, 2048 * MIB)
+    assert settings("--max-memory", "2GiB").memory_for_requests == 512 * MIB
+    assert settings("--max-memory", "64GiB").memory_for_requests == 1024 * MIB
+
+
+def test_the_memory_of_the_machine_is_shared_by_workers() -> None:
+    one, four = (settings("--workers", workers) for workers in ("1", "4"))
+    total = memory.available_bytes() // 2
+    assert one.memory_for_requests + one.memory_for_runs == total
+    assert four.memory_for_requests + four.memory_for_runs == total // 4
+    large = settings("--max-in-flight-bytes", str(total))
+    assert large.memory_for_runs == large.memory_for_requests == total
+
+
+def test_requests_must_leave_memory_for_runs() -> None:
+    (line,) = errors(*REPOSITORY, "--max-memory", "1GiB", "--max-in-flight-bytes", "1GiB")
+    assert "must be below max_memory, which is 1073741824 bytes" in line

@@ -67,6 +67,21 @@ def cached_repositories(*sets: ModelSet) -> list[Path]:
     return list(repositories.values())
 
 
+def link_tree(source: Path, target: Path) -> None:
+    """Makes a folder of hard links to the files of another, or of copies if they are on different devices.
+
+    Servers refuse symbolic links that lead out of their repository.
+    """
+
+    def link(file: str, copy: str) -> None:
+        try:
+            os.link(file, copy)
+        except OSError:
+            shutil.copy2(file, copy)
+
+    shutil.copytree(source, target, copy_function=link)
+
+
 def _digest(sources: Sequence[Path]) -> str:
     """A hash of the sources' contents and of the versions of Python and the libraries that export."""
     digest = hashlib.sha256(f"{platform.python_version()} {platform.machine()}\n".encode())

@@ -27,7 +27,8 @@ def end_with(call: Call, error: BaseException) -> None:
     match error:
         case EngineError():
             status = rpc_status.to_status(status_of(error))
-            call.finish(code_of(error), error.message, tuple(status.trailing_metadata or ()))
+            trailing = tuple(status.trailing_metadata or ())
+            call.finish(code_of(error), error.message, trailing, reason=error.reason)
         case CallError():
             call.finish(error.code, error.details)
         case CancelledError():

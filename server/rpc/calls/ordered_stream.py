@@ -1,8 +1,26 @@
 """Streams with one reply for each request, in the order of the requests."""
 
+from typing import Protocol
+
+from server.engine.errors import EngineError
+from server.rpc.calls.ending import end_with
 from server.rpc.calls.replies import ReplyQueue
 from server.rpc.calls.route import Route
 from server.rpc.transport.seam import Call
+
+
+class StreamProgress(Protocol):
+    """Follows what the streams of a server do."""
+
+    def received(self, call: Call) -> None:
+        """A request of a stream arrived.
+
+        Raises:
+            OverloadedError: The server does not take it.
+        """
+
+    def idle(self, call: Call) -> None:
+        """Every reply of a stream has been sent: it waits for a request."""
 
 
 class OrderedStream(ReplyQueue):
@@ -12,20 +30,29 @@ class OrderedStream(ReplyQueue):
     requests are received slowly.
     """
 
-    def __init__(self, call: Call, route: Route, window: int) -> None:
+    def __init__(self, call: Call, route: Route, window: int, progress: "StreamProgress") -> None:
         """Begins to receive.
 
         Args:
             call: The stream.
             route: Handles its requests.
             window: Number of requests that may be without a sent reply.
+            progress: Is told of each request and reply; may refuse a request.
         """
         super().__init__(call, route)
         self._window = window
+        self._progress = progress
         self._receiving = self._half_closed = False
         self._receive()
 
+    def drain(self, error: EngineError) -> None:
+        """Receives no more, and ends with an error once the replies to what was received have been sent."""
+        self._half_closed = True
+        self.close(error)
+
     def _reply_sent(self) -> None:
+        if not len(self):
+            self._progress.idle(self._call)
         self._receive()
 
     def _receive(self) -> None:
@@ -42,6 +69,13 @@ class OrderedStream(ReplyQueue):
         if message is None:
             self._half_closed = True
             self.close()
+            return
+        if self._half_closed:  # it arrived after the drain began
+            return
+        try:
+            self._progress.received(self._call)
+        except EngineError as error:
+            end_with(self._call, error)
             return
         self.receive(message)
         self._receive()

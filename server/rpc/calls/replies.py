@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 
+from server.engine.errors import EngineError
 from server.rpc.calls.ending import end_with
 from server.rpc.calls.exchange import Exchange
 from server.rpc.calls.route import Route
@@ -20,6 +21,7 @@ class ReplyQueue:
         self._replies: deque[Exchange] = deque()
         self._sending: Exchange | None = None
         self._closed = self._failed = False
+        self._error: EngineError | None = None
 
     def __len__(self) -> int:
         """Number of replies that have not been sent, including one that is being sent."""
@@ -38,10 +40,15 @@ class ReplyQueue:
         self._replies.append(exchange)
         return exchange
 
-    def close(self) -> None:
-        """Ends the call once every reply has been sent."""
-        self._closed = True
-        self._advance()
+    def close(self, error: EngineError | None = None) -> None:
+        """Ends the call once every reply has been sent. Only the first call counts.
+
+        Args:
+            error: What the call ends with. None ends it with OK.
+        """
+        if not self._closed:
+            self._closed, self._error = True, error
+            self._advance()
 
     def _completed(self, exchange: Exchange) -> None:
         self._failed = self._failed or exchange.failed
@@ -66,6 +73,12 @@ class ReplyQueue:
             self._sending = self._replies.popleft()
             self._send(self._sending)
         elif self._closed and not self._replies:
+            self._end()
+
+    def _end(self) -> None:
+        if self._error is not None:
+            end_with(self._call, self._error)
+        else:
             self._call.finish(grpc.StatusCode.OK)
 
     def _is_next_complete(self) -> bool:

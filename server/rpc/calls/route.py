@@ -40,8 +40,9 @@ class Route:
         read: Parses a request; raises DecodeError.
         handle: Answers a request.
         write: Serializes a reply that is not serialized yet.
-        counted: Whether calls count for the limits of concurrency and for the metrics. Those of gRPC's own
-            services do not: a busy server is healthy.
+        counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.
+        takes_place: Whether calls take a place of inference: see `server.rpc.admission`. Those that only tell
+            what the server is and does take none: a busy server is live and ready.
         intake: For requests that carry tensors: they may be as large as the transport permits, their memory
             is reserved, and `handle` is given the reservation too. None for requests of a few names.
         is_slow: Whether a request takes long to decode although it is not large.
@@ -53,6 +54,7 @@ class Route:
     handle: Callable[..., Any]
     write: Callable[[Any], bytes]
     counted: bool = True
+    takes_place: bool = True
     intake: Intake | None = None
     is_slow: Callable[[Any], bool] = _never
     refuse: Callable[[bytes, OverloadedError], Any] | None = None
@@ -84,9 +86,10 @@ def unary(
     write: Callable[[A], bytes],
     *,
     counted: bool = True,
+    takes_place: bool = True,
 ) -> Route:
     """A route of one request and one reply."""
-    return Route(CallKind.UNARY, read, handle, write, counted)
+    return Route(CallKind.UNARY, read, handle, write, counted, takes_place)
 
 
 def tensors(
@@ -109,9 +112,10 @@ def ordered_stream(
     write: Callable[[A], bytes],
     *,
     counted: bool = True,
+    takes_place: bool = True,
 ) -> Route:
     """A route of many requests; `handle` is called with each and makes one reply to each."""
-    return Route(CallKind.ORDERED_STREAM, read, handle, write, counted)
+    return Route(CallKind.ORDERED_STREAM, read, handle, write, counted, takes_place)
 
 
 def server_streaming(
@@ -120,6 +124,7 @@ def server_streaming(
     write: Callable[[A], bytes],
     *,
     counted: bool = True,
+    takes_place: bool = True,
 ) -> Route:
     """A route of one request; `handle` is given a function that sends replies until the call ends."""
-    return Route(CallKind.SERVER_STREAMING, read, handle, write, counted)
+    return Route(CallKind.SERVER_STREAMING, read, handle, write, counted, takes_place)

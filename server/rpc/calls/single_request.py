@@ -1,11 +1,13 @@
 """Calls of one request: with one reply, or with a stream of them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import grpc
 
+from server.engine.errors import EngineError
 from server.rpc.calls.ending import end_with
 from server.rpc.calls.exchange import Exchange
 from server.rpc.calls.replies import ReplyQueue
@@ -16,9 +18,17 @@ from server.rpc.transport.seam import Call
 class SingleRequestCall(ABC):
     """Receives the request. A failure, or a request that is missing, ends this call and no other."""
 
-    def __init__(self, call: Call, route: Route) -> None:
+    def __init__(self, call: Call, route: Route, admit: Callable[[Call], None]) -> None:
+        """Begins to receive.
+
+        Args:
+            call: The call.
+            route: Handles its request.
+            admit: Called when the request has arrived; raises OverloadedError if the server does not take it.
+        """
         self._call = call
         self._route = route
+        self._admit = admit
         call.receive(self._received)
 
     def _received(self, message: bytes | None) -> None:
@@ -28,6 +38,7 @@ class SingleRequestCall(ABC):
             self._call.finish(grpc.StatusCode.UNIMPLEMENTED, "the call ended without a request message")
             return
         try:
+            self._admit(self._call)
             self._handle(message)
         except Exception as error:
             end_with(self._call, error)
@@ -54,10 +65,18 @@ class UnaryCall(SingleRequestCall):
 class ServerStream(SingleRequestCall):
     """Sends what its handler sends, in that order, until the call ends."""
 
+    def __init__(self, call: Call, route: Route, admit: Callable[[Call], None]) -> None:
+        """See `SingleRequestCall`."""
+        self._replies = ReplyQueue(call, route)
+        super().__init__(call, route, admit)
+
+    def drain(self, error: EngineError) -> None:
+        """Ends with an error once every message that was handed over has been sent."""
+        self._replies.close(error)
+
     def _handle(self, message: bytes) -> None:
         request = self._route.parse(message)
-        replies = ReplyQueue(self._call, self._route)
-        self._route.handle(request, self._call, partial(_send, self._call, replies))
+        self._route.handle(request, self._call, partial(_send, self._call, self._replies))
 
 
 def _send(call: Call, replies: ReplyQueue, message: Any) -> None:

@@ -20,7 +20,9 @@ class TransportKind(StrEnum):
     """`grpc.server`: a thread for each call. Slower; works with every grpcio release."""
 
 
-def create_transport(kind: TransportKind, options: Mapping[str, int], max_calls: int) -> Transport:
+def create_transport(
+    kind: TransportKind, options: Mapping[str, int], max_calls: int, send_timeout_seconds: float = 0
+) -> Transport:
     """Creates a transport that is neither bound nor started.
 
     Each adapter is imported only if it is chosen: the internal API that one of them needs may be missing
@@ -30,11 +32,12 @@ def create_transport(kind: TransportKind, options: Mapping[str, int], max_calls:
         kind: The adapter.
         options: Channel arguments of gRPC's core.
         max_calls: Number of calls that the server holds at a time, health and reflection excepted.
+        send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
     """
     if kind is TransportKind.THREADED:
         from server.rpc.transport.threaded import ThreadedTransport  # noqa: PLC0415
 
-        return ThreadedTransport(options, max_calls)
+        return ThreadedTransport(options, max_calls, send_timeout_seconds)
     from server.rpc.transport.completion_queue import CompletionQueueTransport  # noqa: PLC0415
 
-    return CompletionQueueTransport(options)
+    return CompletionQueueTransport(options, send_timeout_seconds)

@@ -6,7 +6,6 @@ asyncio tasks, and answer a third of the calls per second: docs/performance.md h
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,8 +16,9 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 from server.rpc.deadlines import deadline_after
-from server.rpc.transport.base_call import BaseCall
-from server.rpc.transport.flush import Flush
+from server.rpc.transport.base_call import NOT_READ, BaseCall, OpenCalls
+from server.rpc.transport.connections import stop_listening
+from server.rpc.transport.drain import Drain
 from server.rpc.transport.seam import Call, Callback, Metadata
 from server.rpc.transport.timers import Timers
 
@@ -32,20 +32,28 @@ NO_FLAGS = 0
 WITHOUT_XDS = False
 # A deadline on the clock of `time.time` that makes a poll return at once.
 AT_ONCE = 0.0
+# How long the thread waits for an event at most. Without an open call, nothing else can wake it.
+IDLE_SECONDS = 0.05
+# How long the core may take for what it does at once unless something is wrong.
+PATIENCE_SECONDS = 1.0
 
 
 class CompletionQueueCall(BaseCall):
     """A `Call` of gRPC's core."""
 
-    def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", flush: Flush) -> None:
-        super().__init__(_text(event.call_details.method))
+    def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", calls: OpenCalls) -> None:
+        super().__init__(_text(event.call_details.method), calls)
         self.deadline = deadline_after(event.call_details.deadline - time.time())
         self._call = event.call
         self._timers = timers
         self._callbacks = callbacks
-        self._flush = flush
         self._sent_initial_metadata = False
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),), self._closed)
+
+    @property
+    def peer(self) -> str:
+        """See `BaseCall`."""
+        return _text(self._call.peer())
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""
@@ -71,17 +79,31 @@ class CompletionQueueCall(BaseCall):
             # next message, which is sent upon that, would never follow.
             flags = cygrpc.WriteFlag.buffer_hint if more and self._sent_initial_metadata else NO_FLAGS
             operations = (*self._initial_metadata(), cygrpc.SendMessageOperation(message, flags))
-            self._call.start_server_batch(operations, lambda event: then(event.success))
+            self._calls.sending(self)
+            self._call.start_server_batch(operations, partial(self._sent, then))
+
+    def _sent(self, then: Callable[[bool], None], event: Any) -> None:
+        if self.ended_with is None:  # otherwise the status, which follows the message, is not sent yet
+            self._calls.sent(self)
+        then(event.success)
 
     def reply(self, message: bytes) -> None:
         """See `Call`."""
         if self.ended_with is None:
+            self._hand_over(grpc.StatusCode.OK)
             self._send_status(cygrpc.SendMessageOperation(message, NO_FLAGS), code=grpc.StatusCode.OK)
 
-    def finish(self, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()) -> None:
+    def finish(
+        self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
+    ) -> None:
         """See `Call`."""
         if self.ended_with is None:
+            self._hand_over(code, reason)
             self._send_status(code=code, details=details, trailing=trailing)
+
+    def reset(self) -> None:
+        """See `BaseCall`."""
+        self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], NOT_READ)
 
     def _send_status(
         self, *message: Any, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()
@@ -89,18 +111,11 @@ class CompletionQueueCall(BaseCall):
         status = cygrpc.SendStatusFromServerOperation(
             trailing, code.value[0], details.encode(errors="replace"), NO_FLAGS
         )
-        operations = (*self._initial_metadata(), *message)
-        try:
-            if self._flush.stopping:
-                self._call.start_server_batch(operations, partial(self._send_status_last, status))
-            else:
-                self._call.start_server_batch((*operations, status), _nothing)
-        finally:
-            self._end(code)
+        self._call.start_server_batch((*self._initial_metadata(), *message, status), self._status_sent)
 
-    def _send_status_last(self, status: Any, _event: Any) -> None:
-        """Ends the call of a stopping server after its message: see `Flush`."""
-        self._flush.then(lambda: self._call.start_server_batch((status,), _nothing))
+    def _status_sent(self, event: Any) -> None:
+        if not event.success and not self.is_done:  # the core refused the message; the call is open
+            self.reset()
 
     def _initial_metadata(self) -> tuple[Any, ...]:
         sent, self._sent_initial_metadata = self._sent_initial_metadata, True
@@ -108,7 +123,7 @@ class CompletionQueueCall(BaseCall):
 
     def _closed(self, _event: Any) -> None:
         """The core is done with the call: its status was sent, or it was cancelled."""
-        self._end(grpc.StatusCode.CANCELLED)
+        self._done()
 
 
 class CallbackQueue:
@@ -125,13 +140,18 @@ class CallbackQueue:
         self._lock = threading.Lock()
         self._callbacks: list[Callback] = []
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no callback waits."""
+        return not self._callbacks
+
     def add(self, callback: Callback) -> bool:
         """Adds a callback; returns whether it is the first, so that the thread must be woken."""
         with self._lock:
             self._callbacks.append(callback)
             return len(self._callbacks) == 1
 
-    def run(self, _event: object) -> None:
+    def run(self, _event: object = None) -> None:
         """Calls all of them."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
@@ -145,15 +165,17 @@ class CallbackQueue:
 class CompletionQueueTransport:
     """A `Transport` on a completion queue. Its thread also runs short batches inline."""
 
-    def __init__(self, options: Mapping[str, int]) -> None:
+    def __init__(self, options: Mapping[str, int], send_timeout_seconds: float = 0) -> None:
         """Creates the transport.
 
         Args:
             options: Channel arguments of gRPC's core.
+            send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
         """
         self._timers = Timers()
         self._callbacks = CallbackQueue()
-        self._flush = Flush(self._timers)
+        self._calls = OpenCalls(self._timers.add, send_timeout_seconds)
+        self._port = 0
         self._accept: Callable[[Call], None]
         self._run_inline: Callable[[], bool]
         self._queue = cygrpc.CompletionQueue()
@@ -162,13 +184,14 @@ class CompletionQueueTransport:
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
         self._started = False
         self._ended = threading.Event()
+        self._turned_at = time.monotonic()
 
     def listen(self, address: str) -> int:
         """See `Transport`."""
         port: int = self._server.add_http2_port(address.encode())
         if not port:
             raise RuntimeError("the address is in use or does not belong to this machine")
-        self._flush.port = port
+        self._port = port
         return port
 
     def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:
@@ -183,15 +206,24 @@ class CompletionQueueTransport:
         self._started = True
         self._server.start()
 
-    def stop(self, grace: float) -> None:
+    def turned_at(self) -> float:
+        """See `Transport`."""
+        return self._turned_at
+
+    def stop(self, grace: float, refuse: Callback) -> None:
         """See `Transport`."""
         if not self._started:  # the core aborts the process if a bound server is destroyed unstarted
+            stop_listening(self._port)
             self._run_inline = _no_work
             self._start()
             self._thread.start()
-        self._flush.begin(grace)
-        self._server.shutdown(self._queue, lambda _event: self._ended.set())
-        if not self._ended.wait(grace):
+        if not self._ended.is_set():
+            drain = Drain(self._port, self._calls, self._timers.add, grace)
+            self._callbacks.add(partial(drain.begin, refuse))
+            drain.finished.wait(drain.longest_seconds + PATIENCE_SECONDS)
+            self._server.shutdown(self._queue, lambda _event: self._ended.set())
+        # Where the connections could not be closed, the core cancels what is left on them.
+        if not self._ended.wait(PATIENCE_SECONDS):
             self._server.cancel_all_calls()
         self._thread.join()
         self._server.destroy()
@@ -206,7 +238,9 @@ class CompletionQueueTransport:
             self._request_call()
         except ValueError:  # the server began to stop at this moment
             log.debug("the server stops: no more calls are requested")
-        self._accept(CompletionQueueCall(event, self._timers, self._callbacks, self._flush))
+        call = CompletionQueueCall(event, self._timers, self._callbacks, self._calls)
+        self._calls.add(call)
+        self._accept(call)
 
     def _serve(self) -> None:
         self._callbacks.thread = threading.get_ident()
@@ -229,21 +263,19 @@ class CompletionQueueTransport:
 
     def _work(self) -> bool:
         """Does what is due beside events; returns whether there may be more."""
+        self._turned_at = now = time.monotonic()
         try:
-            self._timers.run_due(time.monotonic())
+            if not self._callbacks.is_empty:
+                self._callbacks.run()
+            self._timers.run_due(now)
             return self._run_inline()
         except Exception:  # the thread must survive, or no later call would be answered
             log.exception("the transport's thread failed")
             return False
 
-    def _next_timer(self) -> float | None:
-        """When the next timer is due, on the clock of `time.time`."""
-        due = self._timers.next_due
-        return None if due == math.inf else time.time() + due - time.monotonic()
-
-
-def _nothing(_event: Any) -> None:
-    """The callback of a batch that nothing follows."""
+    def _next_timer(self) -> float:
+        """When to look for timers and callbacks next, on the clock of `time.time`."""
+        return time.time() + min(self._timers.next_due - time.monotonic(), IDLE_SECONDS)
 
 
 def _no_work() -> bool:

@@ -26,7 +26,18 @@ class Call(Protocol):
 
     @property
     def ended_with(self) -> grpc.StatusCode | None:
-        """The status that the call ended with; None while it is open."""
+        """The status that was handed over, or that the call was cancelled with; None before.
+
+        The call takes no reply any more. It is done when that status was sent: see `add_done_callback`.
+        """
+
+    @property
+    def reason(self) -> str:
+        """The stable reason that the call was ended with, such as OVERLOADED; empty if there is none."""
+
+    @property
+    def reader_cut(self) -> bool:
+        """Whether the call was ended because the caller did not read what was sent to it."""
 
     def receive(self, then: Callable[[bytes | None], None]) -> None:
         """Requests the next message, and calls back with it; with None if there are no more."""
@@ -36,18 +47,31 @@ class Call(Protocol):
 
         Args:
             message: The serialized message.
-            then: Called when the next message may be sent; with False if the call can send no more.
+            then: Called when the core let the message out, so that the next may be sent; with False if the
+                call can send no more.
             more: Whether the next message follows at once, so that both may be written together.
         """
 
     def reply(self, message: bytes) -> None:
         """Sends the only message of a call and ends the call with OK. Does nothing if it has ended."""
 
-    def finish(self, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()) -> None:
-        """Ends the call. Does nothing if it has ended."""
+    def finish(
+        self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
+    ) -> None:
+        """Ends the call. Does nothing if it has ended.
+
+        Args:
+            code: The status.
+            details: Its text, for people.
+            trailing: Metadata that is sent with it.
+            reason: The stable reason, for metrics; it is not sent.
+        """
 
     def add_done_callback(self, callback: Callback) -> None:
-        """Calls back once the call has ended, however it ended; at once if it has.
+        """Calls back once the core is done with the call; at once if it is.
+
+        That is when the caller's windows had room for all that was sent, the status included, or when the
+        call was cancelled. What is sent is in memory until then.
 
         A callback that is added twice is called once.
         """
@@ -92,11 +116,19 @@ class Transport(Protocol):
                 on its own thread whenever it has no event to handle, or never.
         """
 
-    def stop(self, grace: float) -> None:
-        """Accepts no more calls, and returns when the last one has ended.
+    def turned_at(self) -> float:
+        """When the transport's thread last looked for work, on `time.monotonic`'s clock. For any thread.
+
+        It does so at least once a second, unless something holds it up. If this is called less often, the
+        value may be as old as the last call.
+        """
+
+    def stop(self, grace: float, refuse: Callback) -> None:
+        """Accepts no more connections, and returns when the calls that are open have ended.
 
         May be called before `start`, and more than once.
 
         Args:
-            grace: Seconds after which the calls that are left are cancelled. 0 cancels them at once.
+            grace: Seconds after which the calls that are left end with UNAVAILABLE. 0 ends them at once.
+            refuse: Called on the transport's thread, at most once. `accept` must refuse calls from then on.
         """

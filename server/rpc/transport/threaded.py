@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,13 +22,17 @@ from typing import Any, NamedTuple, TypeAlias
 import grpc
 
 from server.rpc.deadlines import deadline_after
-from server.rpc.transport.base_call import BaseCall
+from server.rpc.transport.base_call import BaseCall, OpenCalls
+from server.rpc.transport.connections import stop_listening
+from server.rpc.transport.drain import Drain
 from server.rpc.transport.seam import Call, Callback, Metadata
 
 log = logging.getLogger(__name__)
 
 # Open calls beyond `max_calls`, such as those of health watchers. More are refused with RESOURCE_EXHAUSTED.
 SPARE_CALLS = 512
+# How long `grpc.server` may take for what it does at once unless something is wrong.
+PATIENCE_SECONDS = 1.0
 
 
 Serve: TypeAlias = Callable[[str, Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
@@ -51,6 +56,7 @@ class CallsThread:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_log_failure)
         self._thread = threading.Thread(target=self._loop.run_forever, name="calls", daemon=True)
+        self._turned_at = time.monotonic()
 
     @property
     def is_current(self) -> bool:
@@ -72,6 +78,14 @@ class CallsThread:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback)
 
+    def turned_at(self) -> float:
+        """See `Transport`. The answer is that of the last call, for which it asks the thread anew."""
+        self.post(self._turn)
+        return self._turned_at
+
+    def _turn(self) -> None:
+        self._turned_at = time.monotonic()
+
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """Runs a callback at a moment on `time.monotonic`'s clock; returns what cancels it."""
         return self._loop.call_at(moment, callback).cancel
@@ -87,8 +101,9 @@ class ThreadedCall(BaseCall):
         context: grpc.ServicerContext,
         thread: CallsThread,
         receivers: ThreadPoolExecutor,
+        calls: OpenCalls,
     ) -> None:
-        super().__init__(method)
+        super().__init__(method, calls)
         remaining: float | None = context.time_remaining()
         self.deadline = math.inf if remaining is None else deadline_after(remaining)
         self._requests = requests
@@ -97,6 +112,12 @@ class ThreadedCall(BaseCall):
         self._receivers = receivers
         # What the call's own thread is to send; None once the call has ended without a status of ours.
         self._outgoing: SimpleQueue[_Message | _Status | None] = SimpleQueue()
+
+    @property
+    def peer(self) -> str:
+        """See `BaseCall`."""
+        found: str = self._context.peer()
+        return found
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""
@@ -124,7 +145,13 @@ class ThreadedCall(BaseCall):
     def send(self, message: bytes, then: Callable[[bool], None], *, more: bool = False) -> None:  # noqa: ARG002
         """See `Call`. `more` has no effect."""
         if self.ended_with is None:
-            self._outgoing.put(_Message(message, then))
+            self._calls.sending(self)
+            self._outgoing.put(_Message(message, partial(self._sent, then)))
+
+    def _sent(self, then: Callable[[bool], None], success: bool) -> None:  # noqa: FBT001 - as the seam calls it
+        if self.ended_with is None:  # otherwise the status, which follows the message, is not sent yet
+            self._calls.sent(self)
+        then(success)
 
     def reply(self, message: bytes) -> None:
         """See `Call`."""
@@ -132,11 +159,17 @@ class ThreadedCall(BaseCall):
             self._outgoing.put(_Message(message, _nothing))
             self.finish(grpc.StatusCode.OK)
 
-    def finish(self, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()) -> None:
+    def finish(
+        self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
+    ) -> None:
         """See `Call`."""
         if self.ended_with is None:
             self._outgoing.put(_Status(code, details, trailing))
-            self._end(code)
+            self._hand_over(code, reason)
+
+    def reset(self) -> None:
+        """See `BaseCall`."""
+        self._context.cancel()
 
     def messages(self) -> Iterator[bytes]:
         """What `grpc.server` is to send, and then the status. Runs on the call's own thread."""
@@ -152,20 +185,23 @@ class ThreadedCall(BaseCall):
     def closed(self) -> None:
         """`grpc.server` is done with the call: its status was sent, or it was cancelled. For any thread."""
         self._outgoing.put(None)
-        self._thread.post(partial(self._end, grpc.StatusCode.CANCELLED))
+        self._thread.post(self._done)
 
 
 class ThreadedTransport:
     """A `Transport` on `grpc.server`."""
 
-    def __init__(self, options: Mapping[str, int], max_calls: int) -> None:
+    def __init__(self, options: Mapping[str, int], max_calls: int, send_timeout_seconds: float = 0) -> None:
         """Creates the transport.
 
         Args:
             options: Channel arguments of gRPC's core.
             max_calls: Number of calls that are held at a time, health and reflection excepted.
+            send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
         """
         self._thread = CallsThread()
+        self._calls = OpenCalls(self._thread.call_at, send_timeout_seconds)
+        self._port = 0
         most = max_calls + SPARE_CALLS
         self._senders = ThreadPoolExecutor(most, thread_name_prefix="call")
         self._receivers = ThreadPoolExecutor(most, thread_name_prefix="receive")
@@ -180,7 +216,8 @@ class ThreadedTransport:
 
     def listen(self, address: str) -> int:
         """See `Transport`."""
-        return self._server.add_insecure_port(address)
+        self._port = self._server.add_insecure_port(address)
+        return self._port
 
     def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:  # noqa: ARG002
         """See `Transport`. `run_inline` is never called."""
@@ -192,14 +229,22 @@ class ThreadedTransport:
         self._thread.start()
         self._server.start()
 
-    def stop(self, grace: float) -> None:
+    def turned_at(self) -> float:
+        """See `Transport`."""
+        return self._thread.turned_at()
+
+    def stop(self, grace: float, refuse: Callback) -> None:
         """See `Transport`."""
         if self._stopped:
             return
         self._stopped = True
         if not self._started:  # `grpc.server` closes a port only after it was started
+            stop_listening(self._port)
             self._start()
-        self._server.stop(grace).wait()
+        drain = Drain(self._port, self._calls, self._thread.call_at, grace)
+        self._thread.post(partial(drain.begin, refuse))
+        drain.finished.wait(drain.longest_seconds + PATIENCE_SECONDS)
+        self._server.stop(PATIENCE_SECONDS).wait()
         self._senders.shutdown()
         self._receivers.shutdown()
         self._thread.stop()
@@ -208,10 +253,15 @@ class ThreadedTransport:
         self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         """Hands a new call to the transport's thread. Runs on the call's own thread until the call ends."""
-        call = ThreadedCall(method, requests, context, self._thread, self._receivers)
-        if context.add_callback(call.closed):
-            self._thread.post(partial(self._accept, call))
-            yield from call.messages()
+        call = ThreadedCall(method, requests, context, self._thread, self._receivers, self._calls)
+        self._thread.post(partial(self._begin, call))
+        if not context.add_callback(call.closed):
+            call.closed()
+        yield from call.messages()
+
+    def _begin(self, call: ThreadedCall) -> None:
+        self._calls.add(call)
+        self._accept(call)
 
 
 class _EveryMethod(grpc.GenericRpcHandler):

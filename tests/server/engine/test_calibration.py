@@ -46,9 +46,9 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to(
         count, length, _ = inputs["query"].shape
         seen.add((count, length))
 
-    only = {kind: tapped(cross_model, tap).sessions[kind]}
-    calibrated(dataclasses.replace(cross_model, sessions=only))
-    assert seen <= expected
+    sessions = {**cross_model.sessions, kind: tapped(cross_model, tap).sessions[kind]}
+    calibrated(dataclasses.replace(cross_model, sessions=sessions))
+    assert seen <= expected | {(1, 1)}  # which the trimming of the arena runs
     assert min(expected) in seen
 
 

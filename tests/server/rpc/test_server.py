@@ -22,7 +22,8 @@ from server.engine.tokenizer import TextEncoder, TextLimits
 from server.engine.types import Ragged, Text
 from server.errors import BindError
 from server.metrics import Metrics
-from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.options import RpcOptions
+from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
 from tests.server.rpc.messages import answered, raw_request, text_request

@@ -14,7 +14,8 @@ from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository
 from server.metrics import Metrics
-from server.rpc.server import RpcOptions, RpcServer
+from server.rpc.options import RpcOptions
+from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import HEADER_BYTES
 from tests.server.rpc.messages import attend_request

@@ -1,4 +1,4 @@
-"""Every error of the engine has a gRPC status."""
+"""Every error of a request has a gRPC status."""
 
 from collections.abc import Iterator
 
@@ -18,6 +18,7 @@ from server.engine.errors import (
     RunFailedError,
     ShuttingDownError,
 )
+from server.rpc.admission import IdleStreamError, ReceiveTimeoutError
 from server.rpc.status import code_of, status_of
 
 EXPECTED = [
@@ -30,6 +31,8 @@ EXPECTED = [
     (DeadlineExceededError("m"), grpc.StatusCode.DEADLINE_EXCEEDED, 4, "DEADLINE_EXCEEDED"),
     (ShuttingDownError("m"), grpc.StatusCode.UNAVAILABLE, 14, "SHUTTING_DOWN"),
     (RunFailedError("m"), grpc.StatusCode.INTERNAL, 13, "RUN_FAILED"),
+    (ReceiveTimeoutError("m"), grpc.StatusCode.DEADLINE_EXCEEDED, 4, "RECEIVE_TIMEOUT"),
+    (IdleStreamError("m"), grpc.StatusCode.UNAVAILABLE, 14, "STREAM_IDLE"),
 ]
 
 
@@ -58,7 +61,7 @@ def test_an_error_becomes_a_status_with_its_reason_and_field(
         assert violations == [(error.field, error.message)]
 
 
-def test_every_error_of_the_engine_is_listed_above() -> None:
+def test_every_error_is_listed_above() -> None:
     assert {type(row[0]) for row in EXPECTED} == {EngineError, *subclasses(EngineError)}
 
 

@@ -3,8 +3,9 @@
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -105,12 +106,11 @@ def test_every_worker_drains(service: Watched) -> None:
         stream = OpenStream(channel)
         service.stop()
         service.until(" draining signal=SIGTERM$")
-        drained = service.until(r" stopped worker=(\d)")[1]
-        assert service.process.poll() is None  # the stream is still open
-        stream.end()
+        stream.wait_for_drain()
     assert service.process.wait(timeout=60) == 0
     rest = service.rest()
-    assert f" stopped worker={1 - int(drained)}\n" in rest
+    for worker in range(2):
+        assert f" stopped worker={worker}\n" in rest
     assert rest.endswith(" stopped\n")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOST, port))
@@ -134,10 +134,63 @@ def test_calls_succeed_while_a_worker_is_replaced(service: Watched, tmp_path: Pa
     assert value(samples, "attention_requests_total", method=ATTEND, code="OK") == 3 * CONNECTIONS
 
 
-def test_no_worker_outlives_the_supervisor(service: Watched) -> None:
+def test_a_stopped_worker_is_killed_and_replaced(artifacts: Path, tmp_path: Path) -> None:
+    with two_workers(artifacts, tmp_path, "--log-level=DEBUG", "--worker-timeout-seconds=5") as service:
+        first, _ = service.pids(2)
+        port, metrics_port = service.ports()
+        call(service, port, total=CONNECTIONS)
+        os.kill(first, signal.SIGSTOP)
+        assert "reason='worker 0 did not answer for " in service.until(" worker ended worker=0 .*").string
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
+        service.matches(" listening .* worker=0", 2)
+        call(service, port, total=2 * CONNECTIONS)
+        samples = scrape(metrics_port)
+        assert value(samples, "attention_worker_restarts_total", reason="unresponsive") == 1
+        assert value(samples, "attention_worker_restarts_total", reason="killed") == 0
+
+
+def test_a_worker_that_is_stopped_while_it_loads_is_killed(artifacts: Path, tmp_path: Path) -> None:
+    with two_workers(artifacts, tmp_path, "--worker-timeout-seconds=0.5") as service:
+        first, _ = service.pids(2)
+        os.kill(first, signal.SIGSTOP)
+        assert service.process.wait(timeout=60) == 1
+        assert "cannot serve reason='worker 0 did not answer for " in service.rest()
+
+
+def test_a_stopped_worker_does_not_hold_up_the_end(artifacts: Path, tmp_path: Path) -> None:
+    with two_workers(artifacts, tmp_path, "--grace-seconds=1") as service:
+        first, second = service.pids(2)
+        service.ports()
+        for worker in (first, second):
+            os.kill(worker, signal.SIGSTOP)
+        started = time.monotonic()
+        service.stop()
+        assert service.process.wait(timeout=60) == 0
+        assert time.monotonic() - started < 30  # both are waited for at the same time
+        said = service.rest()
+    for worker in range(2):
+        assert f" ERROR worker killed: it did not end in time worker={worker}\n" in said
+    assert not list(temporary_folder(tmp_path).iterdir())
+
+
+def test_the_load_of_every_worker_is_published(service: Watched) -> None:
+    port, metrics_port = service.ports()
+    with ExitStack() as stack:
+        streams = [OpenStream(stack.enter_context(connection(port))) for _ in range(CONNECTIONS)]
+        deadline = time.monotonic() + 60
+        while (found := value(scrape(metrics_port), "attention_open_streams")) != CONNECTIONS:
+            assert time.monotonic() < deadline, found
+        for stream in streams:
+            stream.end()
+
+
+def test_no_worker_outlives_the_supervisor(service: Watched, tmp_path: Path) -> None:
     port, _ = service.ports()
+    assert len(list(temporary_folder(tmp_path).iterdir())) == 1
     service.process.kill()
     said = service.rest()  # ends when the last process that could write has ended
+    assert not list(temporary_folder(tmp_path).iterdir())
     assert [f" stopped worker={worker}\n" in said for worker in range(2)] == [True, True]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOST, port))
@@ -151,6 +204,15 @@ def test_a_signal_while_models_load_ends_the_service(service: Watched, number: s
     said = service.rest()
     assert f" draining signal={number.name}\n" in said
     assert " listening " not in said
+
+
+def test_a_supervisor_that_is_killed_while_models_load_leaves_nothing(
+    service: Watched, tmp_path: Path
+) -> None:
+    service.pids(2)
+    service.process.kill()
+    service.rest()
+    assert not list(temporary_folder(tmp_path).iterdir())
 
 
 def test_a_worker_that_ends_before_all_serve_ends_the_service(service: Watched) -> None:

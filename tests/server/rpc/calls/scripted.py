@@ -32,6 +32,14 @@ class ScriptedCall(Call):
         return self._code
 
     @property
+    def reason(self) -> str:
+        return ""
+
+    @property
+    def reader_cut(self) -> bool:
+        return False
+
+    @property
     def is_receiving(self) -> bool:
         """Whether a message was requested that is not delivered yet."""
         return bool(self._receivers)
@@ -67,7 +75,14 @@ class ScriptedCall(Call):
             self.sent.append(message)
             self.finish(grpc.StatusCode.OK)
 
-    def finish(self, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()) -> None:  # noqa: ARG002
+    def finish(
+        self,
+        code: grpc.StatusCode,
+        details: str = "",  # noqa: ARG002
+        trailing: Metadata = (),  # noqa: ARG002
+        *,
+        reason: str = "",  # noqa: ARG002
+    ) -> None:
         if self._code is None:
             self._code = code
             callbacks, self.done_callbacks = self.done_callbacks, {}
@@ -89,3 +104,16 @@ class ScriptedCall(Call):
 
     def call_soon_threadsafe(self, callback: Callback) -> None:
         callback()
+
+
+class AdmitAll:
+    """An admission without limits."""
+
+    def received(self, call: Call) -> None:
+        """A request arrived."""
+
+    def idle(self, call: Call) -> None:
+        """Every reply has been sent."""
+
+
+FREELY = AdmitAll()

@@ -14,7 +14,7 @@ from server.rpc.calls.ordered_stream import OrderedStream
 from server.rpc.calls.route import Route, Send, ordered_stream, server_streaming, unary
 from server.rpc.calls.single_request import ServerStream, UnaryCall
 from server.rpc.transport.seam import Call
-from tests.server.rpc.calls.scripted import ScriptedCall
+from tests.server.rpc.calls.scripted import FREELY, ScriptedCall
 
 CALL_DEADLINE, REPLY_DEADLINE = 100.0, 10.0
 WINDOW = 3
@@ -52,15 +52,15 @@ def write(message: object) -> bytes:
 
 
 def start_unary(call: Call, handler: Handler) -> None:
-    UnaryCall(call, unary(bytes, handler.defer, write))
+    UnaryCall(call, unary(bytes, handler.defer, write), FREELY.received)
 
 
 def start_ordered_stream(call: Call, handler: Handler) -> None:
-    OrderedStream(call, ordered_stream(bytes, handler.defer, write), WINDOW)
+    OrderedStream(call, ordered_stream(bytes, handler.defer, write), WINDOW, FREELY)
 
 
 def start_server_stream(call: Call, handler: Handler) -> None:
-    ServerStream(call, server_streaming(bytes, handler.send_deferred, write))
+    ServerStream(call, server_streaming(bytes, handler.send_deferred, write), FREELY.received)
 
 
 KINDS: dict[str, Callable[[Call, Handler], None]] = {
@@ -172,7 +172,7 @@ def test_replies_of_a_stream_keep_their_order_and_its_window() -> None:
 def test_a_server_stream_sends_one_message_at_a_time() -> None:
     call, sends = ScriptedCall(), list[Send[bytes]]()
     route: Route = server_streaming(bytes, lambda _request, _call, send: sends.append(send), bytes)
-    ServerStream(call, route)
+    ServerStream(call, route, FREELY.received)
     call.deliver(b"a")
     for message in (b"1", b"2"):
         sends[0](message)

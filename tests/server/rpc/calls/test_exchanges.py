@@ -20,7 +20,7 @@ from server.rpc.calls.ordered_stream import OrderedStream
 from server.rpc.calls.route import CallKind, Route, tensors
 from server.rpc.calls.single_request import UnaryCall
 from server.rpc.transport.seam import Call, Callback
-from tests.server.rpc.calls.scripted import ScriptedCall
+from tests.server.rpc.calls.scripted import FREELY, ScriptedCall
 from tests.server.seams import PATIENCE_SECONDS
 
 LARGE, SMALL = b"L" * (LARGE_BYTES + 1), b"s"
@@ -97,7 +97,7 @@ def main() -> str:
 
 def test_a_small_request_with_a_small_reply_stays_on_the_thread_of_the_transport(intake: Intake) -> None:
     call, handler = ThreadedCall(), Handler()
-    UnaryCall(call, route(handler, intake))
+    UnaryCall(call, route(handler, intake), FREELY.received)
     call.deliver(SMALL)
     handler.futures[0].set_result(SMALL_RESULT)
     assert (call.sent, handler.threads) == ([b"s\1"], [main(), main()])
@@ -106,7 +106,7 @@ def test_a_small_request_with_a_small_reply_stays_on_the_thread_of_the_transport
 
 def test_a_large_request_is_handled_and_a_large_reply_encoded_on_a_codec_thread(intake: Intake) -> None:
     call, handler = ThreadedCall(), Handler()
-    UnaryCall(call, route(handler, intake))
+    UnaryCall(call, route(handler, intake), FREELY.received)
     call.deliver(LARGE)
     assert intake.budget.held_bytes == len(LARGE)
     call.run_posted()
@@ -118,7 +118,7 @@ def test_a_large_request_is_handled_and_a_large_reply_encoded_on_a_codec_thread(
 
 def test_a_slow_request_is_handled_on_a_codec_thread(intake: Intake) -> None:
     call, handler = ThreadedCall(), Handler()
-    UnaryCall(call, route(handler, intake, is_slow=lambda request: request == SMALL))
+    UnaryCall(call, route(handler, intake, is_slow=lambda request: request == SMALL), FREELY.received)
     call.deliver(SMALL)
     call.run_posted()
     assert handler.threads == ["codec"]
@@ -127,7 +127,7 @@ def test_a_slow_request_is_handled_on_a_codec_thread(intake: Intake) -> None:
 def test_an_error_on_a_codec_thread_ends_the_call_like_any_other(intake: Intake) -> None:
     call, handler = ThreadedCall(), Handler()
     handler.error = InvalidRequestError("query", "is wrong")
-    UnaryCall(call, route(handler, intake))
+    UnaryCall(call, route(handler, intake), FREELY.received)
     call.deliver(LARGE)
     call.run_posted()
     assert call.ended_with is grpc.StatusCode.INVALID_ARGUMENT
@@ -137,7 +137,7 @@ def test_an_error_on_a_codec_thread_ends_the_call_like_any_other(intake: Intake)
 def test_replies_of_a_stream_keep_their_order_beside_a_large_request(intake: Intake) -> None:
     call, handler = ThreadedCall(), Handler()
     handler.may_handle.clear()
-    stream = OrderedStream(call, route(handler, intake, is_slow=lambda _: False), 3)
+    stream = OrderedStream(call, route(handler, intake, is_slow=lambda _: False), 3, FREELY)
     call.deliver(LARGE)
     assert handler.entered.wait(PATIENCE_SECONDS)
     handler.may_handle.set()
@@ -159,7 +159,7 @@ def test_a_request_whose_call_ended_while_it_waited_is_dropped(intake: Intake) -
     gate = threading.Event()
     intake.threads.submit(gate.wait)
     call, handler = ThreadedCall(), Handler()
-    UnaryCall(call, route(handler, intake))
+    UnaryCall(call, route(handler, intake), FREELY.received)
     call.deliver(LARGE)
     call.cancel()
     done = threading.Event()
@@ -172,7 +172,7 @@ def test_a_request_whose_call_ended_while_it_waited_is_dropped(intake: Intake) -
 def test_a_result_for_a_call_that_ended_while_it_was_decoded_is_not_computed(intake: Intake) -> None:
     call, handler = ThreadedCall(), Handler()
     handler.may_handle.clear()
-    UnaryCall(call, route(handler, intake))
+    UnaryCall(call, route(handler, intake), FREELY.received)
     call.deliver(LARGE)
     assert handler.entered.wait(PATIENCE_SECONDS)
     call.cancel()
@@ -186,7 +186,7 @@ def test_a_result_for_a_call_that_ended_while_it_was_decoded_is_not_computed(int
 
 def test_a_request_whose_deadline_passed_while_it_waited_is_not_decoded(intake: Intake) -> None:
     call, handler = ThreadedCall(deadline=0.0), Handler()
-    UnaryCall(call, route(handler, intake))
+    UnaryCall(call, route(handler, intake), FREELY.received)
     call.deliver(LARGE)
     call.run_posted()
     assert (handler.threads, call.ended_with) == ([], grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -195,7 +195,7 @@ def test_a_request_whose_deadline_passed_while_it_waited_is_not_decoded(intake: 
 def test_a_request_without_memory_is_refused_before_it_is_decoded(intake: Intake) -> None:
     intake.budget.reserve(LIMIT)
     call, handler = ThreadedCall(), Handler()
-    UnaryCall(call, route(handler, intake))
+    UnaryCall(call, route(handler, intake), FREELY.received)
     call.deliver(LARGE)
     assert (handler.threads, call.ended_with) == ([], grpc.StatusCode.RESOURCE_EXHAUSTED)
 
@@ -207,7 +207,7 @@ def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(intake: In
     def refuse(message: bytes, error: OverloadedError) -> bytes:
         return message[:1] + error.reason.encode()
 
-    OrderedStream(call, route(handler, intake, refuse=refuse), 3)
+    OrderedStream(call, route(handler, intake, refuse=refuse), 3, FREELY)
     call.deliver(LARGE)
     assert (call.sent, call.ended_with) == ([b"LOVERLOADED"], None)
     taken.release()
@@ -231,6 +231,6 @@ def test_a_request_of_names_has_a_limit_of_its_own() -> None:
     call = ThreadedCall()
     handled: list[bytes] = []
     plain = Route(CallKind.UNARY, bytes, lambda request, _call: handled.append(request), bytes)
-    UnaryCall(call, plain)
+    UnaryCall(call, plain, FREELY.received)
     call.deliver(LARGE)
     assert (handled, call.ended_with) == ([], grpc.StatusCode.INVALID_ARGUMENT)

@@ -26,4 +26,4 @@ def test_the_second_message_follows_a_first_that_announced_it() -> None:
 
         call.call_soon_threadsafe(lambda: call.send(b"first", send_second, more=True))
         assert list(answers) == [b"first", b"second"]
-    transport.stop(0)
+    transport.stop(0, list)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,12 +32,23 @@ def no_work() -> bool:
 class Listening:
     """A started transport, whose calls the test answers."""
 
-    def __init__(self, kind: TransportKind, **options: int) -> None:
+    def __init__(self, kind: TransportKind, send_timeout: float = 0, **options: int) -> None:
         self.calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self.transport = create_transport(kind, {"grpc.so_reuseport": 0, **options}, max_calls=8)
+        self.done: dict[Call, threading.Event] = defaultdict(threading.Event)
+        options = {"grpc.so_reuseport": 0, **options}
+        self.transport = create_transport(kind, options, max_calls=8, send_timeout_seconds=send_timeout)
         self.port = self.transport.listen(f"{HOST}:0")
-        self.transport.start(self.calls.put, no_work)
+        self.transport.start(self._accept, no_work)
         self.channel = grpc.insecure_channel(f"{HOST}:{self.port}")
+
+    def _accept(self, call: Call) -> None:
+        call.add_done_callback(self.done[call].set)
+        self.calls.put(call)
+
+    def wait_for_end(self, call: Call) -> grpc.StatusCode | None:
+        """How a call ended, once the core is done with it."""
+        assert self.done[call].wait(PATIENCE_SECONDS)
+        return call.ended_with
 
     def call(self, message: bytes = b"", timeout: float = PATIENCE_SECONDS) -> tuple[Any, Call]:
         """A unary call, as its caller sees it and as the transport hands it over."""
@@ -51,7 +63,7 @@ class Listening:
 
     def close(self) -> None:
         self.channel.close()
-        self.transport.stop(0)
+        self.transport.stop(0, no_work)
 
 
 @pytest.fixture(params=TransportKind, ids=str)
@@ -83,15 +95,6 @@ def receive(call: Call) -> bytes | None:
     found: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     call.call_soon_threadsafe(lambda: call.receive(found.put))
     return found.get(timeout=PATIENCE_SECONDS)
-
-
-def wait_for_end(call: Call) -> grpc.StatusCode | None:
-    """How a call ended."""
-    ended = threading.Event()
-    call.call_soon_threadsafe(lambda: call.add_done_callback(ended.set))
-    if call.ended_with is None:
-        assert ended.wait(PATIENCE_SECONDS)
-    return call.ended_with
 
 
 def test_a_call_has_its_method_deadline_and_message(listening: Listening) -> None:
@@ -148,13 +151,14 @@ def test_only_the_first_end_of_a_call_counts(listening: Listening) -> None:
 
     on_thread(call, finish_often)
     assert (sent.code(), sent.details()) == (grpc.StatusCode.ABORTED, "first")
+    listening.wait_for_end(call)
     assert ends == [grpc.StatusCode.ABORTED]
 
 
 def test_a_cancelled_call_ends(listening: Listening) -> None:
     sent, call = listening.call()
     sent.cancel()
-    assert wait_for_end(call) is grpc.StatusCode.CANCELLED
+    assert listening.wait_for_end(call) is grpc.StatusCode.CANCELLED
 
 
 def test_a_call_ends_at_its_deadline(listening: Listening) -> None:
@@ -162,13 +166,14 @@ def test_a_call_ends_at_its_deadline(listening: Listening) -> None:
     reply(call)
     assert sent.result() == REPLY  # the connection is established before the time is short
     sent, call = listening.call(timeout=2)
-    assert wait_for_end(call) is grpc.StatusCode.CANCELLED
+    assert listening.wait_for_end(call) is grpc.StatusCode.CANCELLED
     assert sent.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def test_done_callbacks_are_called_once_even_if_one_fails_or_is_late(listening: Listening) -> None:
     sent, call = listening.call()
     called: list[str] = []
+    finished = threading.Event()
 
     def note(name: str) -> None:
         called.append(name)
@@ -185,9 +190,11 @@ def test_done_callbacks_are_called_once_even_if_one_fails_or_is_late(listening: 
         call.remove_done_callback(removed)
         call.reply(REPLY)
         call.add_done_callback(partial(note, "late"))
+        call.add_done_callback(finished.set)
 
     on_thread(call, end)
     assert sent.result() == REPLY
+    assert finished.wait(PATIENCE_SECONDS)
     assert called == ["first", "last", "late"]
 
 
@@ -231,7 +238,7 @@ def test_callbacks_of_a_call_that_has_ended_are_dropped(listening: Listening) ->
     sent, call = listening.call()
     reply(call)
     assert sent.result() == REPLY
-    assert wait_for_end(call) is grpc.StatusCode.OK
+    assert listening.wait_for_end(call) is grpc.StatusCode.OK
     call.call_soon_threadsafe(lambda: ran.append("late"))
     listening.close()
     assert not ran
@@ -289,7 +296,7 @@ def test_a_message_beyond_the_limit_is_refused(kind: TransportKind) -> None:
 def test_stopping_waits_for_open_calls_and_cancels_them_after_the_grace(kind: TransportKind) -> None:
     listening = Listening(kind)
     kept, call = listening.call()
-    stopping = threading.Thread(target=listening.transport.stop, args=(PATIENCE_SECONDS,))
+    stopping = threading.Thread(target=listening.transport.stop, args=(PATIENCE_SECONDS, no_work))
     stopping.start()
     assert receive(call) == b""
     assert stopping.is_alive()
@@ -314,14 +321,14 @@ def test_calls_wait_between_listening_and_the_start(kind: TransportKind) -> None
         sent = method.future(b"", timeout=PATIENCE_SECONDS)
         transport.start(lambda call: call.reply(REPLY), no_work)
         assert sent.result() == REPLY
-    transport.stop(0)
+    transport.stop(0, no_work)
 
 
 def listen_in_vain(kind: TransportKind, port: int) -> None:
     transport = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
     with pytest.raises(RuntimeError):
         transport.listen(f"{HOST}:{port}")
-    transport.stop(0)
+    transport.stop(0, no_work)
 
 
 def bound(kind: TransportKind) -> tuple[Transport, int]:
@@ -332,17 +339,18 @@ def bound(kind: TransportKind) -> tuple[Transport, int]:
 def test_a_port_is_in_use_until_the_transport_stops_also_without_a_start(kind: TransportKind) -> None:
     first, port = bound(kind)
     listen_in_vain(kind, port)
-    first.stop(0)
-    first.stop(0)
+    first.stop(0, no_work)
+    first.stop(0, no_work)
     second = create_transport(kind, {"grpc.so_reuseport": 0}, max_calls=1)
     assert second.listen(f"{HOST}:{port}") == port
-    second.stop(0)
+    second.stop(0, no_work)
 
 
 def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> None:
     code = """if True:
         import sys
-        from server.rpc.server import RpcOptions, RpcServer
+        from server.rpc.options import RpcOptions
+        from server.rpc.server import RpcServer
         from server.rpc.transport import TransportKind
         options = RpcOptions(host="127.0.0.1", port=0, max_message_bytes=1, max_concurrent_calls=1,
                              max_streams=1, stream_window=1, transport=TransportKind.THREADED)

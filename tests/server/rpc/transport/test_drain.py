@@ -1,6 +1,6 @@
-"""A server that stops keeps its connections until the peers have received the replies."""
+"""A server that stops keeps each connection until the peer has received the replies on it."""
 
-import math
+import os
 import queue
 import socket
 import threading
@@ -9,11 +9,11 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import grpc
+import pytest
 
 from server.rpc.transport import TransportKind, create_transport
-from server.rpc.transport.flush import Flush, unsent_bytes
+from server.rpc.transport.connections import Connection, connections, stop_listening
 from server.rpc.transport.seam import Call
-from server.rpc.transport.timers import Timers
 from tests.server.seams import PATIENCE_SECONDS
 
 HOST = "127.0.0.1"
@@ -72,31 +72,60 @@ def copy(source: socket.socket, target: socket.socket, released: threading.Event
 
 
 @contextmanager
-def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The two ends of a TCP connection; the second reads only what the test reads."""
+def connected() -> Iterator[tuple[Connection, socket.socket, socket.socket]]:
+    """A connection and its two ends; the second reads only what the test reads."""
     with (
         socket.create_server((HOST, 0)) as listener,
         socket.create_connection(listener.getsockname()) as peer,
         closing(listener.accept()[0]) as accepted,
     ):
-        yield accepted, peer
+        (found,) = connections(listener.getsockname()[1])
+        yield found, accepted, peer
 
 
 def test_bytes_are_unsent_until_the_peer_has_received_them() -> None:
-    with connected() as (accepted, peer):
-        port = accepted.getsockname()[1]
-        assert unsent_bytes(port) == 0
+    with connected() as (connection, accepted, peer):
+        assert connection.peer_port == peer.getsockname()[1]
+        assert connection.unsent_bytes == 0
         accepted.settimeout(0)
         sent = 0
-        try:
+        with suppress(BlockingIOError):
             while True:
                 sent += accepted.send(bytes(1 << 20))
-        except BlockingIOError:
-            assert 0 < unsent_bytes(port) <= sent
+        assert 0 < connection.unsent_bytes <= sent
         received = 0
         while received < sent:
             received += len(peer.recv(1 << 20))
-        assert unsent_bytes(port) == 0
+        assert connection.unsent_bytes == 0
+
+
+def test_a_connection_that_is_closed_ends_for_both() -> None:
+    with connected() as (connection, accepted, peer):
+        accepted.sendall(b"last")
+        connection.close()
+        assert (peer.recv(10), peer.recv(10)) == (b"last", b"")
+        connection.close()
+
+
+def test_a_descriptor_that_is_used_again_is_left_alone() -> None:
+    with connected() as (connection, accepted, _), socket.create_server((HOST, 0)) as other:
+        accepted.close()
+        with closing(socket.create_connection(other.getsockname())) as later:
+            os.dup2(later.fileno(), connection.descriptor)
+            connection.close()
+            assert connection.unsent_bytes == 0
+            later.sendall(b"alive")
+            with closing(other.accept()[0]) as received:
+                assert received.recv(10) == b"alive"
+
+
+def test_a_port_that_is_given_up_can_be_bound_by_another() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        stop_listening(port)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, port))
+        socket.create_server((HOST, port)).close()
 
 
 def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:
@@ -108,7 +137,7 @@ def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:
         method: Any = channel.unary_unary("/any/Method")
         sent = method.future(b"", timeout=PATIENCE_SECONDS)
         call = calls.get(timeout=PATIENCE_SECONDS)
-        stopping = threading.Thread(target=transport.stop, args=(PATIENCE_SECONDS,))
+        stopping = threading.Thread(target=transport.stop, args=(PATIENCE_SECONDS, list))
         stopping.start()
         stopping.join(0.2)  # the client acknowledges that the server goes away
         peer.hold()
@@ -118,21 +147,3 @@ def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:
         assert sent.result() == REPLY
         stopping.join(PATIENCE_SECONDS)
         assert not stopping.is_alive()
-
-
-def test_calls_end_before_the_grace_does_although_a_peer_reads_nothing() -> None:
-    timers, ended = Timers(), []
-    flush = Flush(timers)
-    with connected() as (accepted, _):
-        flush.port = accepted.getsockname()[1]
-        accepted.settimeout(0)
-        with suppress(BlockingIOError):
-            while True:
-                accepted.send(bytes(1 << 20))
-        flush.begin(grace=0.0)
-        flush.then(lambda: ended.append("without grace"))
-        assert ended == ["without grace"]
-        flush.begin(grace=PATIENCE_SECONDS)
-        flush.then(lambda: ended.append("with grace"))
-        assert ended == ["without grace"]
-        assert timers.next_due < math.inf

@@ -1,0 +1,135 @@
+"""The files that an ONNX graph names, read from its bytes: ONNX Runtime would open them without a question.
+
+A tensor of a graph may lie in another file, which the graph names by its location. The graph's bytes are
+walked without the onnx package, which the server lacks, and without copying tensors. Everything that is not
+on the way to a tensor is skipped. Fields are those of onnx.proto: a test compares them with the package.
+"""
+
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from artifact.errors import ArtifactError
+
+LOCATION = b"location"
+MAX_VARINT_BITS = 64
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A message of onnx.proto: the fields that lead to tensors, by number. Wired up below."""
+
+    name: str
+    fields: dict[int, "Message"] = field(default_factory=dict)
+
+
+ENTRY, TENSOR, SPARSE_TENSOR, ATTRIBUTE, NODE, FUNCTION, GRAPH, TRAINING_INFO, MODEL = (
+    Message(f"{name}Proto")
+    for name in (
+        "StringStringEntry",
+        "Tensor",
+        "SparseTensor",
+        "Attribute",
+        "Node",
+        "Function",
+        "Graph",
+        "TrainingInfo",
+        "Model",
+    )
+)
+ENTRY_KEY, ENTRY_VALUE = 1, 2
+TENSOR.fields[13] = ENTRY  # external_data
+SPARSE_TENSOR.fields.update({1: TENSOR, 2: TENSOR})
+ATTRIBUTE.fields.update({5: TENSOR, 6: GRAPH, 10: TENSOR, 11: GRAPH, 22: SPARSE_TENSOR, 23: SPARSE_TENSOR})
+NODE.fields[5] = ATTRIBUTE
+FUNCTION.fields.update({7: NODE, 11: ATTRIBUTE})
+GRAPH.fields.update({1: NODE, 5: TENSOR, 15: SPARSE_TENSOR})
+TRAINING_INFO.fields.update({1: GRAPH, 2: GRAPH})
+MODEL.fields.update({7: GRAPH, 20: TRAINING_INFO, 25: FUNCTION})
+
+
+def external_locations(path: Path) -> frozenset[str]:
+    """Every location of external data that an ONNX file names, as it is written there.
+
+    Raises:
+        ArtifactError: The file cannot be read, or is not a protobuf message.
+    """
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:  # which cannot be mapped
+                return frozenset()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return frozenset(_locations(data))
+    except OSError as error:
+        raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ArtifactError(path, f"is not an ONNX graph: {error}") from error
+
+
+def _locations(data: mmap.mmap) -> Iterator[str]:
+    """Walks the messages without recursion, whatever their depth."""
+    pending: list[tuple[Message, int, int]] = [(MODEL, 0, len(data))]
+    while pending:
+        message, begin, end = pending.pop()
+        if message is ENTRY:
+            yield from _entry_locations(data, begin, end)
+            continue
+        for number, start, stop in _bytes_fields(data, begin, end):
+            if child := message.fields.get(number):
+                pending.append((child, start, stop))
+
+
+def _entry_locations(data: mmap.mmap, begin: int, end: int) -> Iterator[str]:
+    """Each value of an entry that has the key, also if a damaged entry repeats one of its fields."""
+    found: Mapping[int, list[bytes]] = {ENTRY_KEY: [], ENTRY_VALUE: []}
+    for number, start, stop in _bytes_fields(data, begin, end):
+        if number in found:
+            found[number].append(data[start:stop])
+    if LOCATION in found[ENTRY_KEY]:
+        for value in found[ENTRY_VALUE] or [b""]:
+            yield value.decode("utf-8", "backslashreplace")
+
+
+def _bytes_fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The length-delimited fields of a message: number, begin and end of the content.
+
+    Raises:
+        ValueError: The bytes are not a message.
+    """
+    position = begin
+    while position < end:
+        tag, position = _varint(data, position, end)
+        number, wire_type = tag >> 3, tag & 7
+        if not number:
+            raise ValueError(f"field number 0 at byte {position}")
+        if wire_type == VARINT:
+            _, position = _varint(data, position, end)
+            continue
+        if wire_type == BYTES:
+            length, start = _varint(data, position, end)
+            position = start + length
+        elif wire_type in FIXED_SIZES:
+            position += FIXED_SIZES[wire_type]
+        else:
+            raise ValueError(f"wire type {wire_type} at byte {position}")
+        if position > end:
+            raise ValueError(f"field {number} is cut off at byte {end}")
+        if wire_type == BYTES:
+            yield number, start, position
+
+
+def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+    """A number, and the position after it."""
+    value = 0
+    for shift in range(0, MAX_VARINT_BITS, 7):
+        if position >= end:
+            raise ValueError(f"cut off at byte {end}")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follows
+            return value, position
+    raise ValueError(f"a number longer than {MAX_VARINT_BITS} bits at byte {position}")

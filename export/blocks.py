@@ -1,0 +1,144 @@
+"""Derives graphs that attend in blocks of query rows: memory grows with the length, not with its square.
+
+An Attention operator holds the scores of all pairs of rows, (B, H, Tq, Tk). The derived graph replaces it by
+a Loop over blocks of R query rows, which holds the scores of one block, (B, H, R, Tk). The linear layers and
+all else around it stay as they are.
+
+Shapes: B batch, Tq query rows, Tk key rows, H query heads, d_k and d_v widths of one head, N blocks, R query
+rows of a block. "T rows of heads" are (B, T, H * d) or (B, H, T, d), whichever the operator takes.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from artifact.manifest import BLOCK_ROWS
+from export.block_mask import Block, NotInBlocksError, block_of_mask, lower_triangle
+from export.builder import Builder
+
+# Query, key, value and mask; a cache of keys and values follows.
+KNOWN_INPUTS = 4
+TO_THE_FIRST = -(2**31)
+
+
+def in_blocks(model: ir.Model, *, causal: bool) -> ir.Model:
+    """A copy of a graph that attends in blocks of `block_rows` query rows, its additional scalar input.
+
+    Args:
+        model: With the shapes of its values, as exported; not modified.
+        causal: Whether query row i attends to key rows 0 to i only. A block then skips all later keys.
+
+    Raises:
+        NotInBlocksError: The graph has no Attention operator, or one whose inputs, outputs or mask have no
+            known form in blocks.
+    """
+    derived = model.clone()
+    attentions = [node for node in derived.graph if node.op_type == "Attention"]
+    if not attentions:
+        raise NotInBlocksError("the graph has no Attention operator")
+    block_rows = ir.val(BLOCK_ROWS, dtype=ir.DataType.INT64, shape=[])
+    derived.graph.inputs.append(block_rows)
+    for index, attention in enumerate(attentions):
+        _check(attention)
+        loop = _BlockLoop(attention, f"blocks.{index}", causal or _is_causal(attention))
+        context = loop.context(block_rows)
+        ir.convenience.replace_nodes_and_values(
+            derived.graph, attention, [attention], loop.outer.nodes, attention.outputs, [context]
+        )
+    RemoveUnusedNodesPass()(derived)
+    return derived
+
+
+def _check(attention: ir.Node) -> None:
+    if any(attention.inputs[KNOWN_INPUTS:]) or len(attention.outputs) > 1:
+        raise NotInBlocksError("Attention with a cache, or with outputs beside the context")
+    if _is_causal(attention) and any(attention.inputs[KNOWN_INPUTS - 1 :]):
+        raise NotInBlocksError("Attention that is causal and takes a mask")
+
+
+def _is_causal(attention: ir.Node) -> bool:
+    flag = attention.attributes.get("is_causal")
+    return flag is not None and bool(flag.as_int())
+
+
+@dataclass(frozen=True)
+class _BlockLoop:
+    """The operators that take the place of one Attention operator.
+
+    Blocks count from the end. The largest is then the first, and the runtime uses its memory again for the
+    others: a block of causal attention has fewer keys than the block of the rows after it. The block with
+    row 0 may have fewer than R rows, and is padded in front.
+    """
+
+    attention: ir.Node
+    name: str
+    causal: bool
+
+    @cached_property
+    def outer(self) -> Builder:
+        """The operators around the loop."""
+        return Builder(self.name)
+
+    @cached_property
+    def axis(self) -> int:
+        """The axis of rows in the operator's inputs and output."""
+        return 1 if "q_num_heads" in self.attention.attributes else 2
+
+    def context(self, block_rows: ir.Value) -> ir.Value:
+        """The Tq rows of heads that the operator returns, from the wanted number of rows of a block."""
+        outer, (query, *_) = self.outer, _given(self.attention)
+        length, one = outer.size(query, self.axis), outer.integer(1)  # Tq
+        # At least 1, because an integer division by zero ends the process.
+        rows = outer.op("Min", outer.op("Max", block_rows, one), length)  # R
+        count = outer.op("Div", outer.op("Sub", outer.op("Add", length, rows), one), rows)  # N
+        # N times R rows of heads
+        blocks = outer.op("Loop", count, outer.true(), body=self._body(length, rows))
+        padded = self._joined(blocks)  # N * R rows of heads
+        total = outer.op("Mul", count, rows)
+        return outer.cut(padded, outer.op("Sub", total, length), total, self.axis)
+
+    def _joined(self, blocks: ir.Value) -> ir.Value:
+        """All blocks as rows of heads, in the order of their rows."""
+        outer, axis = self.outer, self.axis
+        last, first = outer.integers([-1]), outer.integers([TO_THE_FIRST])
+        ordered = outer.op("Slice", blocks, last, first, outer.integers([0]), outer.integers([-1]))
+        # (B, N, R, H * d_v) or (B, H, N, R, d_v)
+        neighbours = outer.op("Transpose", ordered, perm=[*range(1, axis + 1), 0, axis + 1, axis + 2])
+        width = outer.op("Shape", blocks, start=axis + 2)
+        shape = outer.op("Concat", outer.integers([0] * axis + [-1]), width, axis=0)
+        return outer.op("Reshape", neighbours, shape)
+
+    def _body(self, length: ir.Value, rows: ir.Value) -> ir.Graph:
+        """The attention of one block: from its number to R rows of heads."""
+        name = f"{self.name}.body"
+        number = ir.val(f"{name}.number", dtype=ir.DataType.INT64, shape=[])
+        condition = ir.val(f"{name}.condition", dtype=ir.DataType.BOOL, shape=[])
+        body = Builder(name)
+        end = body.op("Sub", length, body.op("Mul", number, rows))
+        start = body.op("Max", body.op("Sub", end, rows), body.integer(0))
+        count = body.op("Sub", end, start)
+        context = self._attention(body, start, end, count)
+        padding = body.vector(body.op("Sub", rows, count), body.integer(0))
+        padded = body.op("Pad", context, padding, None, body.integers([self.axis]))
+        unchanged = body.op("Identity", condition)
+        return ir.Graph([number, condition], [unchanged, padded], nodes=body.nodes, name=name)
+
+    def _attention(self, body: Builder, start: ir.Value, end: ir.Value, count: ir.Value) -> ir.Value:
+        """The attention of query rows `start` to `end`, `count` rows of heads."""
+        query, key, value, *masks = _given(self.attention)
+        if self.causal:
+            key, value = (body.cut(heads, body.integer(0), end, self.axis) for heads in (key, value))
+        keys = body.size(key, self.axis)
+        block = Block(start=start, end=end, rows=count, keys=keys, cuts_keys=self.causal)
+        masks = [block_of_mask(body, mask, block) for mask in masks]
+        attributes = dict(self.attention.attributes)
+        if _is_causal(self.attention):
+            masks.append(lower_triangle(body, block))
+            attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
+        return body.op("Attention", body.cut(query, start, end, self.axis), key, value, *masks, **attributes)
+
+
+def _given(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.inputs if value is not None]

@@ -1,0 +1,164 @@
+"""The files that a graph names, wherever in the graph."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+
+from artifact.errors import ArtifactError
+from artifact.external_data import MODEL, Message, external_locations
+
+Place = Callable[[ModelProto], TensorProto]
+
+
+def attribute(model: ModelProto) -> AttributeProto:
+    return model.graph.node.add().attribute.add()
+
+
+def function_attribute(model: ModelProto) -> AttributeProto:
+    return model.functions.add().node.add().attribute.add()
+
+
+def inner(model: ModelProto, depth: int = 1) -> GraphProto:
+    graph = model.graph
+    for _ in range(depth):
+        graph = graph.node.add().attribute.add().g
+    return graph
+
+
+PLACES: dict[str, Place] = {
+    "initializer": lambda model: model.graph.initializer.add(),
+    "sparse values": lambda model: model.graph.sparse_initializer.add().values,
+    "sparse indices": lambda model: model.graph.sparse_initializer.add().indices,
+    "tensor of a node": lambda model: attribute(model).t,
+    "tensors of a node": lambda model: attribute(model).tensors.add(),
+    "sparse tensor of a node": lambda model: attribute(model).sparse_tensor.values,
+    "sparse tensors of a node": lambda model: attribute(model).sparse_tensors.add().values,
+    "branch": lambda model: inner(model).initializer.add(),
+    "branches": lambda model: attribute(model).graphs.add().initializer.add(),
+    "branch of a branch of a branch": lambda model: inner(model, 3).initializer.add(),
+    "function": lambda model: function_attribute(model).t,
+    "default of a function": lambda model: model.functions.add().attribute_proto.add().t,
+    "training": lambda model: model.training_info.add().initialization.initializer.add(),
+    "algorithm": lambda model: model.training_info.add().algorithm.initializer.add(),
+}
+
+
+def name_file(tensor: TensorProto, location: str) -> None:
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("offset", "0"), ("location", location), ("length", "4")):
+        tensor.external_data.add(key=key, value=value)
+
+
+def locations(model: ModelProto | bytes, folder: Path) -> set[str]:
+    path = folder / "model.onnx"
+    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    return set(external_locations(path))
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_file_is_found_wherever_it_is_named(place: Place, tmp_path: Path) -> None:
+    model = ModelProto(ir_version=10)
+    model.graph.initializer.add(name="w", raw_data=bytes(1000), dims=[250], data_type=TensorProto.FLOAT)
+    name_file(place(model), "../weights é.bin")
+    name_file(model.graph.initializer.add(), "other")
+    assert locations(model, tmp_path) == {"../weights é.bin", "other"}
+
+
+def test_a_location_counts_even_if_the_tensor_does_not_call_itself_external(tmp_path: Path) -> None:
+    model = ModelProto(ir_version=10)
+    model.graph.initializer.add().external_data.add(key="location", value="file")
+    assert locations(model, tmp_path) == {"file"}
+
+
+def test_a_graph_without_external_data_names_none(artifacts: Path) -> None:
+    found = [external_locations(path) for path in artifacts.glob("*/1/*.onnx")]
+    assert len(found) == 12
+    assert set(found) == {frozenset()}
+
+
+def test_the_weights_of_an_exported_model_are_found(repository: Path) -> None:
+    found = [external_locations(path) for path in (repository / "multi-head-768x12/1").glob("*.onnx")]
+    assert len(found) == 4
+    assert set(found) == {frozenset({"weights.bin"})}
+
+
+def described(message: Any, found: dict[str, dict[int, str]]) -> dict[str, dict[int, str]]:
+    """The messages within a message, each with the fields that are messages themselves, by number."""
+    if message.name not in found:
+        inner = [field for field in message.fields if field.message_type is not None]
+        found[message.name] = {field.number: field.message_type.name for field in inner}
+        for field in inner:
+            described(field.message_type, found)
+    return found
+
+
+def known(message: Message, found: dict[str, dict[int, str]]) -> dict[str, dict[int, str]]:
+    """The same as the walk knows them."""
+    if message.name not in found:
+        found[message.name] = {number: child.name for number, child in message.fields.items()}
+        for child in message.fields.values():
+            known(child, found)
+    return found
+
+
+def test_the_walk_knows_every_way_to_a_tensor() -> None:
+    messages = described(ModelProto.DESCRIPTOR, {})
+    leading = {"TensorProto"}
+    while further := {name for name, fields in messages.items() if leading & set(fields.values())} - leading:
+        leading |= further
+    ways = {
+        name: {number: child for number, child in messages[name].items() if child in leading}
+        for name in leading - {"TensorProto"}
+    }
+    assert known(MODEL, {}) == {
+        **ways,
+        "TensorProto": {TensorProto.EXTERNAL_DATA_FIELD_NUMBER: "StringStringEntryProto"},
+        "StringStringEntryProto": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\x3a\x05\x0a", "field 7 is cut off"),
+        (b"\x3b", "wire type 3"),
+        (b"\x02\x00", "field number 0"),
+        (b"\xff" * 11, "a number longer than 64 bits"),
+        (b"\x08\xff", "cut off"),
+        (b"not a graph", "is not an ONNX graph"),
+    ],
+    ids=["cut off", "group", "no field", "long number", "number cut off", "text"],
+)
+def test_bytes_that_are_not_a_graph_are_refused(data: bytes, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=says):
+        locations(data, tmp_path)
+
+
+def test_an_empty_file_names_nothing(tmp_path: Path) -> None:
+    assert locations(b"", tmp_path) == set()
+
+
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_walked_or_refused(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with suppress(ArtifactError):
+        locations(data, tmp_path_factory.getbasetemp())
+
+
+def test_an_absent_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="cannot be read: No such file"):
+        external_locations(tmp_path / "absent.onnx")
+
+
+def test_onnx_finds_the_same(tmp_path: Path) -> None:
+    """Guards the test itself: what is built here is external data as the package understands it."""
+    model = ModelProto(ir_version=10)
+    name_file(model.graph.initializer.add(), "w")
+    assert onnx.external_data_helper.uses_external_data(model.graph.initializer[0])
+    assert locations(model, tmp_path) == {"w"}

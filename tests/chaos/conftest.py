@@ -1,0 +1,50 @@
+"""Fixtures of the chaos cases: their scale, their models, and the process that generates load."""
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from benchmarks.processes import worker
+from tests.chaos import scale as scales
+from tests.chaos.scale import Scale
+from tests.server import samples
+from tests.support.artifacts import ModelSet, cached_repositories
+from tests.support.repository import SETS
+
+PRESETS = ("multi-head-768x12", "rotary-768x12", "cross-768x12")
+
+
+@pytest.fixture(scope="session")
+def scale() -> Scale:
+    """How long the cases run."""
+    return scales.current()
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of large and small models of several kinds, as copies."""
+    folder = tmp_path_factory.mktemp("models")
+    sources = [samples.ROOT / "tests/server/samples.py"]
+    (small,) = cached_repositories(ModelSet("samples", [samples.export_samples], sources))
+    (large,) = cached_repositories(next(models for models in SETS if models.name == "presets"))
+    for source in (*sorted(small.iterdir()), *(large / name for name in PRESETS)):
+        shutil.copytree(source, folder / source.name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wide(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of multi-head-768x12 alone, which loads fast."""
+    folder = tmp_path_factory.mktemp("wide")
+    shutil.copytree(models / PRESETS[0], folder / PRESETS[0])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[ProcessPoolExecutor]:
+    """A process that generates load."""
+    with worker() as pool:
+        yield pool

@@ -1,0 +1,129 @@
+"""A server process under attack: its memory, threads and descriptors from /proc, and its metrics."""
+
+import os
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.processes import PROC, process_tree, processor_seconds
+from scripts.local_server import ServerProcess, serving
+from server.settings import Settings
+
+KIB = 1 << 10
+PATIENCE_SECONDS = 30.0
+POLL_SECONDS = 0.02
+# Writing this to clear_refs sets the peak of resident memory (VmHWM) to what is resident now.
+RESET_PEAK = "5"
+# Parts of the names of gauges that say what requests hold.
+HELD = ("open_calls", "open_streams", "waiting_calls", "in_flight", "queue_", "run_memory", "_runs")
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What the kernel says about a process: bytes and counts."""
+
+    resident: int
+    peak: int
+    threads: int
+    descriptors: int
+
+
+@contextmanager
+def server_of(repository: Path, folder: Path, *options: str) -> Iterator[ServerProcess]:
+    """A server of a repository, with its log in a folder."""
+    log = folder / f"server-{time.monotonic_ns()}.log"
+    with serving(repository, log, *options) as process:
+        yield process
+
+
+def supported(**settings: object) -> list[str]:
+    """The options of those settings that this server has; `max_calls=3` becomes `--max-calls=3`."""
+    return [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in settings.items()
+        if name in Settings.model_fields
+    ]
+
+
+def readings(pid: int) -> Readings:
+    """Reads /proc/PID/status, and counts the descriptors."""
+    lines = (PROC / str(pid) / "status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return Readings(
+        resident=int(fields["VmRSS"].split()[0]) * KIB,
+        peak=int(fields["VmHWM"].split()[0]) * KIB,
+        threads=int(fields["Threads"]),
+        descriptors=len(os.listdir(PROC / str(pid) / "fd")),  # noqa: PTH208 - names only
+    )
+
+
+def reset_peak(pid: int) -> int:
+    """Makes the peak of resident memory count from now; returns the resident bytes."""
+    (PROC / str(pid) / "clear_refs").write_text(RESET_PEAK)
+    return readings(pid).resident
+
+
+def busy_seconds(pid: int) -> float:
+    """Processor time of a server and of its workers so far."""
+    return processor_seconds(process_tree(pid))
+
+
+def metrics(server: ServerProcess) -> dict[str, float]:
+    """The server's own metrics: `name{label="value",…}` and its value."""
+    found = {}
+    for family in _families(server):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def gauges_in_use(server: ServerProcess) -> dict[str, float]:
+    """The gauges of what requests hold at this moment: each must be 0 once the server is empty."""
+    return {
+        sample.name: sample.value
+        for family in _families(server)
+        if family.type == "gauge" and any(word in family.name for word in HELD)
+        for sample in family.samples
+    }
+
+
+def _families(server: ServerProcess) -> Iterable[Metric]:
+    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
+        return text_string_to_metric_families(response.read().decode())
+
+
+def increased(before: dict[str, float], after: dict[str, float], prefix: str) -> dict[str, float]:
+    """The counters whose names begin with a prefix, by how much they have increased."""
+    names = [name for name in after if name.startswith(prefix)]
+    return {name: more for name in names if (more := after[name] - before.get(name, 0)) > 0}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
+    """Polls a condition of another process; returns whether it came true in time."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def is_serving(target: str) -> bool:
+    """Whether a health check on a new connection is answered with SERVING."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(target, options) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,91 @@
+"""Which workers count as failed."""
+
+import pytest
+
+from server.workers.watchdog import Watchdog
+
+
+def passed(watchdog: Watchdog, ticks: int, *, responsive: bool | None = None) -> None:
+    """Ticks of the supervisor, each of which is answered, or not if `responsive` is None."""
+    for _ in range(ticks):
+        watchdog.elapsed(watchdog.interval)
+        if watchdog.ping() and responsive is not None:
+            watchdog.heard(responsive=responsive)
+
+
+def test_a_process_that_answers_does_not_fail() -> None:
+    watchdog = Watchdog(5)
+    passed(watchdog, 100, responsive=True)
+    assert not watchdog.failed
+
+
+def test_a_silent_process_fails_after_the_timeout() -> None:
+    watchdog = Watchdog(5)
+    passed(watchdog, 1, responsive=True)
+    passed(watchdog, 5)
+    assert not watchdog.failed
+    passed(watchdog, 1)
+    assert watchdog.failed
+    assert not watchdog.is_stuck
+
+
+def test_one_ping_is_unanswered_at_a_time() -> None:
+    watchdog = Watchdog(5)
+    assert [watchdog.ping() for _ in range(3)] == [True, False, False]
+    watchdog.heard(responsive=True)
+    assert [watchdog.ping() for _ in range(3)] == [True, False, False]
+
+
+def test_a_process_whose_calls_thread_is_stuck_fails() -> None:
+    watchdog = Watchdog(5)
+    passed(watchdog, 1, responsive=True)
+    passed(watchdog, 5, responsive=False)
+    assert not watchdog.failed
+    passed(watchdog, 1, responsive=False)
+    assert watchdog.failed
+    assert watchdog.is_stuck
+
+
+def test_one_good_heartbeat_starts_the_time_anew() -> None:
+    watchdog = Watchdog(5)
+    passed(watchdog, 5, responsive=False)
+    passed(watchdog, 1, responsive=True)
+    passed(watchdog, 5, responsive=False)
+    assert not watchdog.failed
+
+
+def test_a_process_that_need_not_answer_does_not_fail() -> None:
+    watchdog = Watchdog(5)
+    passed(watchdog, 5)
+    watchdog.excused()
+    passed(watchdog, 5)
+    assert not watchdog.failed
+
+
+def test_time_during_which_the_supervisor_did_not_run_hardly_counts() -> None:
+    watchdog = Watchdog(30)
+    passed(watchdog, 1, responsive=True)
+    watchdog.elapsed(3600)
+    assert not watchdog.failed
+    assert watchdog.silent_seconds == 2
+
+
+def test_without_a_timeout_nothing_fails() -> None:
+    watchdog = Watchdog(0)
+    passed(watchdog, 1, responsive=True)
+    passed(watchdog, 1000)
+    assert not watchdog.failed
+
+
+def test_a_new_process_begins_anew() -> None:
+    watchdog = Watchdog(5)
+    passed(watchdog, 1, responsive=True)
+    passed(watchdog, 10)
+    watchdog.reset()
+    assert not watchdog.failed
+    assert watchdog.ping()
+
+
+@pytest.mark.parametrize(("timeout", "interval"), [(0, 1), (30, 1), (4, 1), (1, 0.25)])
+def test_pings_are_frequent_enough(timeout: float, interval: float) -> None:
+    assert Watchdog(timeout).interval == interval
