@@ -795,7 +795,7 @@ class ModelInferRequest(_message.Message):
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInferRequest.InferRequestedOutputTensor]:
-        """Requested outputs; if empty, those of the model's metadata."""
+        """Requested outputs, each once; if empty, those of the model's metadata."""
 
     @_builtins.property
     def raw_input_contents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:

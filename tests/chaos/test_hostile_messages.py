@@ -3,7 +3,7 @@
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.chaos
 PATIENCE_SECONDS = 120.0
 PERIOD_SECONDS = 0.01
 REPEATS = 3
+REFUSED_BY_SIZE = "60 MB to a method of names"
+# Beyond the delay of receiving a message of 60 MiB.
 MAX_DELAY_SECONDS = 0.1
 MAX_MEMORY_RATIO = 4
 # What a message of any size may take: a tokenizer needs 40 times the memory of one text of at most 1 MiB.
@@ -133,24 +135,39 @@ def attacker() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
+@pytest.fixture(scope="module")
+def floor(hostile_server: ServerProcess, attacker: ProcessPoolExecutor) -> float:
+    """The delay that a message of 60 MiB causes although it is refused by its size.
+
+    grpcio copies a message twice before it hands it over, on the thread that takes calls and with the
+    interpreter's lock held: 90 ms of processor time for 64 MiB where memory is new, 30 ms where it is reused.
+    """
+    return delay_of([attacked(hostile_server, attacker, REFUSED_BY_SIZE)[1] for _ in range(REPEATS)])
+
+
+def delay_of(figures: Sequence[Figures]) -> float:
+    return statistics.median(found.delay for found in figures)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_message_is_answered_without_delay_or_memory(
     hostile_server: ServerProcess,
     attacker: ProcessPoolExecutor,
+    floor: float,
     name: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     attacked(hostile_server, attacker, name)  # the first message of a size makes the allocator grow
     outcomes, figures = zip(*(attacked(hostile_server, attacker, name) for _ in range(REPEATS)), strict=True)
     size = figures[0].message
-    delay = statistics.median(found.delay for found in figures)
+    delay = delay_of(figures)
     grown = max(found.memory for found in figures)
     with capsys.disabled():
         print(  # noqa: T201 - the figures are the purpose of a chaos case
             f"\n{name:38} {size / MIB:6.1f} MiB  {' '.join(outcomes[0]):32} "
             f"answer {statistics.median(found.seconds for found in figures):6.3f} s  "
-            f"delay {1000 * delay:6.1f} ms  memory {grown / MIB:6.1f} MiB"
+            f"delay {1000 * delay:6.1f} ms (floor {1000 * floor:.0f})  memory {grown / MIB:6.1f} MiB"
         )
     assert set(outcomes) == {HOSTILE[name].answer}
     assert grown <= max(MIN_MEMORY_BYTES, MAX_MEMORY_RATIO * size)
-    assert delay < MAX_DELAY_SECONDS
+    assert delay < MAX_DELAY_SECONDS + floor

@@ -31,7 +31,7 @@ class Good:
 
 
 def good_requests() -> list[Good]:
-    """One request of every form that both services take, some of them larger than 8 KiB."""
+    """One request of every form that both services take, some larger than 8 KiB. Their runs are short."""
     return [Good(ATTEND, message.SerializeToString()) for message in _attend()] + [
         Good(INFER, message.SerializeToString()) for message in _infer()
     ]
@@ -48,7 +48,7 @@ def _attend() -> list[typed.AttendRequest]:
     mask = typed.AttentionMask(kind=typed.AttentionMask.KIND_PAIRS, bits=b"\xff\xff")
     return [
         typed.AttendRequest(model_name=SELF, query=_vectors([3, 2], 4), mask=mask, return_weights=True),
-        typed.AttendRequest(model_name=SELF, query=_vectors([600], 4)),
+        typed.AttendRequest(model_name=SELF, query=_vectors([60] * 10, 4)),
         typed.AttendRequest(
             model_name=CROSS,
             model_version="1",
@@ -60,9 +60,9 @@ def _attend() -> list[typed.AttendRequest]:
             model_name=TEXT, token_ids=typed.TokenSequences(lengths=[2, 3], ids=[0, 1, 2, 3, 4])
         ),
         typed.AttendRequest(model_name=TEXT, text=typed.TextSequences(texts=["Life is short", "eat"])),
-        typed.AttendRequest(model_name=TEXT, text=typed.TextSequences(texts=["Life is short " * 700])),
+        typed.AttendRequest(model_name=TEXT, text=typed.TextSequences(texts=["Life is short" + " " * 9000])),
         typed.AttendRequest(
-            model_name=TEXT, token_ids=typed.TokenSequences(lengths=[9000 // 9] * 9, ids=[1] * 9000)
+            model_name=TEXT, token_ids=typed.TokenSequences(lengths=[90] * 100, ids=[1] * 9000)
         ),
     ]
 
@@ -83,7 +83,7 @@ def _infer() -> list[pb.ModelInferRequest]:
     texts.inputs.add(name="text", datatype="BYTES", shape=[2]).contents.bytes_contents.extend(
         [b"Life is", b"short"]
     )
-    packed = b"".join(struct.pack("<I", len(text)) + text for text in (b"Life", b"eat " * 3000))
+    packed = b"".join(struct.pack("<I", len(text)) + text for text in (b"Life", b"eat " + b" " * 9000))
     long = pb.ModelInferRequest(model_name=TEXT, raw_input_contents=[packed])
     long.inputs.add(name="text", datatype="BYTES", shape=[2])
     return [raw, lengths, texts, long]

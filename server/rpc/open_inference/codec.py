@@ -75,7 +75,7 @@ def decode(
     """
     parameters.check_request(message.parameters)
     outputs = _requested(message, model)
-    _check_count("inputs", len(message.inputs), len(model.inputs) + len(OTHER_INPUTS))
+    _check_inputs(len(message.inputs), len(model.inputs) + len(OTHER_INPUTS))
     tensors = decode_tensors(message, fields, allowance)
     texts, mask, lengths = (tensors.pop(name, None) for name in OTHER_INPUTS)
     if texts is not None and (mask is not None or lengths is not None):
@@ -102,7 +102,6 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, 
     if not message.outputs:
         return names
     known = dict.fromkeys((*names, *model.outputs))
-    _check_count("outputs", len(message.outputs), len(known))
     requested: dict[str, None] = {}
     for output in message.outputs:
         name = output.name
@@ -117,9 +116,9 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, 
     return tuple(requested)
 
 
-def _check_count(field: str, count: int, most: int) -> None:
+def _check_inputs(count: int, most: int) -> None:
     if count > most:
-        raise InvalidRequestError(field, f"has {count} entries; the model has {most} {field} at most")
+        raise InvalidRequestError("inputs", f"has {count} entries; the model takes {most} at most")
 
 
 def _check_response(

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
+from server.engine.budget import MemoryBudget
+from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.types import Array
 from server.engine.validation import validate
-from server.rpc.open_inference.codec import decode
+from server.rpc.allowance import Allowance
+from server.rpc.open_inference.codec import decode, reader
 from tests.server.rpc.messages import raw_request, text_request
 from tests.server.samples import CROSS, SELF, TEXT
 
@@ -46,6 +48,25 @@ def outputs(*names: str) -> Message:
 def shared_output(model: LoadedModel) -> pb.ModelInferRequest:
     message = raw_request(model, {"query": QUERY}, ["context_vectors"])
     message.outputs[0].parameters["shared_memory_region"].string_param = "region"
+    return message
+
+
+def classified(model: LoadedModel) -> pb.ModelInferRequest:
+    message = raw_request(model, {"query": QUERY}, ["context_vectors"])
+    message.outputs[0].parameters["classification"].int64_param = 3
+    return message
+
+
+def in_a_sequence(model: LoadedModel) -> pb.ModelInferRequest:
+    message = raw_request(model, {"query": QUERY})
+    message.parameters["sequence_id"].int64_param = 7
+    return message
+
+
+def many_inputs(model: LoadedModel) -> pb.ModelInferRequest:
+    message = raw_request(model, {"query": QUERY})
+    for index in range(4):
+        message.inputs.add(name=f"other{index}", datatype="FP32", shape=[1])
     return message
 
 
@@ -120,6 +141,36 @@ REFUSALS: dict[str, tuple[str, Message, str, str]] = {
         "outputs[context_vectors]",
         "shared memory is not supported by this server",
     ),
+    "output twice": (
+        SELF,
+        outputs("context_vectors", "attention_weights", "context_vectors"),
+        "outputs[context_vectors]",
+        "is requested twice; each output must be requested once",
+    ),
+    "output 160 times": (
+        SELF,
+        outputs(*["attention_weights"] * 160),
+        "outputs[attention_weights]",
+        "is requested twice; each output must be requested once",
+    ),
+    "inputs without end": (
+        SELF,
+        many_inputs,
+        "inputs",
+        "has 5 entries; the model takes 4 at most",
+    ),
+    "classification": (
+        SELF,
+        classified,
+        "outputs[context_vectors].parameters[classification]",
+        "is not supported by this server; request the output without it",
+    ),
+    "stateful sequence": (
+        SELF,
+        in_a_sequence,
+        "parameters[sequence_id]",
+        "is not supported by this server: its models keep no state",
+    ),
     "text of numbers": (
         TEXT,
         numbers_as_text,
@@ -164,3 +215,69 @@ def test_a_mask_of_another_batch_than_the_texts_is_refused(text_model: LoadedMod
     message = text(b"Life", b"is short", attention_mask=np.ones((1, 3), np.bool_))(text_model)
     with pytest.raises(InvalidRequestError):
         validate(decode(message, text_model, math.inf).request, text_model, Limits())
+
+
+LIMITED: dict[str, tuple[str, Message, Limits, str, str]] = {
+    "padding": (
+        SELF,
+        lengths(1, 3),  # 2 x 3 rows of 4 floats, 2 of which are padding
+        Limits(max_result_bytes=90),
+        "query",
+        "the response would have 97 bytes with padding; the limit is 90",
+    ),
+    "weights": (
+        SELF,
+        outputs("attention_weights"),  # 2 x 2 heads x 3 x 3 floats
+        Limits(max_result_bytes=100),
+        "outputs[attention_weights]",
+        "the response would have 145 bytes with padding; the limit is 100",
+    ),
+    "texts of different lengths": (
+        TEXT,
+        text(b"Life is short", b"eat"),  # 2 x 3 rows of 16 floats, and 2 lengths
+        Limits(max_result_bytes=300),
+        "text",
+        "the response would have 401 bytes with padding; the limit is 300",
+    ),
+    "elements": (
+        TEXT,
+        text(b"Life", b"is", b"short"),
+        Limits(max_sequences=2),
+        "text",
+        "contains 3 sequences; the limit is 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "build", "limits", "field", "says"), LIMITED.values(), ids=LIMITED)
+def test_a_response_that_would_be_too_large_is_refused_before_the_run(
+    models: dict[str, LoadedModel], name: str, build: Message, limits: Limits, field: str, says: str
+) -> None:
+    with pytest.raises(LimitExceededError) as caught:
+        decode(build(models[name]), models[name], math.inf, allowance=Allowance(limits))
+    assert caught.value.message == f"{field}: {says}"
+
+
+def test_the_padding_of_a_response_is_reserved_before_the_run(self_model: LoadedModel) -> None:
+    budget = MemoryBudget(1000)
+    decode(lengths(1, 3)(self_model), self_model, math.inf, allowance=Allowance(Limits(), budget.reserve(0)))
+    assert budget.held_bytes == 96 + 32  # the rectangle, and the padding of the serialized response
+
+
+def test_numbers_of_a_large_message_are_counted_before_they_are_decoded(self_model: LoadedModel) -> None:
+    message = pb.ModelInferRequest(model_name=SELF)
+    message.inputs.add(name="query", datatype="INT64", shape=[20_000]).contents.int64_contents.extend(
+        [1] * 20_000
+    )
+    limits, budget = Limits(max_input_bytes=159_999), MemoryBudget(10**6)
+    parsed = reader(limits)(message.SerializeToString())
+    with pytest.raises(LimitExceededError) as caught:
+        decode(parsed.message, self_model, math.inf, parsed.fields, Allowance(limits, budget.reserve(0)))
+    assert caught.value.message == "query: would have 160000 bytes decoded; the limit is 159999"
+    assert budget.held_bytes == 0
+
+
+def test_an_empty_contents_message_beside_raw_contents_is_accepted(self_model: LoadedModel) -> None:
+    message = raw_request(self_model, {"query": QUERY})
+    message.inputs[0].contents.SetInParent()
+    assert decode(message, self_model, math.inf).request.inputs["query"].lengths == (3, 3)

@@ -388,7 +388,7 @@ class AttendStreamRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Chosen by the client, and returned with the response."""
+    """Chosen by the client, and returned with the response; at most 1024 bytes."""
     @_builtins.property
     def request(self) -> Global___AttendRequest:
         """The request."""
