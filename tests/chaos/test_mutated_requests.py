@@ -19,7 +19,7 @@ from tests.support.mutations import Good, good_requests, mutated
 pytestmark = pytest.mark.chaos
 REQUESTS = scale.current().mutations
 # The allocator grows during the first requests.
-SETTLING = 50_000
+SETTLING = REQUESTS // 4
 IN_FLIGHT = 64
 GOOD_EVERY = 100
 PATIENCE_SECONDS = 60.0
