@@ -25,7 +25,7 @@ serve: env ## serve the models of model_repository/, exporting the demo models f
 bench: env ## measure the service beside its ceilings and its peers; BENCH=--quick for a short run
 	$(PYTHON) -m benchmarks run $(BENCH)
 
-chaos: env ## measure overload, floods, drains and a soak, CHAOS=quick in about 8 minutes or full in about 40
+chaos: env ## measure overload, floods, drains and a soak: CHAOS=quick in about 10 minutes, full in about 60
 	CHAOS=$(CHAOS) CHAOS_REPORT=$(CHAOS_REPORT) $(PYTHON) -m pytest -m chaos -n0 -s tests/chaos
 
 lint: env ## check formatting, style, types, generated code and wire contracts

@@ -15,6 +15,7 @@ class Scale:
         kills: Workers that are killed.
         soak_seconds: Mixed load.
         pairs: Small calls beside long ones.
+        mutations: Mutated requests.
     """
 
     name: str
@@ -24,13 +25,28 @@ class Scale:
     kills: int
     soak_seconds: float
     pairs: int
+    mutations: int
 
 
 QUICK = Scale(
-    name="quick", capacity_seconds=4, overload_seconds=10, drains=5, kills=4, soak_seconds=60, pairs=15
+    name="quick",
+    capacity_seconds=4,
+    overload_seconds=10,
+    drains=5,
+    kills=4,
+    soak_seconds=60,
+    pairs=15,
+    mutations=10_000,
 )
 FULL = Scale(
-    name="full", capacity_seconds=10, overload_seconds=60, drains=50, kills=20, soak_seconds=600, pairs=30
+    name="full",
+    capacity_seconds=10,
+    overload_seconds=60,
+    drains=50,
+    kills=20,
+    soak_seconds=600,
+    pairs=30,
+    mutations=200_000,
 )
 SCALES = {scale.name: scale for scale in (QUICK, FULL)}
 

@@ -13,12 +13,13 @@ import pytest
 
 from scripts.local_server import ServerProcess, serving
 from server.engine.limits import MIB
+from tests.chaos import scale
 from tests.support.mutations import Good, good_requests, mutated
 
 pytestmark = pytest.mark.chaos
-REQUESTS = 200_000
+REQUESTS = scale.current().mutations
 # The allocator grows during the first requests.
-SETTLING = 50_000
+SETTLING = REQUESTS // 4
 IN_FLIGHT = 64
 GOOD_EVERY = 100
 PATIENCE_SECONDS = 60.0
