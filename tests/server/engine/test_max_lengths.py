@@ -39,7 +39,7 @@ def test_a_longer_sequence_is_refused_with_the_limit(
 
 def test_a_text_that_is_too_long_is_refused_by_its_field(models: dict[str, LoadedModel]) -> None:
     model = bounded(models[TEXT], query_length=2)
-    with pytest.raises(LimitExceededError, match="a sequence has 3 rows") as refusal:
+    with pytest.raises(LimitExceededError, match="text 0 has 3 or more tokens") as refusal:
         validate(Request(texts=("eat dessert first",)), model, Limits())
     assert refusal.value.field == "text"
 
@@ -53,5 +53,7 @@ def test_calibration_runs_no_longer_sequence(models: dict[str, LoadedModel], kin
         seen.add(inputs["query"].shape[1])
         seen.add(inputs["key"].shape[1])
 
-    calibrated(dataclasses.replace(model, sessions={kind: tapped(model, tap).sessions[kind]}))
+    calibrated(
+        dataclasses.replace(model, sessions={**model.sessions, kind: tapped(model, tap).sessions[kind]})
+    )
     assert max(seen) == 20
