@@ -25,6 +25,7 @@ class PendingRequest:
         missing: Number of sequences without a result.
         started: Whether one of its sequences is part of a batch.
         longest_seconds: Longest expected duration of a run of one of its sequences alone.
+        queued_seconds: Sum of these durations for the sequences in the queue.
     """
 
     request: ValidatedRequest
@@ -34,6 +35,7 @@ class PendingRequest:
     missing: int = field(init=False)
     started: bool = field(init=False, default=False)
     longest_seconds: float = field(init=False, default=0.0)
+    queued_seconds: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.missing = len(self.request.sequences)
@@ -60,15 +62,17 @@ class QueuedSequence:
         lengths: Query and key length.
         graph: The graph that runs this sequence alone.
         seconds: Expected duration of a run of this sequence alone.
+        turn: When it is its turn; see `server.engine.batch_queue`.
     """
 
-    __slots__ = ("graph", "index", "inputs", "lengths", "number", "pending", "request", "seconds")
+    __slots__ = ("graph", "index", "inputs", "lengths", "number", "pending", "request", "seconds", "turn")
 
     def __init__(self, pending: PendingRequest, index: int, number: int) -> None:
         self.pending = pending
         self.request = pending.request
         self.index = index
         self.number = number
+        self.turn = 0.0
         self.inputs = self.request.sequences[index]
         self.lengths = self.inputs.lengths
         self.graph = self.inputs.graph

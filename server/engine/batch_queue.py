@@ -1,12 +1,20 @@
 """The queue of validated requests: decides what runs next. Has no thread, lock or clock of its own.
 
-The oldest queued sequence is part of every batch, so that each sequence waits at most for the runs of
-those that arrived before it. Others join its batch if that is expected to cost less than a run of their own.
-Only a sequence whose run does not fit into the memory that is left waits while later ones run.
+Sequences run in turns. The turn of a request's first sequence is the present one, and each further sequence
+comes later by the expected duration of those before it. Requests of one sequence therefore run in the order
+of their arrival, and a request of thousands shares the runs with the others instead of stopping them.
+Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
+
+The sequence whose turn is next is part of every batch. Others join its batch if that is expected to cost less
+than a run of their own. Only a sequence whose run does not fit into the memory that is left waits while later
+ones run.
 """
 
 import math
+from bisect import bisect_right
 from collections import deque
+from heapq import merge
+from operator import attrgetter
 
 from artifact.manifest import GraphKind
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
@@ -16,8 +24,10 @@ from server.engine.validation import ValidatedRequest
 
 # How many sequences behind the oldest are considered for its batch.
 LOOK_AHEAD = 256
-# Sequences of one bucket run on the same graph of the same model.
+# Sequences of one bucket run on the same graph of the same model. They are in the order of their turns.
 BucketKey = tuple[LoadedModel, GraphKind]
+_turn = attrgetter("turn")
+_order = attrgetter("turn", "number")
 
 
 class BatchQueue:
@@ -34,32 +44,57 @@ class BatchQueue:
         self._limits = limits
         self._buckets: dict[BucketKey, deque[QueuedSequence]] = {}
         self._pending: dict[int, PendingRequest] = {}
+        # Those of several sequences.
+        self._bulk: dict[int, PendingRequest] = {}
         self._next_number = 0
+        self._turn = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest queued sequence was queued; None if the queue is empty."""
-        return self._oldest_bucket()[0].pending.queued_at if self._buckets else None
+        """When the sequence whose turn is next was queued; None if the queue is empty."""
+        return self._next_bucket()[0].pending.queued_at if self._buckets else None
+
+    def seconds_before(self, own: float) -> float:
+        """Expected duration of the runs that come before the end of a request that is queued now.
+
+        Args:
+            own: Expected duration of the request's own runs. A request of several sequences runs no more
+                than this, and one sequence, before it.
+        """
+        bulk = self._bulk.values()
+        later = [pending.queued_seconds - pending.longest_seconds - own for pending in bulk]
+        return max(0.0, self.seconds - sum(seconds for seconds in later if seconds > 0))
 
     def add(self, request: ValidatedRequest, now: float) -> int:
         """Queues a request and returns the number to release it by."""
         number = self._next_number
         pending = PendingRequest(request, number, now)
         queued = [QueuedSequence(pending, index, number + index) for index in range(len(request.sequences))]
-        pending.longest_seconds = max([sequence.seconds for sequence in queued])
+        self._give_turns(pending, queued)
         self._pending[number] = pending
-        self._buckets.setdefault((request.model, request.graph), deque()).extend(queued)
+        if len(queued) > 1:
+            self._bulk[number] = pending
+        _insert(self._buckets.setdefault((request.model, request.graph), deque()), queued)
         self._next_number += len(queued)
         self.sequences += len(queued)
-        self.seconds += sum([sequence.seconds for sequence in queued])
+        self.seconds += pending.queued_seconds
         return number
+
+    def _give_turns(self, pending: PendingRequest, queued: list[QueuedSequence]) -> None:
+        turn, longest = self._turn, 0.0
+        for sequence in queued:
+            sequence.turn = turn
+            turn += sequence.seconds
+            longest = max(longest, sequence.seconds)
+        pending.longest_seconds, pending.queued_seconds = longest, turn - self._turn
 
     def release(self, number: int) -> PendingRequest | None:
         """Removes a request that ended or was given up; None if it was removed before."""
         pending = self._pending.pop(number, None)
+        self._bulk.pop(number, None)
         if pending and pending.missing:
             self._remove(pending.request)
         return pending
@@ -68,13 +103,14 @@ class BatchQueue:
         """Removes and returns every request that has not ended."""
         requests = [pending.request for pending in self._pending.values()]
         self._pending.clear()
+        self._bulk.clear()
         self._buckets.clear()
         self._count_left([])
         return requests
 
     def due(self, now: float) -> float:
-        """When the next batch may run: now, unless a batching delay lets its oldest sequence wait."""
-        bucket = self._oldest_bucket()
+        """When the next batch may run: now, unless a batching delay lets its first sequence wait."""
+        bucket = self._next_bucket()
         if not self._limits.batch_delay_seconds or len(bucket) >= self._limits.max_batch_sequences:
             return now
         return bucket[0].pending.queued_at + self._limits.batch_delay_seconds
@@ -87,8 +123,8 @@ class BatchQueue:
         Args:
             now: The current time.
             free_bytes: Memory that the run may take.
-            slots: Number of runs at a time. While the oldest sequence waits for memory, each run of later
-                ones may take this part of what the oldest leaves.
+            slots: Number of runs at a time. While the first sequence waits for memory, each run of later ones
+                may take this part of what the first leaves.
 
         Returns:
             The batch, or None if nothing is left to run or fits; and the requests whose deadline has passed
@@ -102,8 +138,10 @@ class BatchQueue:
             bucket, at = found
             head = bucket[at]
             del bucket[at]
-            wanted = _is_wanted(head, now, expired)
-            batch = self._batch(head, bucket, now, expired, free_bytes) if wanted else None
+            batch = None
+            if _is_wanted(head, now, expired):
+                self._turn = max(self._turn, head.turn)
+                batch = self._batch(head, bucket, now, expired, free_bytes)
             if not bucket:
                 del self._buckets[head.request.model, head.request.graph]
             self._count_left(batch.sequences if batch else [head])
@@ -112,12 +150,12 @@ class BatchQueue:
         return None, expired
 
     def _first_that_fits(self, free_bytes: float, slots: int) -> tuple[deque[QueuedSequence], int] | None:
-        """The bucket and place of the oldest sequence whose run fits into the memory."""
-        bucket = self._oldest_bucket()
+        """The bucket and place of the first sequence whose run fits into the memory."""
+        bucket = self._next_bucket()
         if bucket[0].run_bytes <= free_bytes:
             return bucket, 0
         limit = min(free_bytes, (self._limits.max_run_bytes - bucket[0].run_bytes) / slots)
-        for bucket in sorted(self._buckets.values(), key=_oldest_number):
+        for bucket in sorted(self._buckets.values(), key=_first):
             for at in range(min(len(bucket), LOOK_AHEAD)):
                 if bucket[at].run_bytes <= limit:
                     return bucket, at
@@ -133,14 +171,16 @@ class BatchQueue:
 
     def _count_left(self, left: list[QueuedSequence]) -> None:
         """Records that sequences have left the queue."""
+        for queued in left:
+            queued.pending.queued_seconds -= queued.seconds
         if self._buckets:
             self.sequences -= len(left)
             self.seconds -= sum([queued.seconds for queued in left])
         else:  # rounding errors do not add up
             self.sequences, self.seconds = 0, 0.0
 
-    def _oldest_bucket(self) -> deque[QueuedSequence]:
-        return min(self._buckets.values(), key=_oldest_number)
+    def _next_bucket(self) -> deque[QueuedSequence]:
+        return min(self._buckets.values(), key=_first)
 
     def _batch(
         self,
@@ -150,7 +190,7 @@ class BatchQueue:
         expired: list[ValidatedRequest],
         free_bytes: float,
     ) -> Batch:
-        """Takes sequences that gain by running with the oldest out of its bucket, nearest in length first."""
+        """Takes sequences that gain by running with the head out of its bucket, nearest in length first."""
         batch = Batch(self._limits, head, free_bytes)
         if batch.is_full:
             return batch
@@ -163,13 +203,25 @@ class BatchQueue:
         query, key = head.lengths
         wanted.sort(key=lambda queued: abs(queued.lengths[0] - query) + abs(queued.lengths[1] - key))
         rest = [queued for queued in wanted if not batch.add(queued)]
-        rest.sort(key=lambda queued: queued.number)
+        rest.sort(key=_order)
         bucket.extendleft(reversed(rest))
         return batch
 
 
-def _oldest_number(bucket: deque[QueuedSequence]) -> int:
-    return bucket[0].number
+def _first(bucket: deque[QueuedSequence]) -> tuple[float, int]:
+    return _order(bucket[0])
+
+
+def _insert(bucket: deque[QueuedSequence], queued: list[QueuedSequence]) -> None:
+    """Inserts the sequences of a new request, after those with the same turn."""
+    if not bucket or bucket[-1].turn <= queued[0].turn:
+        bucket.extend(queued)
+    elif len(queued) == 1:
+        bucket.insert(bisect_right(bucket, queued[0].turn, key=_turn), queued[0])
+    else:
+        merged = list(merge(bucket, queued, key=_turn))
+        bucket.clear()
+        bucket.extend(merged)
 
 
 def _is_wanted(queued: QueuedSequence, now: float, expired: list[ValidatedRequest]) -> bool:

@@ -63,6 +63,10 @@ class Dispatch:
         """Sum of the expected durations of a run for each queued and each running sequence."""
         return self.queue.seconds + self._running_seconds
 
+    def work_before(self, own: float) -> float:
+        """Work that comes before the end of a request that is queued now, whose own work is given."""
+        return self.queue.seconds_before(own) + self._running_seconds
+
     @property
     def is_complete(self) -> bool:
         """Whether the dispatch was closed and everything has run."""

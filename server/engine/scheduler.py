@@ -79,8 +79,9 @@ class Scheduler:
             )
 
     def check_deadline(self, deadline: float) -> None:
-        """Raises OverloadedError if even a request without work of its own would be late. Takes no lock."""
-        self._admission.check(self._dispatch.work, 0.0, deadline, time.monotonic())
+        """Raises OverloadedError if even a request without work of its own would be late."""
+        with self._lock:
+            self._admission.check(self._dispatch.work_before(0.0), 0.0, deadline, time.monotonic())
 
     def submit(self, request: ValidatedRequest, *, wake: bool = True) -> Future[Result]:
         """Queues a request; its future resolves with the result or an `EngineError`.
@@ -105,11 +106,11 @@ class Scheduler:
         return request.future
 
     def _admit(self, request: ValidatedRequest, now: float) -> None:
-        if request.deadline == math.inf or not (waiting := self._dispatch.work):
+        if request.deadline == math.inf or not self._dispatch.work:
             return
         model = request.model
         own = sum([model.seconds(sequence.graph, 1, *sequence.lengths) for sequence in request.sequences])
-        self._admission.check(waiting, own, request.deadline, now)
+        self._admission.check(self._dispatch.work_before(own), own, request.deadline, now)
 
     def run_inline(self, limit_seconds: float) -> bool:
         """Runs the next batch on the calling thread if a run may start, which saves waking another thread.

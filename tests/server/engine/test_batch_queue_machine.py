@@ -35,10 +35,11 @@ def seconds_alone(request: ValidatedRequest) -> list[float]:
 
 @dataclass(eq=False)
 class Ticket:
-    """One sequence: its request, what was queued before it, and how often it ran."""
+    """One sequence: its request, its turn, what was queued before it, and how often it ran."""
 
     request: ValidatedRequest
     index: int
+    turn: float
     sequences_before: int
     runs_before: int
     runs: int = 0
@@ -58,6 +59,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = BatchQueue(limits)
         self.now = 0.0
         self.runs = 0
+        self.turn = 0.0
         self.requests: list[ValidatedRequest] = []
         self.waiting: list[Ticket] = []
         self.tickets: list[Ticket] = []
@@ -90,8 +92,11 @@ class QueueMachine(RuleBasedStateMachine):
         )
         number = self.queue.add(request, self.now)
         request.future.add_done_callback(lambda _: self.queue.release(number))
-        before = sum(not ticket.request.future.done() for ticket in self.waiting)
-        new = [Ticket(request, index, before + index, self.runs) for index in range(len(request.sequences))]
+        before = sum(not t.request.future.done() and t.turn <= self.turn for t in self.waiting)
+        turn, new = self.turn, []
+        for index, own in enumerate(seconds_alone(request)):
+            new.append(Ticket(request, index, turn, before, self.runs))
+            turn += own
         self.requests.append(request)
         self.waiting += new
         self.tickets += new
@@ -109,10 +114,12 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         wanted = [ticket for ticket in self.waiting if ticket.is_wanted(self.now)]
+        wanted.sort(key=lambda ticket: ticket.turn)  # which keeps the order of arrival within a turn
         batch, expired = self.queue.next(self.now)
         assert (batch is None) == (not wanted)
         if batch is not None:
             head = batch.sequences[0]
+            self.turn = max(self.turn, head.turn)
             assert (head.request, head.index) == (wanted[0].request, wanted[0].index)
             self._check_limits(batch)
             self._note_runs(batch)
@@ -139,7 +146,8 @@ class QueueMachine(RuleBasedStateMachine):
         for queued in batch:
             ticket = next(t for t in self.waiting if (t.request, t.index) == (queued.request, queued.index))
             assert ticket.is_wanted(self.now)
-            assert self.runs - ticket.runs_before <= ticket.sequences_before
+            # The first sequence of a request waits at most for those whose turn had come when it arrived.
+            assert ticket.index or self.runs - ticket.runs_before <= ticket.sequences_before
             ticket.runs += 1
             self.waiting.remove(ticket)
         self.runs += 1

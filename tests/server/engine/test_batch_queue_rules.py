@@ -124,3 +124,28 @@ def test_a_released_request_does_not_run(model: LoadedModel, cross_model: Loaded
     for number in (numbers[0], numbers[2]):
         queue.release(number)
     assert [next_lengths(queue) for _ in range(2)] == [[4], []]
+
+
+def test_a_small_request_does_not_wait_for_the_rest_of_a_large_one(self_model: LoadedModel) -> None:
+    model = costing(self_model, RunCost(call=0, row=1, pair=0))
+    large, small = validated_of(model, [(5, 5)] * 9), validated_of(model, [(2, 2)])
+    queue = queue_of(Limits(max_batch_sequences=1), large)
+    assert next_lengths(queue) == [5]
+    assert next_lengths(queue) == [5]
+    queue.add(small, 0)
+    assert [next_lengths(queue) for _ in range(3)] == [[5], [2], [5]]
+
+
+def test_two_large_requests_take_turns(self_model: LoadedModel) -> None:
+    model = costing(self_model, RunCost(call=0, row=1, pair=0))
+    queue = queue_of(
+        Limits(max_batch_sequences=1), *(validated_of(model, [(size, size)] * 3) for size in (5, 4))
+    )
+    assert [next_lengths(queue) for _ in range(6)] == [[5], [4], [4], [5], [4], [5]]
+
+
+def test_work_before_a_request_leaves_out_the_rest_of_large_ones(self_model: LoadedModel) -> None:
+    model = costing(self_model, RunCost(call=1, row=0, pair=0))
+    queue = queue_of(Limits(), validated_of(model, [(5, 5)] * 9), validated_of(model, [(2, 2)]))
+    assert queue.seconds == 10
+    assert [queue.seconds_before(own) for own in (0, 2, 8, 100)] == [2, 4, 10, 10]
