@@ -13,6 +13,8 @@ EngineError
 
 from enum import StrEnum
 
+# When to try again if nothing is known about when the server has room, in seconds.
+RETRY_SECONDS = 0.1
 # Messages quote what callers sent, and transports carry messages in headers of bounded size.
 MAX_TEXT = 1000
 
@@ -79,13 +81,13 @@ class OverloadedError(EngineError):
     """The server is at its limit; the request was not queued.
 
     Attributes:
-        retry_after: When the request may succeed, in seconds from now; None if that cannot be estimated.
+        retry_after: When to try again, in seconds from now.
     """
 
     code = Code.RESOURCE_EXHAUSTED
     reason = "OVERLOADED"
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after: float = RETRY_SECONDS) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 

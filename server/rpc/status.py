@@ -21,13 +21,13 @@ def code_of(error: EngineError) -> grpc.StatusCode:
 def status_of(error: EngineError) -> status_pb2.Status:
     """A google.rpc.Status with ErrorInfo.
 
-    It has BadRequest if the error names a field, and RetryInfo if the error states when to retry.
+    It has BadRequest if the error names a field, and RetryInfo if the server is overloaded.
     """
     details = [_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))]
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
         details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
-    if isinstance(error, OverloadedError) and error.retry_after is not None:
+    if isinstance(error, OverloadedError):
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(math.ceil(1000 * error.retry_after))
         details.append(_packed(retry))
