@@ -62,10 +62,22 @@ class QueuedSequence:
         lengths: Query and key length.
         graph: The graph that runs this sequence alone.
         seconds: Expected duration of a run of this sequence alone.
+        run_bytes: Expected memory of that run.
         turn: When it is its turn; see `server.engine.batch_queue`.
     """
 
-    __slots__ = ("graph", "index", "inputs", "lengths", "number", "pending", "request", "seconds", "turn")
+    __slots__ = (
+        "graph",
+        "index",
+        "inputs",
+        "lengths",
+        "number",
+        "pending",
+        "request",
+        "run_bytes",
+        "seconds",
+        "turn",
+    )
 
     def __init__(self, pending: PendingRequest, index: int, number: int) -> None:
         self.pending = pending
@@ -74,14 +86,7 @@ class QueuedSequence:
         self.number = number
         self.turn = 0.0
         self.inputs = self.request.sequences[index]
-        self.lengths = self.inputs.lengths
-        self.graph = self.inputs.graph
-        self.seconds = self.request.model.seconds(self.graph, 1, *self.lengths)
-
-    @property
-    def run_bytes(self) -> int:
-        """Expected memory of a run of this sequence alone."""
-        return self.request.model.run_bytes(self.graph, 1, *self.lengths)
+        _, self.lengths, self.graph, self.seconds, self.run_bytes = self.inputs.shape
 
 
 class Batch:

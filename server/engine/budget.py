@@ -60,6 +60,11 @@ class Reservation:
         self._budget = budget
         self._size = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes that are reserved."""
+        return self._size
+
     def add(self, size: int) -> None:
         """Reserves more bytes.
 

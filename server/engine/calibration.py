@@ -10,7 +10,7 @@ from server.engine.cost import TIMED_BLOCK_SIZES, TIMED_SIZES, RunCost, fit, tim
 from server.engine.execute import run_batch
 from server.engine.model import PAIR_TENSORS, LoadedModel
 from server.engine.run_memory import peak_bytes
-from server.engine.types import Array, SequenceInputs
+from server.engine.types import Array, SequenceInputs, SequenceShape
 
 # Length of the sequences whose run's memory is measured.
 MEASURED_LENGTH = 512
@@ -83,4 +83,4 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
     masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
     sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}
-    return SequenceInputs(inputs, sizes, mask, graph)
+    return SequenceInputs(inputs, mask, SequenceShape(sizes, (length, length), graph, 0.0, 0))

@@ -13,6 +13,7 @@ import numpy as np
 from artifact.manifest import BATCH_AXIS, GraphKind, TensorSpec
 from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
+from server.engine.types import SequenceShape
 
 Sizes = dict[str, int]
 # The lengths of each input, in the order of the model's inputs.
@@ -27,16 +28,14 @@ class Dimensions(NamedTuple):
     """What follows from the lengths of a request.
 
     Attributes:
-        sizes: The size of each symbolic axis, for each sequence.
-        graphs: The graph that computes each sequence alone.
+        shapes: What follows for each sequence.
         result_bytes: Size of all results.
-        run_bytes: Expected memory of the largest run of one sequence, and the index of that sequence.
+        largest: Index of the sequence whose run alone needs the most memory.
     """
 
-    sizes: list[Sizes]
-    graphs: list[GraphKind]
+    shapes: list[SequenceShape]
     result_bytes: int
-    run_bytes: tuple[int, int]
+    largest: int
 
 
 def dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimensions:
@@ -57,11 +56,16 @@ def dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimens
 def _dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimensions:
     sizes = _bind_axes(model.inputs, lengths)
     result_bytes = sum(_output_bytes(spec, sizes) for spec in model.manifest.graphs[graph].outputs)
-    pairs = list(zip(lengths[0], lengths[-1], strict=True))
-    graphs = [model.sequence_graph(graph, *pair) for pair in pairs]
-    sequences = zip(graphs, pairs, strict=True)
-    run_bytes = max((model.run_bytes(own, 1, *pair), -index) for index, (own, pair) in enumerate(sequences))
-    return Dimensions(sizes, graphs, result_bytes, (run_bytes[0], -run_bytes[1]))
+    pairs = zip(lengths[0], lengths[-1], strict=True)
+    shapes = [_shape(model, graph, own, pair) for own, pair in zip(sizes, pairs, strict=True)]
+    largest = max(range(len(shapes)), key=lambda index: shapes[index].run_bytes)
+    return Dimensions(shapes, result_bytes, largest)
+
+
+def _shape(model: LoadedModel, graph: GraphKind, sizes: Sizes, lengths: tuple[int, int]) -> SequenceShape:
+    own = model.sequence_graph(graph, *lengths)
+    seconds, run_bytes = model.seconds(own, 1, *lengths), model.run_bytes(own, 1, *lengths)
+    return SequenceShape(sizes, lengths, own, seconds, run_bytes)
 
 
 _cached = lru_cache(maxsize=CACHED_REQUESTS)(_dimensions)

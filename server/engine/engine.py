@@ -1,6 +1,5 @@
 """The engine as its callers see it: a decoded request in, a future of its result out."""
 
-import math
 import threading
 from concurrent.futures import Future
 
@@ -116,8 +115,7 @@ class Engine:
         Raises:
             OverloadedError: The result would come too late.
         """
-        if deadline != math.inf:
-            self._scheduler.check_deadline(deadline)
+        self._scheduler.check_deadline(deadline)
 
     def load(self) -> EngineLoad:
         """What the engine holds now."""

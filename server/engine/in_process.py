@@ -133,7 +133,7 @@ class InProcessModel:
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
             batch = [validated.sequences[index] for index in indices]
-            outputs = run_batch(self._model, batch[0].graph, batch)
+            outputs = run_batch(self._model, batch[0].shape.graph, batch)
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
         return Result(gather(results))
@@ -154,7 +154,7 @@ class InProcessModel:
         """How many sequences of that length one run may hold."""
         if self._model.runs_alone or sequence.is_in_blocks:
             return 1
-        run_bytes = self._model.run_bytes(sequence.graph, 1, *sequence.lengths)
+        run_bytes = sequence.shape.run_bytes
         within_bytes = self._limits.max_batch_bytes // run_bytes
         return max(1, min(self._limits.max_batch_sequences, within_bytes))
 

@@ -4,7 +4,6 @@ No lock is held when a future resolves, so that its callbacks may submit and can
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +32,9 @@ from server.engine.validation import ValidatedRequest
 log = logging.getLogger(__name__)
 # While one batch is split and resolved, which takes one core, another computes.
 PARALLEL_RUNS = 2
+# How long a free thread leaves the queue to the inline thread. That one takes what has arrived meanwhile in
+# larger batches: without this time the rate at 6 x 768 is a quarter lower.
+INLINE_GRACE_SECONDS = 0.001
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.
 TERMINABLE_SECONDS = 0.02
 RUN_FAILED = "the runtime failed on this request; see the server's log"
@@ -80,8 +82,11 @@ class Scheduler:
 
     def check_deadline(self, deadline: float) -> None:
         """Raises OverloadedError if even a request without work of its own would be late."""
+        now = time.monotonic()
+        if self._admission.is_certain(self._dispatch.work, deadline, now):
+            return
         with self._lock:
-            self._admission.check(self._dispatch.work_before(0.0), 0.0, deadline, time.monotonic())
+            self._admission.check(self._dispatch.work_before(0.0), 0.0, deadline, now)
 
     def submit(self, request: ValidatedRequest, *, wake: bool = True) -> Future[Result]:
         """Queues a request; its future resolves with the result or an `EngineError`.
@@ -106,10 +111,9 @@ class Scheduler:
         return request.future
 
     def _admit(self, request: ValidatedRequest, now: float) -> None:
-        if request.deadline == math.inf or not self._dispatch.work:
+        if self._admission.is_certain(self._dispatch.work, request.deadline, now):
             return
-        model = request.model
-        own = sum([model.seconds(sequence.graph, 1, *sequence.lengths) for sequence in request.sequences])
+        own = sum([sequence.shape.seconds for sequence in request.sequences])
         self._admission.check(self._dispatch.work_before(own), own, request.deadline, now)
 
     def run_inline(self, limit_seconds: float) -> bool:
@@ -191,10 +195,16 @@ class Scheduler:
         """Waits until a thread is needed; returns whether one is."""
         if not self._changed.wait_for(lambda: self._dispatch.needs_thread, self._trimmer.wait_seconds):
             return False
+        if self._dispatch.inline_may_come and self._changed.wait_for(self._is_settled, INLINE_GRACE_SECONDS):
+            return self._dispatch.needs_thread
         if (delay := self._dispatch.delay(time.monotonic())) > 0:
             self._changed.wait(delay)
             return False
         return True
+
+    def _is_settled(self) -> bool:
+        """Whether the inline thread has taken what is queued, or certainly does not come."""
+        return not (self._dispatch.needs_thread and self._dispatch.inline_may_come)
 
     def _take(self, take: Callable[[float], Next]) -> tuple[Batch | None, Failures]:
         """Takes the next batch. If that raises, every request fails: none may wait for a lost result."""

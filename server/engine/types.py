@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,32 +89,51 @@ class Request:
     deadline: float = math.inf
 
 
-@dataclass(frozen=True, eq=False)
-class SequenceInputs:
+class SequenceShape(NamedTuple):
+    """What follows from the lengths of one sequence.
+
+    Attributes:
+        sizes: Length by symbolic axis, such as {"query_length": 7}.
+        lengths: Query and key length, which are equal for self-attention.
+        graph: The graph that computes it alone: that of its request, or the same in blocks.
+        seconds: Expected duration of a run of it alone.
+        run_bytes: Expected memory of that run.
+    """
+
+    sizes: Mapping[str, int]
+    lengths: tuple[int, int]
+    graph: GraphKind
+    seconds: float
+    run_bytes: int
+
+
+class SequenceInputs(NamedTuple):
     """One sequence of a validated request.
 
     Attributes:
         inputs: Arrays (T, ...) by input name.
-        sizes: Length by symbolic axis, such as {"query_length": 7}.
         mask: Broadcasts to (H, Tq, Tk); None if every key may be attended to.
-        graph: The graph that computes it alone: that of its request, or the same in blocks.
+        shape: What follows from its lengths.
     """
 
     inputs: Mapping[str, Array]
-    sizes: Mapping[str, int]
     mask: NDArray[np.bool_] | None
-    graph: GraphKind
+    shape: SequenceShape
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Length by symbolic axis."""
+        return self.shape.sizes
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Query and key length, which are equal for self-attention."""
-        sizes = tuple(self.sizes.values())  # cross-attention binds its query axis first
-        return sizes[0], sizes[-1]
+        """Query and key length."""
+        return self.shape.lengths
 
     @property
     def is_in_blocks(self) -> bool:
         """Whether it runs in blocks of query rows, and therefore alone."""
-        return self.graph in IN_BLOCKS.values()
+        return self.shape.graph in IN_BLOCKS.values()
 
 
 @dataclass(frozen=True, eq=False)

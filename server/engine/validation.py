@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from artifact.manifest import POSITIONS, GraphKind, TensorSpec
-from server.engine.dimensions import DTYPES, Sizes, dimensions
+from server.engine.dimensions import DTYPES, dimensions
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.texts import encode_texts
 from server.engine.tokenizer import TEXT
-from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result, SequenceInputs
+from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result, SequenceInputs, SequenceShape
 
 MASK = "mask"
 RETURN_WEIGHTS = "return_weights"
@@ -59,19 +59,19 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     for spec, own in zip(model.inputs, ragged, strict=True):
         _check_rows(spec, own.rows, sum(own.lengths))
     lengths = tuple([own.lengths for own in ragged])
-    sizes, graphs, result_bytes, run_bytes = dimensions(model, lengths, graph)
+    shapes, result_bytes, largest = dimensions(model, lengths, graph)
     for spec, own in zip(model.inputs, ragged, strict=True):
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
         _check_lengths(spec.name, own.lengths, limits, model_limit)
     first = TEXT if texts else model.inputs[0].name
     _check_result_bytes(result_bytes, RETURN_WEIGHTS if request.return_weights else first, limits)
-    _check_run_bytes(*run_bytes, first, limits)
+    _check_run_bytes(shapes[largest].run_bytes, largest, first, limits)
     names = [spec.name for spec in model.inputs]
     rows = [_split(own) for own in ragged]
-    masks = _split_mask(request.mask, model, sizes)
+    masks = _split_mask(request.mask, model, shapes)
     sequences = [
-        SequenceInputs(dict(zip(names, arrays, strict=True)), size, mask, own_graph)
-        for size, mask, own_graph, *arrays in zip(sizes, masks, graphs, *rows, strict=True)
+        SequenceInputs(dict(zip(names, arrays, strict=True)), mask, shape)
+        for shape, mask, *arrays in zip(shapes, masks, *rows, strict=True)
     ]
     mask_bytes = sum([mask.nbytes for mask in masks if mask is not None])
     return ValidatedRequest(
@@ -190,11 +190,13 @@ def _check_run_bytes(size: int, index: int, name: str, limits: Limits) -> None:
         )
 
 
-def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> list[NDArray[np.bool_] | None]:
+def _split_mask(
+    mask: Mask | None, model: LoadedModel, sequences: list[SequenceShape]
+) -> list[NDArray[np.bool_] | None]:
     """One mask for each sequence, broadcastable to (H, Tq, Tk)."""
     if mask is None:
-        return [None] * len(sizes)
-    shapes = [_mask_shape(mask.kind, model, size) for size in sizes]
+        return [None] * len(sequences)
+    shapes = [_mask_shape(mask.kind, model, sequence.sizes) for sequence in sequences]
     counts = [math.prod(shape) for shape in shapes]
     if not mask.holds(sum(counts)):
         found = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes of 8 flags each'}"
@@ -205,7 +207,7 @@ def _split_mask(mask: Mask | None, model: LoadedModel, sizes: list[Sizes]) -> li
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _mask_shape(kind: MaskKind, model: LoadedModel, size: Sizes) -> tuple[int, int, int]:
+def _mask_shape(kind: MaskKind, model: LoadedModel, size: Mapping[str, int]) -> tuple[int, int, int]:
     *_, query_axis, key_axis = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes
     query_length, key_length = size[str(query_axis)], size[str(key_axis)]
     if kind is MaskKind.KEYS:

@@ -15,6 +15,8 @@ from server.engine.types import Array
 # How much of a field is decoded at a time: temporary arrays need up to 40 times as much.
 CHUNK_BYTES = 1 << 18
 MAX_DIGITS = 10
+FEW_BYTES = 64
+UINT32_MAX = 0xFFFF_FFFF
 # The high bit of a digit says that another digit follows.
 CONTINUES = np.uint8(0x80)
 
@@ -53,6 +55,32 @@ class PackedNumbers:
             raise _malformed("a field of numbers ends within a number")
         first, *others = self._occurrences
         return np.frombuffer(b"".join(self._occurrences) if others else first, self._dtype)
+
+
+def few_lengths(occurrences: Sequence[memoryview]) -> list[int] | None:
+    """The numbers of a repeated uint32 field of a few bytes; None if it has more.
+
+    For a handful of numbers, Python is an order of magnitude faster than NumPy.
+
+    Raises:
+        InvalidRequestError: A number is incomplete or too long.
+    """
+    if sum([len(content) for content in occurrences]) > FEW_BYTES:
+        return None
+    numbers = []
+    for content in occurrences:
+        value = shift = 0
+        for digit in content:
+            value |= (digit & 0x7F) << shift
+            shift += 7
+            if digit < 0x80:  # noqa: PLR2004 - without the bit of CONTINUES
+                numbers.append(value & UINT32_MAX)
+                value = shift = 0
+            elif shift == 7 * MAX_DIGITS:
+                raise _malformed("a number has more than ten digits")
+        if shift:
+            raise _malformed("a number is incomplete")
+    return numbers
 
 
 def _decoded(occurrences: Iterable[memoryview], numbers: Array) -> Array:

@@ -28,7 +28,7 @@ from server.rpc.attention.fields import (
     VECTOR_LENGTHS,
 )
 from server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
-from server.rpc.protobuf_numbers import PackedNumbers
+from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
 from server.rpc.tensors import buffers, from_bytes
 
 DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
@@ -180,6 +180,9 @@ class _Decoder:
     def _lengths(self, field: str, path: Path, parsed: Sequence[int]) -> tuple[int, ...]:
         if path not in self._fields:
             return tuple(parsed)
+        if (few := few_lengths(self._fields[path])) is not None:
+            self._allowance.check_sequences(field, len(few))
+            return tuple(few)
         numbers = PackedNumbers(self._fields[path], UINT32)
         self._allowance.check_sequences(field, len(numbers))
         return tuple(numbers.array().tolist())

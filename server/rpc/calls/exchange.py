@@ -135,11 +135,15 @@ class Exchange:
 
     def _resolved(self, future: "Future[Result]") -> None:
         reply = self._reply
-        if self._route.intake is not None and _is_large(future):
+        if self._may_be_large() and _is_large(future):
             self._reply = None
             self._offload(partial(self._encode, reply))
         else:
             self._finish()
+
+    def _may_be_large(self) -> bool:
+        """Whether more than a small result is reserved; routes without an intake reserve nothing."""
+        return self._reservation is not None and self._reservation.size > LARGE_BYTES
 
     def _offload(self, work: Callable[[], Any]) -> None:
         """Has a codec thread make the reply."""

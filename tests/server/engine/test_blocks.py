@@ -167,7 +167,7 @@ def test_a_sequence_that_fits_in_blocks_is_accepted(cross_model: LoadedModel) ->
     lengths = [(4_000, 4_000)]
     limits = Limits(max_run_bytes=cross_model.run_bytes(GraphKind.PLAIN, 1, 4_000, 4_000) // 2)
     request = validate(request_of(cross_model, lengths), cross_model, limits)
-    assert [sequence.graph for sequence in request.sequences] == [GraphKind.BLOCKS]
+    assert [sequence.shape.graph for sequence in request.sequences] == [GraphKind.BLOCKS]
     earlier = without(cross_model, *IN_BLOCKS.values())
     with pytest.raises(LimitExceededError):
         validate(request_of(earlier, lengths), earlier, limits)

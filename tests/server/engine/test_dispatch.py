@@ -43,7 +43,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.numbers: list[int] = []
         self.on_threads: list[Batch] = []
         self.inline: Batch | None = None
-        # The inline thread has submitted, or has ended a run, and will ask for a batch next.
+        # The inline thread has submitted, runs a batch inline or has ended that, and will ask next.
         self.inline_will_ask = False
         self.started: set[int] = set()
         self.submitted = 0
@@ -75,6 +75,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.inline_will_ask = False
         self.inline, expired = self.dispatch.next_inline(0.0, INLINE_SECONDS)
         assert not expired
+        self.inline_will_ask = self.inline is not None
         self._note(self.inline)
 
     @precondition(lambda self: self.dispatch.needs_thread)

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protos.attention.v1 import attention_pb2 as attention_pb
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
 from server.rpc import protobuf_numbers
 from server.rpc.open_inference.tensors import CONTENT_TYPES
-from server.rpc.protobuf_numbers import PackedNumbers
+from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
 
 ELEMENTS = {
     "bool_contents": st.booleans(),
@@ -72,3 +73,20 @@ def test_a_narrow_number_takes_the_lowest_bits_as_in_the_library() -> None:
     expected = pb.InferTensorContents.FromString(b"\x12\x0f" + data)
     found = PackedNumbers([memoryview(data)], np.dtype("<i4")).array().tolist()
     assert found == list(expected.int_contents)
+
+
+@given(numbers=st.lists(st.integers(0, 2**32 - 1), max_size=12))
+def test_few_lengths_are_read_as_many_are(numbers: list[int]) -> None:
+    content = memoryview(attention_pb.VectorSequences(lengths=numbers).SerializeToString())
+    packed = content[2:] if numbers else content  # without the key and the size of the field
+    assert few_lengths([packed]) == PackedNumbers([packed], np.dtype("<u4")).array().tolist() == numbers
+
+
+@pytest.mark.parametrize("content", [b"\x80", b"\x01\xff", b"\x80" * 11], ids=["one", "second", "too long"])
+def test_few_lengths_that_are_damaged_are_refused(content: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="number"):
+        few_lengths([memoryview(content)])
+
+
+def test_many_lengths_are_left_to_numpy() -> None:
+    assert few_lengths([memoryview(b"\1" * 65)]) is None

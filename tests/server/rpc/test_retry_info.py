@@ -11,7 +11,7 @@ def delay_of(status: status_pb2.Status) -> float | None:
     for detail in status.details:
         retry = error_details_pb2.RetryInfo()
         if detail.Unpack(retry):
-            return retry.retry_delay.ToMilliseconds() / 1000
+            return float(retry.retry_delay.ToMilliseconds() / 1000)
     return None
 
 
