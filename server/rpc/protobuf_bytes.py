@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Message)
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 # Messages smaller than this are faster to parse than to cut.
-SMALL_BYTES = 8192
+SMALL_BYTES = 32 << 10
 CACHED_HEADS = 1024
 MAX_LEADING_BYTES = 1024
 NOTHING_CUT: Fields = {}

@@ -79,13 +79,12 @@ def test_a_location_counts_even_if_the_tensor_does_not_call_itself_external(tmp_
 
 def test_a_graph_without_external_data_names_none(artifacts: Path) -> None:
     found = [external_locations(path) for path in artifacts.glob("*/1/*.onnx")]
-    assert len(found) == 12
     assert set(found) == {frozenset()}
 
 
 def test_the_weights_of_an_exported_model_are_found(repository: Path) -> None:
     found = [external_locations(path) for path in (repository / "multi-head-768x12/1").glob("*.onnx")]
-    assert len(found) == 4
+    assert len(found) == 6
     assert set(found) == {frozenset({"weights.bin"})}
 
 

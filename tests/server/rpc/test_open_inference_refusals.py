@@ -266,14 +266,14 @@ def test_the_padding_of_a_response_is_reserved_before_the_run(self_model: Loaded
 
 def test_numbers_of_a_large_message_are_counted_before_they_are_decoded(self_model: LoadedModel) -> None:
     message = pb.ModelInferRequest(model_name=SELF)
-    message.inputs.add(name="query", datatype="INT64", shape=[20_000]).contents.int64_contents.extend(
-        [1] * 20_000
+    message.inputs.add(name="query", datatype="INT64", shape=[40_000]).contents.int64_contents.extend(
+        [1] * 40_000
     )
-    limits, budget = Limits(max_input_bytes=159_999), MemoryBudget(10**6)
+    limits, budget = Limits(max_input_bytes=319_999), MemoryBudget(10**6)
     parsed = reader(limits)(message.SerializeToString())
     with pytest.raises(LimitExceededError) as caught:
         decode(parsed.message, self_model, math.inf, parsed.fields, Allowance(limits, budget.reserve(0)))
-    assert caught.value.message == "query: would have 160000 bytes decoded; the limit is 159999"
+    assert caught.value.message == "query: would have 320000 bytes decoded; the limit is 319999"
     assert budget.held_bytes == 0
 
 
