@@ -7,24 +7,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 
-from artifact.manifest import GraphKind
 from server.engine.admission import Admission
 from server.engine.arena import ArenaTrimmer
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
 from server.engine.dispatch import Dispatch, Next
-from server.engine.errors import (
-    DeadlineExceededError,
-    EngineError,
-    OverloadedError,
-    RunFailedError,
-    ShuttingDownError,
-)
-from server.engine.execute import Outputs, run_batch
+from server.engine.errors import DeadlineExceededError, RunFailedError, ShuttingDownError
+from server.engine.execute import Outputs
 from server.engine.limits import Limits
-from server.engine.observer import BatchReport, EngineLoad, ExpiryStage, Observer
+from server.engine.observer import EngineLoad, ExpiryStage, Observer
+from server.engine.runner import RUN_FAILED, Failures, Runner, fail, observe
 from server.engine.session import RunControl
 from server.engine.types import Result
 from server.engine.validation import ValidatedRequest
@@ -37,11 +30,7 @@ PARALLEL_RUNS = 2
 INLINE_GRACE_SECONDS = 0.001
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.
 TERMINABLE_SECONDS = 0.02
-RUN_FAILED = "the runtime failed on this request; see the server's log"
-OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
 EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
-# Requests that failed, each with its error.
-Failures = list[tuple[ValidatedRequest, EngineError]]
 
 
 class Scheduler:
@@ -49,6 +38,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits, observer: Observer, *, parallel_runs: int = PARALLEL_RUNS) -> None:
         self._observer = observer
+        self._runner = Runner(observer, self._deliver)
         self._dispatch = Dispatch(limits, parallel_runs)
         self._admission = Admission()
         self._trimmer = ArenaTrimmer()
@@ -129,7 +119,7 @@ class Scheduler:
         """
         with self._lock:
             batch, failures = self._take(lambda now: self._dispatch.next_inline(now, limit_seconds))
-        _fail(failures)
+        fail(failures)
         if batch is None:
             return False
         self._run(batch, inline=True)
@@ -160,7 +150,7 @@ class Scheduler:
             control.terminate()
         if _is_expired(pending.request, future):
             stage = ExpiryStage.RUNNING if pending.started else ExpiryStage.QUEUED
-            self._observe(lambda: self._observer.request_expired(pending.request.model.name, stage))
+            observe(lambda: self._observer.request_expired(pending.request.model.name, stage))
 
     def _loop(self) -> None:
         """Body of a thread. An error in it must not end the thread, which later requests need."""
@@ -186,7 +176,7 @@ class Scheduler:
                     batch, failures = self._take(self._dispatch.next)
                 else:
                     batch, failures = None, []
-            _fail(failures)
+            fail(failures)
             if batch:
                 return batch
             self._trim_arena()
@@ -231,10 +221,7 @@ class Scheduler:
     def _run(self, batch: Batch, *, inline: bool = False) -> None:
         """Runs a batch, resolves its requests, and lets the next run start."""
         try:
-            self._run_sequences(batch.graph, batch.sequences, self._controls.get(batch))
-        except Exception:
-            log.exception("batch failed", extra={"model": batch.model.name})
-            _fail([(queued.request, RunFailedError(RUN_FAILED)) for queued in batch])
+            self._runner.run(batch, self._controls.get(batch))
         finally:
             with self._lock:
                 self._end(batch, time.monotonic(), inline=inline)
@@ -249,31 +236,6 @@ class Scheduler:
         elif inline:  # the threads ask for the next batch by themselves
             self._notify_if_needed()
 
-    def _run_sequences(
-        self, graph: GraphKind, sequences: list[QueuedSequence], control: RunControl | None
-    ) -> None:
-        """Runs sequences together; if that fails, one by one, so that only the request at fault fails."""
-        model = sequences[0].request.model
-        started = time.monotonic()
-        try:
-            outputs = run_batch(model, graph, [queued.inputs for queued in sequences], control)
-        except Exception as error:
-            if all(queued.request.future.done() for queued in sequences):
-                log.debug("run ended early", extra={"model": model.name})
-                self._observe(lambda: self._observer.run_terminated(model.name))
-                return
-            log.exception("run failed", extra={"model": model.name, "sequences": len(sequences)})
-            if len(sequences) == 1:
-                _fail([(sequences[0].request, _run_error(error))])
-                return
-            for queued in sequences:
-                if not queued.request.future.done():
-                    self._run_sequences(queued.graph, [queued], control)
-            return
-        self._report(sequences, started)
-        for pending in self._deliver(sequences, outputs):
-            pending.resolve()
-
     def _deliver(self, sequences: list[QueuedSequence], outputs: list[Outputs]) -> list[PendingRequest]:
         """Stores the outputs of a run and returns the requests that are complete."""
         with self._lock:
@@ -284,39 +246,9 @@ class Scheduler:
             ]
             return [pending for pending in complete if self._dispatch.release(pending.number)]
 
-    def _report(self, sequences: list[QueuedSequence], started: float) -> None:
-        sizes = [queued.inputs.sizes for queued in sequences]
-        rows = [sum(size.values()) for size in sizes]
-        longest = sum(max(size[axis] for size in sizes) for axis in sizes[0])
-        report = BatchReport(
-            model=sequences[0].request.model.name,
-            sequences=len(sequences),
-            tokens=sum(rows),
-            padding=longest * len(sequences) - sum(rows),
-            queue_seconds=[started - queued.pending.queued_at for queued in sequences],
-            seconds=time.monotonic() - started,
-        )
-        self._observe(lambda: self._observer.batch_completed(report))
-
-    def _observe(self, report: Callable[[], None]) -> None:
-        try:
-            report()
-        except Exception:  # monitoring must not break what it monitors
-            log.exception("observer failed")
-
 
 def _is_expired(request: ValidatedRequest, future: Future[Result]) -> bool:
     """Whether a request without a result ended because of its deadline."""
     if future.cancelled():
         return time.monotonic() >= request.deadline
     return isinstance(future.exception(), DeadlineExceededError)
-
-
-def _run_error(error: Exception) -> EngineError:
-    return OverloadedError(OUT_OF_MEMORY) if isinstance(error, MemoryError) else RunFailedError(RUN_FAILED)
-
-
-def _fail(failures: Failures) -> None:
-    for request, error in failures:
-        with suppress(InvalidStateError):  # already cancelled, or another of its sequences failed first
-            request.future.set_exception(error)

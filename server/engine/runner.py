@@ -1,0 +1,110 @@
+"""Runs batches, and resolves the requests that are complete."""
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+
+from artifact.manifest import GraphKind
+from server.engine.batch import Batch, PendingRequest, QueuedSequence
+from server.engine.errors import EngineError, OverloadedError, RunFailedError
+from server.engine.execute import Outputs, run_batch
+from server.engine.observer import BatchReport, Observer
+from server.engine.session import RunControl
+from server.engine.validation import ValidatedRequest
+
+log = logging.getLogger(__name__)
+RUN_FAILED = "the runtime failed on this request; see the server's log"
+OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
+# Requests that failed, each with its error.
+Failures = list[tuple[ValidatedRequest, EngineError]]
+# Stores the outputs of a run, and returns the requests that are complete.
+Deliver = Callable[[list[QueuedSequence], list[Outputs]], list[PendingRequest]]
+
+
+class Runner:
+    """Has no thread of its own; several threads may use it at once."""
+
+    def __init__(self, observer: Observer, deliver: Deliver) -> None:
+        """Creates a runner.
+
+        Args:
+            observer: Receives a report of each run.
+            deliver: Called with the outputs of each run.
+        """
+        self._observer = observer
+        self._deliver = deliver
+
+    def run(self, batch: Batch, control: RunControl | None) -> None:
+        """Runs a batch. Each of its requests that is complete then has its result or its error.
+
+        Args:
+            batch: The batch.
+            control: Ends the run early, once all requests have ended.
+        """
+        try:
+            self._run(batch.graph, batch.sequences, control)
+        except Exception:
+            log.exception("batch failed", extra={"model": batch.model.name})
+            fail([(queued.request, RunFailedError(RUN_FAILED)) for queued in batch])
+
+    def _run(self, graph: GraphKind, sequences: list[QueuedSequence], control: RunControl | None) -> None:
+        """Runs sequences together; if that fails, one by one, so that only the request at fault fails."""
+        started = time.monotonic()
+        try:
+            inputs = [queued.inputs for queued in sequences]
+            outputs = run_batch(sequences[0].request.model, graph, inputs, control)
+        except Exception as error:
+            self._failed(sequences, control, error)
+            return
+        self._report(sequences, started)
+        for pending in self._deliver(sequences, outputs):
+            pending.resolve()
+
+    def _failed(self, sequences: list[QueuedSequence], control: RunControl | None, error: Exception) -> None:
+        model = sequences[0].request.model
+        if all(queued.request.future.done() for queued in sequences):
+            log.debug("run ended early", extra={"model": model.name})
+            observe(lambda: self._observer.run_terminated(model.name))
+            return
+        log.error("run failed", extra={"model": model.name, "sequences": len(sequences)}, exc_info=error)
+        if len(sequences) == 1:
+            fail([(sequences[0].request, _run_error(error))])
+            return
+        for queued in sequences:
+            if not queued.request.future.done():
+                self._run(queued.graph, [queued], control)
+
+    def _report(self, sequences: list[QueuedSequence], started: float) -> None:
+        sizes = [queued.inputs.sizes for queued in sequences]
+        rows = [sum(size.values()) for size in sizes]
+        longest = sum(max(size[axis] for size in sizes) for axis in sizes[0])
+        report = BatchReport(
+            model=sequences[0].request.model.name,
+            sequences=len(sequences),
+            tokens=sum(rows),
+            padding=longest * len(sequences) - sum(rows),
+            queue_seconds=[started - queued.pending.queued_at for queued in sequences],
+            seconds=time.monotonic() - started,
+        )
+        observe(lambda: self._observer.batch_completed(report))
+
+
+def observe(report: Callable[[], None]) -> None:
+    """Calls an observer. Its failure is logged: monitoring must not break what it monitors."""
+    try:
+        report()
+    except Exception:
+        log.exception("observer failed")
+
+
+def fail(failures: Failures) -> None:
+    """Ends requests with their errors. One that has ended before stays as it is."""
+    for request, error in failures:
+        with suppress(InvalidStateError):  # already cancelled, or another of its sequences failed first
+            request.future.set_exception(error)
+
+
+def _run_error(error: Exception) -> EngineError:
+    return OverloadedError(OUT_OF_MEMORY) if isinstance(error, MemoryError) else RunFailedError(RUN_FAILED)
