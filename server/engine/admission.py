@@ -13,9 +13,12 @@ from server.engine.errors import OverloadedError
 WINDOW_SECONDS = 0.2
 # Weight of a new measurement beside the earlier ones.
 WEIGHT = 0.3
-# A request must be expected to end this much of its remaining time before its deadline, because the
+# A request must be expected to end this share of its remaining time before its deadline, because the
 # transport needs time as well.
 RESERVE = 0.1
+# The share for a call whose message has not been received. It is larger, so that what is received is rarely
+# refused afterwards: to receive a message costs more than to refuse the call.
+EARLY_RESERVE = 0.3
 # A request is admitted without a closer look if all work takes no more than this share of its remaining time.
 CERTAIN_SHARE = 0.25
 # Shortest advised time before a retry, in seconds.
@@ -67,7 +70,9 @@ class Admission:
         """
         return work / self.rate <= CERTAIN_SHARE * (deadline - now)
 
-    def check(self, waiting: float, own: float, deadline: float, now: float) -> None:
+    def check(
+        self, waiting: float, own: float, deadline: float, now: float, *, reserve: float = RESERVE
+    ) -> None:
         """Refuses a request that would be late.
 
         Args:
@@ -76,6 +81,7 @@ class Admission:
             deadline: When the caller stops waiting. Requests whose deadline has passed are not checked: they
                 expire in the queue.
             now: The current time.
+            reserve: Share of the remaining time that must be left.
 
         Raises:
             OverloadedError: The result would be too late. Not raised if nothing is waiting: then nobody else
@@ -84,7 +90,7 @@ class Admission:
         remaining = deadline - now
         if remaining == math.inf or remaining <= 0 or not waiting:
             return
-        late = self.seconds(waiting + own) - remaining * (1 - RESERVE)
+        late = self.seconds(waiting + own) - remaining * (1 - reserve)
         if late > 0:
             raise OverloadedError(
                 f"the result is expected in {self.seconds(waiting + own):.2f} s, which is too late for the "

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from server.engine.admission import Admission
+from server.engine.admission import EARLY_RESERVE, Admission
 from server.engine.arena import ArenaTrimmer
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
 from server.engine.dispatch import Dispatch, Next
@@ -76,7 +76,8 @@ class Scheduler:
         if self._admission.is_certain(self._dispatch.work, deadline, now):
             return
         with self._lock:
-            self._admission.check(self._dispatch.work_before(0.0), 0.0, deadline, now)
+            waiting = self._dispatch.work_before(0.0)
+            self._admission.check(waiting, 0.0, deadline, now, reserve=EARLY_RESERVE)
 
     def submit(self, request: ValidatedRequest, *, wake: bool = True) -> Future[Result]:
         """Queues a request; its future resolves with the result or an `EngineError`.

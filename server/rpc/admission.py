@@ -2,7 +2,8 @@
 
 A call of inference (`Route.takes_place`)
     waits for its first message: at most `max_waiting_calls` do, each for `receive_timeout_seconds`. It holds
-    no place, so that callers who only open calls keep nobody from being served.
+    no place, so that callers who only open calls keep nobody from being served. It is refused at once if no
+    place is free.
     Then it takes a place, of which there are `max_concurrent_calls`, and keeps it until the core has sent its
     reply or the call has ended. An ordered stream takes one of `max_streams` too, and may wait
     `stream_idle_seconds` for its next message while no reply is outstanding.
@@ -71,16 +72,20 @@ class ConcurrencyLimit:
         self._limit = limit
         self.open = 0
 
+    def check(self) -> None:
+        """Raises OverloadedError if the limit is reached."""
+        if self.open >= self._limit:
+            raise OverloadedError(
+                f"{self._limit} {self._noun} are open, which is this server's limit; try again later"
+            )
+
     def acquire(self, call: Call) -> None:
         """Admits a call, which counts until the core is done with it.
 
         Raises:
             OverloadedError: The limit is reached.
         """
-        if self.open >= self._limit:
-            raise OverloadedError(
-                f"{self._limit} {self._noun} are open, which is this server's limit; try again later"
-            )
+        self.check()
         self.open += 1
         call.add_done_callback(self._release)
 
@@ -116,11 +121,13 @@ class Admission:
         self._at_arrival = at_arrival
 
     def arrive(self, call: Call) -> None:
-        """A call arrived.
+        """A call arrived. It is refused before its message is received if it could not be taken then.
 
         Raises:
-            OverloadedError: Too many calls wait.
+            OverloadedError: Too many calls wait, or all places are taken.
         """
+        for place in self._places:
+            place.check()
         if len(self._waiting) >= self._max_waiting:
             raise OverloadedError(
                 f"{self._max_waiting} calls wait for their messages, which is this server's limit;"
