@@ -197,7 +197,7 @@ def _edit_wiring(model: onnx.ModelProto, rng: Random) -> None:
         case 1:
             nodes.add().CopyFrom(rng.choice(nodes))
         case 2:
-            source = rng.choice(nodes)
+            source = rng.choice([node for node in nodes if node.input])
             source.input[0] = rng.choice([output for node in nodes for output in node.output])
         case _:
             shape = rng.choice([*model.graph.input, *model.graph.output]).type.tensor_type.shape
