@@ -2,8 +2,7 @@
 
 Runs start on the engine's threads, or inline on the one thread that calls `next_inline`. While a slot is
 free and a batch may run, a thread is responsible for the queue: the inline thread if it is about to ask, or
-asks after a short run, and otherwise the engine's threads (`needs_thread`). Waking them for what waits during
-a run of less than a millisecond cost a fifth of the rate.
+asks after a short run, and otherwise the engine's threads (`needs_thread`).
 """
 
 import math
@@ -45,8 +44,6 @@ class Dispatch:
         self._handed_over: deque[Batch] = deque()
         # Whether the inline thread will ask for a batch without being woken, at once or after a short run.
         self._inline_is_due = False
-        # Whether there is an inline thread.
-        self._inline_exists = False
         # Whether another thread has submitted since the queue was last empty: the inline thread may be busy.
         self._threads_asked = False
         # Whether the queued work does not fit beside the runs in progress.
@@ -60,11 +57,6 @@ class Dispatch:
             return True
         may_start = bool(self.queue) and len(self.running) < self._slots and not self._waits_for_memory
         return may_start and (self._threads_asked or not self._inline_is_due)
-
-    @property
-    def inline_may_come(self) -> bool:
-        """Whether the inline thread is likely to ask soon, because it is woken to send results."""
-        return self._inline_exists and not (self._handed_over or self._threads_asked or self._closing)
 
     @property
     def work(self) -> float:
@@ -114,7 +106,7 @@ class Dispatch:
         A batch that is expected to take longer than the limit is handed over to the engine's threads. If
         nothing else runs or is queued, the limit is ten times as large.
         """
-        self._inline_is_due, self._inline_exists = False, True
+        self._inline_is_due = False
         if not self.queue or len(self.running) >= self._slots or self.queue.due(now) > now:
             return NOTHING
         batch, expired = self._take(now)
@@ -141,21 +133,15 @@ class Dispatch:
             return 0.0
         return self.queue.due(now) - now
 
-    def ended(self, batch: Batch, *, inline: bool = False) -> None:
-        """Frees the slot and the memory of a batch.
-
-        Args:
-            batch: The batch.
-            inline: Whether it ran on the inline thread, which asks for the next one.
-        """
+    def ended(self, batch: Batch) -> None:
+        """Frees the slot and the memory of a batch."""
         del self.running[batch]
         # Rounding errors do not add up.
         self._running_seconds = self._running_seconds - batch.seconds_alone if self.running else 0.0
         self._waits_for_memory = False
-        self._inline_is_due = self._inline_is_due or (inline and not self._closing)
 
     def _take(self, now: float) -> Next:
-        # Whatever an estimate says, a run may start if there is no other.
+        # If nothing runs, a run may start even if its estimate exceeds the limit.
         free = self._max_run_bytes - sum(self.running.values()) if self.running else math.inf
         batch, expired = self.queue.next(now, free, self._slots)
         if batch:

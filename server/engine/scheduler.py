@@ -25,9 +25,6 @@ from server.engine.validation import ValidatedRequest
 log = logging.getLogger(__name__)
 # While one batch is split and resolved, which takes one core, another computes.
 PARALLEL_RUNS = 2
-# How long a free thread leaves the queue to the inline thread. That one takes what has arrived meanwhile in
-# larger batches: without this time the rate at 6 x 768 is a quarter lower.
-INLINE_GRACE_SECONDS = 0.001
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.
 TERMINABLE_SECONDS = 0.02
 EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
@@ -186,16 +183,10 @@ class Scheduler:
         """Waits until a thread is needed; returns whether one is."""
         if not self._changed.wait_for(lambda: self._dispatch.needs_thread, self._trimmer.wait_seconds):
             return False
-        if self._dispatch.inline_may_come and self._changed.wait_for(self._is_settled, INLINE_GRACE_SECONDS):
-            return self._dispatch.needs_thread
         if (delay := self._dispatch.delay(time.monotonic())) > 0:
             self._changed.wait(delay)
             return False
         return True
-
-    def _is_settled(self) -> bool:
-        """Whether the inline thread has taken what is queued, or certainly does not come."""
-        return not (self._dispatch.needs_thread and self._dispatch.inline_may_come)
 
     def _take(self, take: Callable[[float], Next]) -> tuple[Batch | None, Failures]:
         """Takes the next batch. If that raises, every request fails: none may wait for a lost result."""
@@ -230,7 +221,7 @@ class Scheduler:
     def _end(self, batch: Batch, now: float, *, inline: bool) -> None:
         self._controls.pop(batch, None)
         self._trimmer.note_run(batch.model, self._dispatch.running[batch], now)
-        self._dispatch.ended(batch, inline=inline)
+        self._dispatch.ended(batch)
         self._admission.ended(batch.seconds_alone, now, busy=bool(self._dispatch.work))
         if self._closing:
             self._changed.notify_all()

@@ -86,7 +86,7 @@ class Session:
     def _run(self, inputs: dict[str, Array], options: onnxruntime.RunOptions | None) -> dict[str, Array]:
         try:
             outputs = self._session.run(self._outputs, inputs, options)
-        except Exception as error:  # the runtime has no type of its own for this failure
+        except Exception as error:  # ONNX Runtime does not raise a specific type
             if ARENA_IS_FULL in str(error):
                 raise MemoryError(str(error)) from error
             raise

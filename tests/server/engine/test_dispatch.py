@@ -98,7 +98,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule()
     def end_inline(self) -> None:
         assert self.inline is not None
-        self.dispatch.ended(self.inline, inline=True)
+        self.dispatch.ended(self.inline)
         self.inline, self.inline_will_ask = None, True
 
     def _note(self, batch: Batch | None) -> None:
