@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from server.engine.errors import LimitExceededError
+
 MIB = 1 << 20
 # The largest tolerance of a precision that export offers: the absolute one of int8.
 MAX_TOLERANCE = 0.1
@@ -31,3 +33,12 @@ class Limits:
     """Expected memory of the run of several sequences together; a single one may need more."""
     batch_delay_seconds: float = 0.0
     """Maximum batching delay: how long the oldest queued sequence may wait for others to join its batch."""
+
+    def check_sequences(self, field: str, count: int) -> None:
+        """Checks the number of sequences of a request.
+
+        Raises:
+            LimitExceededError: There are too many; names the field.
+        """
+        if count > self.max_sequences:
+            raise LimitExceededError(field, f"contains {count} sequences; the limit is {self.max_sequences}")

@@ -85,6 +85,11 @@ class LoadedModel:
         return {spec.name: spec for spec in self.inputs}
 
     @cached_property
+    def input_names(self) -> str:
+        """The names of the model's own inputs, as messages list them."""
+        return ", ".join(spec.name for spec in self.inputs)
+
+    @cached_property
     def outputs(self) -> dict[str, TensorSpec]:
         """Every output that a request may ask for, by name."""
         graphs = self.manifest.graphs

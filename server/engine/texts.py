@@ -5,7 +5,7 @@ import math
 
 from server.engine.budget import Reservation
 from server.engine.dimensions import DTYPES
-from server.engine.errors import InvalidRequestError, LimitExceededError
+from server.engine.errors import InvalidRequestError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.tokenizer import TEXT, TextLimits
@@ -38,12 +38,8 @@ def encode_texts(
             TEXT, f"cannot be combined with {', '.join(request.inputs)}; send one of them"
         )
     if model.text_encoder is None:
-        names = ", ".join(spec.name for spec in model.inputs)
-        raise InvalidRequestError(TEXT, f"model {model.name!r} takes {names}, not text")
-    if len(request.texts) > limits.max_sequences:
-        raise LimitExceededError(
-            TEXT, f"contains {len(request.texts)} sequences; the limit is {limits.max_sequences}"
-        )
+        raise InvalidRequestError(TEXT, f"model {model.name!r} takes {model.input_names}, not text")
+    limits.check_sequences(TEXT, len(request.texts))
     bounds = _text_limits(model, limits)
     if reservation is not None:
         reservation.add(TOKEN_BYTES * min(bounds.tokens, sum(map(len, request.texts))))

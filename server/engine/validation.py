@@ -101,12 +101,12 @@ def _inputs(request: Request, model: LoadedModel) -> Mapping[str, Ragged]:
     for name in request.inputs:
         if name not in model.inputs_by_name:
             raise InvalidRequestError(
-                name, f"is not an input; model {model.name!r} takes {_input_names(model)}"
+                name, f"is not an input; model {model.name!r} takes {model.input_names}"
             )
     for spec in model.inputs:
         if spec.name not in request.inputs and spec.name != POSITIONS:
             raise InvalidRequestError(
-                spec.name, f"is missing; model {model.name!r} takes {_input_names(model)}"
+                spec.name, f"is missing; model {model.name!r} takes {model.input_names}"
             )
     return request.inputs
 
@@ -119,10 +119,6 @@ def _with_positions(inputs: Mapping[str, Ragged], model: LoadedModel) -> Mapping
     counted = [np.arange(length, dtype=np.int64) for length in lengths]
     rows = np.concatenate(counted) if counted else np.empty(0, np.int64)
     return {**inputs, POSITIONS: Ragged(rows, lengths)}
-
-
-def _input_names(model: LoadedModel) -> str:
-    return ", ".join(spec.name for spec in model.inputs)
 
 
 def _check_rows(spec: TensorSpec, rows: Array, expected: int) -> None:
@@ -158,8 +154,7 @@ def _shape(shape: Sequence[object]) -> str:
 
 
 def _check_lengths(name: str, lengths: tuple[int, ...], limits: Limits, model_limit: int | None) -> None:
-    if len(lengths) > limits.max_sequences:
-        raise _too_many_sequences(name, len(lengths), limits)
+    limits.check_sequences(name, len(lengths))
     if (longest := max(lengths)) > limits.max_sequence_length:
         raise LimitExceededError(
             name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
@@ -168,10 +163,6 @@ def _check_lengths(name: str, lengths: tuple[int, ...], limits: Limits, model_li
         raise LimitExceededError(
             name, f"a sequence has {longest} rows; this model takes at most {model_limit}"
         )
-
-
-def _too_many_sequences(name: str, count: int, limits: Limits) -> LimitExceededError:
-    return LimitExceededError(name, f"contains {count} sequences; the limit is {limits.max_sequences}")
 
 
 def _check_result_bytes(size: int, name: str, limits: Limits) -> None:

@@ -93,7 +93,7 @@ class ConcurrencyLimit:
         self.open -= 1
 
 
-class Admission:
+class CallAdmission:
     """Admits the calls of some methods. All methods run on the transport's thread."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Admission:
         self._idle.remove(call)
 
 
-class Admissions:
+class CallAdmissions:
     """The admission of every method."""
 
     def __init__(self, limits: CallLimits) -> None:
@@ -176,11 +176,11 @@ class Admissions:
         self._other_waiting = Timeouts(limits.receive_timeout_seconds, self._not_received)
         idle = Timeouts(limits.stream_idle_seconds, self._is_idle)
         most = limits.max_waiting_calls
-        self._unary = Admission(self._waiting, idle, max_waiting=most, places=(self._calls,))
+        self._unary = CallAdmission(self._waiting, idle, max_waiting=most, places=(self._calls,))
         places = (self._calls, self._streams)
-        self._ordered = Admission(self._waiting, idle, max_waiting=most, places=places)
+        self._ordered = CallAdmission(self._waiting, idle, max_waiting=most, places=places)
         others = ConcurrencyLimit("calls of health, metadata and reflection", most)
-        self._others = Admission(self._other_waiting, idle, max_waiting=most, at_arrival=others)
+        self._others = CallAdmission(self._other_waiting, idle, max_waiting=most, at_arrival=others)
 
     @property
     def calls(self) -> int:
@@ -197,7 +197,7 @@ class Admissions:
         """Number of calls whose first message has not arrived."""
         return len(self._waiting) + len(self._other_waiting)
 
-    def of(self, route: Route) -> Admission:
+    def of(self, route: Route) -> CallAdmission:
         """The admission of a method."""
         if not route.takes_place:
             return self._others

@@ -18,17 +18,6 @@ class Allowance(NamedTuple):
     limits: Limits
     reservation: Reservation | None = None
 
-    def check_sequences(self, field: str, count: int) -> None:
-        """Checks a number of sequences.
-
-        Raises:
-            LimitExceededError: There are too many.
-        """
-        if count > self.limits.max_sequences:
-            raise LimitExceededError(
-                field, f"contains {count} sequences; the limit is {self.limits.max_sequences}"
-            )
-
     def check_bytes(self, field: str, size: int) -> None:
         """Checks the decoded size of an input.
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import grpc
 
 from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
-from server.rpc.admission import DRAINING, Admission, Admissions, CallLimits
+from server.rpc.admission import DRAINING, CallAdmission, CallAdmissions, CallLimits
 from server.rpc.calls.ending import end_with
 from server.rpc.calls.ordered_stream import OrderedStream
 from server.rpc.calls.route import CallKind, Route
@@ -76,7 +76,7 @@ class Dispatcher:
         self._observer = observer
         self._check_deadline = check_deadline
         self._window = stream_window
-        self._admissions = Admissions(limits)
+        self._admissions = CallAdmissions(limits)
         self._streams: dict[Call, OrderedStream | ServerStream] = {}
         self._draining = False
 
@@ -121,7 +121,7 @@ class Dispatcher:
         admissions = self._admissions
         return CallLoad(calls=admissions.calls, streams=admissions.streams, waiting=admissions.waiting)
 
-    def _done(self, call: Call, route: Route, admission: Admission, started: float) -> None:
+    def _done(self, call: Call, route: Route, admission: CallAdmission, started: float) -> None:
         """Reports a call. The core is done with it: it was sent, or cancelled."""
         admission.left(call)
         self._streams.pop(call, None)

@@ -181,10 +181,10 @@ class _Decoder:
         if path not in self._fields:
             return tuple(parsed)
         if (few := few_lengths(self._fields[path])) is not None:
-            self._allowance.check_sequences(field, len(few))
+            self._allowance.limits.check_sequences(field, len(few))
             return tuple(few)
         numbers = PackedNumbers(self._fields[path], UINT32)
-        self._allowance.check_sequences(field, len(numbers))
+        self._allowance.limits.check_sequences(field, len(numbers))
         return tuple(numbers.array().tolist())
 
     def _numbers(

@@ -24,7 +24,7 @@ class Rectangle:
         for name, tensor in tensors.items():
             if name not in specs:
                 raise InvalidRequestError(
-                    name, f"is not an input; model {model.name!r} takes {', '.join(specs)}"
+                    name, f"is not an input; model {model.name!r} takes {model.input_names}"
                 )
             self._bind(specs[name], tensor)
 

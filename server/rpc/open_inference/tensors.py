@@ -189,7 +189,7 @@ class _TensorDecoder:
     def _bytes_count(self) -> int:
         """The number of elements of a BYTES tensor by its shape. Each element is a sequence."""
         count = math.prod(self._tensor.shape)
-        self._allowance.check_sequences(self._name, count)
+        self._allowance.limits.check_sequences(self._name, count)
         return count
 
     def _bytes(self, elements: Sequence[Raw]) -> Array:
