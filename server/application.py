@@ -103,7 +103,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         repository = _load(settings, inbox)
         metrics.loaded(repository)
         if lifecycle.before_serving(server, inbox):
-            engine = Engine(repository, settings.limits, metrics)
+            engine = Engine(repository, settings.limits, metrics, parallel_runs=settings.device.parallel_runs)
             metrics.watch(engine.load, server.load)
             _serve(settings, server, engine, lifecycle, inbox)
     except RepositoryError as error:

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 import sys
 import time
 from typing import Any, Literal
@@ -67,10 +66,8 @@ def configure(level: str, style: Literal["text", "json"] = "text", **fields: obj
     handler.setFormatter(FORMATTERS[style]())
     handler.addFilter(add)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Everything on standard error has one format: Python's warnings become events, and gRPC's core, which has
-    # a log of its own, is silent unless the variable asks for it. What it calls errors its callers report.
+    # Everything on standard error has one format: Python's warnings become events.
     logging.captureWarnings(capture=True)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

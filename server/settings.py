@@ -41,7 +41,11 @@ class Models(BaseModel):
         " eager PyTorch, at least 0. Models with a larger one are refused.",
     )
     threads: int = Field(
-        0, ge=0, le=1024, description="Threads per run, 0 to 1024. 0 uses one thread per available core."
+        0,
+        ge=0,
+        le=1024,
+        description="Threads for runs on the CPU, 0 to 1024. A long run that is alone uses all of them; under"
+        " load, each run uses one. 0 uses one thread per available core.",
     )
     spin_microseconds: int = Field(
         0,

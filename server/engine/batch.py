@@ -13,9 +13,14 @@ from server.engine.validation import ValidatedRequest
 
 # A run that takes this many times its fixed cost does not accept sequences of other requests.
 FULL_AT_CALL_COSTS = 20
+# A run that takes fewer times its fixed cost is not divided among free slots.
+DIVIDED_AT_CALL_COSTS = 4
+# All threads compute one run if all other work is at most this part of it, and if that takes at most this
+# part of the time on one thread.
+OTHER_WORK_SHARE, PARALLEL_SHARE = 0.1, 0.85
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PendingRequest:
     """A queued request and the results that it has so far.
 
@@ -25,6 +30,7 @@ class PendingRequest:
         missing: Number of sequences without a result.
         started: Whether one of its sequences is part of a batch.
         longest_seconds: Longest expected duration of a run of one of its sequences alone.
+        least_seconds: The same if each run has all threads.
         queued_seconds: Sum of these durations for the sequences in the queue.
     """
 
@@ -35,10 +41,13 @@ class PendingRequest:
     missing: int = field(init=False)
     started: bool = field(init=False, default=False)
     longest_seconds: float = field(init=False, default=0.0)
+    least_seconds: float = field(init=False)
     queued_seconds: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        self.missing = len(self.request.sequences)
+        sequences = self.request.sequences
+        self.missing = len(sequences)
+        self.least_seconds = max([sequence.shape.least_seconds for sequence in sequences])
         self.results = [{}] * self.missing
 
     def deliver(self, index: int, outputs: Outputs) -> bool:
@@ -86,7 +95,7 @@ class QueuedSequence:
         self.number = number
         self.turn = 0.0
         self.inputs = self.request.sequences[index]
-        _, self.lengths, self.graph, self.seconds, self.run_bytes = self.inputs.shape
+        _, self.lengths, self.graph, self.seconds, self.run_bytes, _ = self.inputs.shape
 
 
 class Batch:
@@ -98,18 +107,27 @@ class Batch:
         sequences: The oldest first.
         seconds: Expected duration of the run.
         seconds_alone: Sum of the expected durations of a run for each sequence.
+        is_parallel: Whether all threads compute the run.
     """
 
-    def __init__(self, limits: Limits, head: QueuedSequence, max_bytes: float = math.inf) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        head: QueuedSequence,
+        max_bytes: float = math.inf,
+        max_seconds: float = math.inf,
+    ) -> None:
         """Begins a batch with its oldest sequence.
 
         Args:
             limits: Bounds of a batch of several sequences.
             head: The oldest sequence.
             max_bytes: Memory that the run may take if further sequences join.
+            max_seconds: Work (`seconds_alone`) that is left to this batch if others run beside it.
         """
         self._limits = limits
         self._max_bytes = min(limits.max_batch_bytes, max_bytes)
+        self._max_seconds = max_seconds
         self._lengths = head.lengths
         self.model = head.request.model
         self.graph = head.graph
@@ -117,6 +135,7 @@ class Batch:
         self.sequences = [head]
         head.pending.started = True
         self.seconds = self.seconds_alone = head.seconds
+        self.is_parallel = False
 
     def __iter__(self) -> Iterator[QueuedSequence]:
         return iter(self.sequences)
@@ -148,7 +167,7 @@ class Batch:
             return False
         if sequence.graph is not sequence.request.graph:  # in blocks, and therefore alone
             return False
-        if sequence.request is not self.sequences[0].request and self._amortises_its_call():
+        if self._leaves(sequence):
             return False
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.graph if same else self.model.batch_graph(self.graph, equal_lengths=False)
@@ -164,6 +183,25 @@ class Batch:
         self.seconds_alone += sequence.seconds
         return True
 
-    def _amortises_its_call(self) -> bool:
-        """Whether the fixed cost of a run is negligible, so that joining would only delay the results."""
-        return self.seconds > FULL_AT_CALL_COSTS * self.model.cost(self.graph).call
+    def choose_threads(self, other_seconds: float) -> None:
+        """Runs the batch on all threads if it gains by that and nobody else needs them.
+
+        Args:
+            other_seconds: Work that is queued or running beside the batch.
+        """
+        if other_seconds > OTHER_WORK_SHARE * self.seconds:
+            return
+        seconds = self.model.parallel_seconds(self.graph, len(self.sequences), *self._lengths)
+        if seconds <= PARALLEL_SHARE * self.seconds:
+            self.is_parallel, self.seconds = True, seconds
+
+    def _leaves(self, sequence: QueuedSequence) -> bool:
+        """Whether the batch is long enough that a sequence should rather run in another."""
+        if sequence.request is not self.sequences[0].request and self._takes(FULL_AT_CALL_COSTS):
+            return True
+        exceeds_share = self.seconds_alone + sequence.seconds > self._max_seconds
+        return exceeds_share and self._takes(DIVIDED_AT_CALL_COSTS)
+
+    def _takes(self, call_costs: int) -> bool:
+        """Whether the run takes more than this many times its fixed cost, which is then negligible."""
+        return self.seconds > call_costs * self.model.cost(self.graph).call

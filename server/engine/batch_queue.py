@@ -116,7 +116,7 @@ class BatchQueue:
         return bucket[0].pending.queued_at + self._limits.batch_delay_seconds
 
     def next(
-        self, now: float, free_bytes: float = math.inf, slots: int = 1
+        self, now: float, free_bytes: float = math.inf, slots: int = 1, free_slots: int = 1
     ) -> tuple[Batch | None, list[ValidatedRequest]]:
         """Takes the next batch out of the queue.
 
@@ -125,12 +125,14 @@ class BatchQueue:
             free_bytes: Memory that the run may take.
             slots: Number of runs at a time. While the first sequence waits for memory, each run of later ones
                 may take this part of what the first leaves.
+            free_slots: Number of runs that may start now. The work is divided among them.
 
         Returns:
             The batch, or None if nothing is left to run or fits; and the requests whose deadline has passed
             or would pass before the end of their run.
         """
         expired: list[ValidatedRequest] = []
+        share = self.seconds / free_slots
         while self._buckets:
             found = self._first_that_fits(free_bytes, slots)
             if found is None:
@@ -141,7 +143,7 @@ class BatchQueue:
             batch = None
             if _is_wanted(head, now, expired):
                 self._turn = max(self._turn, head.turn)
-                batch = self._batch(head, bucket, now, expired, free_bytes)
+                batch = self._batch(Batch(self._limits, head, free_bytes, share), bucket, now, expired)
             if not bucket:
                 del self._buckets[head.request.model, head.request.graph]
             self._count_left(batch.sequences if batch else [head])
@@ -184,14 +186,12 @@ class BatchQueue:
 
     def _batch(
         self,
-        head: QueuedSequence,
+        batch: Batch,
         bucket: deque[QueuedSequence],
         now: float,
         expired: list[ValidatedRequest],
-        free_bytes: float,
     ) -> Batch:
-        """Takes sequences that gain by running with the head out of its bucket, nearest in length first."""
-        batch = Batch(self._limits, head, free_bytes)
+        """Takes sequences that gain by joining the batch out of its bucket, nearest in length first."""
         if batch.is_full:
             return batch
         window = [bucket.popleft() for _ in range(min(len(bucket), LOOK_AHEAD))]
@@ -200,7 +200,7 @@ class BatchQueue:
         for queued in window:
             (wanted if _is_wanted(queued, now, expired) else unwanted).append(queued)
         self._count_left(unwanted)
-        query, key = head.lengths
+        query, key = batch.sequences[0].lengths
         wanted.sort(key=lambda queued: abs(queued.lengths[0] - query) + abs(queued.lengths[1] - key))
         rest = [queued for queued in wanted if not batch.add(queued)]
         rest.sort(key=_order)
@@ -229,7 +229,7 @@ def _is_wanted(queued: QueuedSequence, now: float, expired: list[ValidatedReques
     request = queued.request
     if request.future.done() or request in expired:
         return False
-    if now + queued.pending.longest_seconds <= request.deadline:
+    if now + queued.pending.least_seconds <= request.deadline:
         return True
     expired.append(request)
     return False

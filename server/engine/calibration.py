@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from artifact.manifest import IN_BLOCKS, GraphKind
-from server.engine.cost import TIMED_BLOCK_SIZES, TIMED_SIZES, RunCost, fit, time_runs
+from server.engine.cost import TIMED_SIZES, TIMED_SIZES_ALONE, RunCost, fit, time_runs
 from server.engine.execute import run_batch
 from server.engine.model import PAIR_TENSORS, LoadedModel
 from server.engine.run_memory import peak_bytes
@@ -23,22 +23,26 @@ def calibrated(model: LoadedModel) -> LoadedModel:
     graphs = [_Graph(model, kind) for kind in model.sessions]
     costs = {graph.kind: graph.cost() for graph in graphs}
     pair_tensors = {graph.kind: graph.pair_tensors() for graph in graphs}
-    return dataclasses.replace(model, costs=costs, pair_tensors=pair_tensors)
+    parallel = [_Graph(model, kind, parallel=True) for kind in model.parallel_sessions]
+    parallel_costs = {graph.kind: graph.cost() for graph in parallel}
+    return dataclasses.replace(model, costs=costs, pair_tensors=pair_tensors, parallel_costs=parallel_costs)
 
 
 class _Graph:
     """Runs one graph with sequences of noise."""
 
-    def __init__(self, model: LoadedModel, kind: GraphKind) -> None:
+    def __init__(self, model: LoadedModel, kind: GraphKind, *, parallel: bool = False) -> None:
         self.kind = kind
         self._model = model
+        self._parallel = parallel
         # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
         self._ragged = kind is GraphKind.LENGTHS
         self._longest = min(model.manifest.max_lengths.values(), default=math.inf)
 
     def cost(self) -> RunCost:
         """Times runs of several sizes, up to one that takes long enough."""
-        timed = TIMED_BLOCK_SIZES if self.kind in IN_BLOCKS.values() else TIMED_SIZES
+        alone = self._parallel or self.kind in IN_BLOCKS.values()
+        timed = TIMED_SIZES_ALONE if alone else TIMED_SIZES
         sizes = [
             (max(count, 2) if self._ragged else count, int(min(length + self._ragged, self._longest)))
             for count, length in timed
@@ -64,7 +68,7 @@ class _Graph:
         return max(expected, (measured - row_bytes) / pair_bytes)
 
     def _run(self, count: int, length: int) -> None:
-        run_batch(self._model, self.kind, self._sequences(count, length))
+        run_batch(self._model, self.kind, self._sequences(count, length), parallel=self._parallel)
 
     def _sequences(self, count: int, length: int) -> list[SequenceInputs]:
         lengths = [length - (self._ragged and index == 0) for index in range(count)]
@@ -83,4 +87,4 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
     masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
     sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}
-    return SequenceInputs(inputs, mask, SequenceShape(sizes, (length, length), graph, 0.0, 0))
+    return SequenceInputs(inputs, mask, SequenceShape(sizes, (length, length), graph, 0.0, 0, 0.0))

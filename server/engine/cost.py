@@ -8,8 +8,8 @@ import numpy as np
 
 # Sizes that are timed: number of sequences, and length of each.
 TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (8, 16), (1, 256), (8, 64), (1, 512))
-# Graphs in blocks run one long sequence at a time.
-TIMED_BLOCK_SIZES = ((1, 16), (1, 128), (1, 512), (1, 1024))
+# Of runs of one sequence at a time: those in blocks, and those on all threads.
+TIMED_SIZES_ALONE = ((1, 16), (1, 128), (1, 512), (1, 1024))
 TIMED_ROUNDS = 3
 # Larger sizes are skipped once a run takes this long.
 LONG_ENOUGH_SECONDS = 0.05

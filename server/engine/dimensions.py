@@ -65,7 +65,8 @@ def _dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimen
 def _shape(model: LoadedModel, graph: GraphKind, sizes: Sizes, lengths: tuple[int, int]) -> SequenceShape:
     own = model.sequence_graph(graph, *lengths)
     seconds, run_bytes = model.seconds(own, 1, *lengths), model.run_bytes(own, 1, *lengths)
-    return SequenceShape(sizes, lengths, own, seconds, run_bytes)
+    least_seconds = min(seconds, model.parallel_seconds(own, 1, *lengths))
+    return SequenceShape(sizes, lengths, own, seconds, run_bytes, least_seconds)
 
 
 _cached = lru_cache(maxsize=CACHED_REQUESTS)(_dimensions)

@@ -143,8 +143,9 @@ class Dispatch:
     def _take(self, now: float) -> Next:
         # If nothing runs, a run may start even if its estimate exceeds the limit.
         free = self._max_run_bytes - sum(self.running.values()) if self.running else math.inf
-        batch, expired = self.queue.next(now, free, self._slots)
+        batch, expired = self.queue.next(now, free, self._slots, self._slots - len(self.running))
         if batch:
+            batch.choose_threads(self.work)
             self.running[batch] = batch.run_bytes
             self._running_seconds += batch.seconds_alone
         self._threads_asked = self._threads_asked and bool(self.queue)

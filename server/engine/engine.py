@@ -8,14 +8,15 @@ from server.engine.errors import EngineError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.observer import EngineLoad, NullObserver, Observer
+from server.engine.provider import MIN_PARALLEL_RUNS
 from server.engine.repository import Repository
-from server.engine.scheduler import PARALLEL_RUNS, Scheduler
+from server.engine.scheduler import Scheduler
 from server.engine.texts import encode_texts
 from server.engine.types import Request, Result
 from server.engine.validation import ValidatedRequest, validate
 
-# How long a run may occupy a thread that has calls to receive, in seconds.
-INLINE_SECONDS = 0.0005
+# How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
+INLINE_SECONDS = 0.0001
 
 
 class Engine:
@@ -34,7 +35,7 @@ class Engine:
         observer: Observer | None = None,
         *,
         inline_seconds: float = INLINE_SECONDS,
-        parallel_runs: int = PARALLEL_RUNS,
+        parallel_runs: int = MIN_PARALLEL_RUNS,
     ) -> None:
         """Starts the engine's threads.
 

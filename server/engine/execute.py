@@ -27,15 +27,24 @@ def run_batch(
     graph: GraphKind,
     sequences: Sequence[SequenceInputs],
     control: RunControl | None = None,
+    *,
+    parallel: bool = False,
 ) -> list[Outputs]:
     """Runs sequences together on one graph and returns the outputs of each by name.
+
+    Args:
+        model: The model of all sequences.
+        graph: The graph that runs them.
+        sequences: What to run.
+        control: Can end the run early.
+        parallel: Whether the run uses all threads instead of the caller's.
 
     Raises:
         MemoryError: The run needs more memory than the runtime may take.
     """
     tensors = model.manifest.graphs[graph]
     inputs = {spec.name: _input(model, spec, sequences) for spec in tensors.inputs}
-    outputs = model.run(graph, inputs, control)
+    outputs = model.run(graph, inputs, control, parallel=parallel)
     return [
         {spec.name: outputs[spec.name][_window(spec, sequence, index)] for spec in tensors.outputs}
         for index, sequence in enumerate(sequences)

@@ -32,9 +32,6 @@ from server.engine.repository import versions
 from server.engine.types import Array, Ragged, Request, Result, SequenceInputs
 from server.engine.validation import ValidatedRequest, validate
 
-# For providers that do not use host cores: while one request is prepared or copied, another runs.
-PARALLEL_ON_DEVICE = 2
-
 
 class InProcessModel:
     """One loaded model. Its methods may be called from any thread.
@@ -98,7 +95,7 @@ class InProcessModel:
         except (ArtifactError, ProviderError) as error:
             raise ModelNotReadyError(str(error)) from error
         if not on_host:
-            return cls(model, PARALLEL_ON_DEVICE)
+            return cls(model, device.parallel_runs)
         return cls(model, parallel_runs or cores.available())
 
     def submit(

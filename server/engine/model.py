@@ -1,7 +1,8 @@
 """One artifact, loaded and self-tested."""
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +55,9 @@ class LoadedModel:
         costs: Measured cost of runs of each graph on this machine, if it was calibrated.
         pair_tensors: Measured number of tensors of the size of the attention scores that a run of each graph
             holds at a time, if the model was calibrated.
+        parallel_sessions: Sessions that compute one run on all threads. Those of `sessions` use the thread of
+            their caller.
+        parallel_costs: Measured cost of runs on all threads.
     """
 
     manifest: Manifest
@@ -63,6 +67,8 @@ class LoadedModel:
     provider: str
     costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
     pair_tensors: Mapping[GraphKind, float] = field(default_factory=dict)
+    parallel_sessions: Mapping[GraphKind, Session] = field(default_factory=dict)
+    parallel_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
@@ -153,10 +159,16 @@ class LoadedModel:
         return query_length * key_length
 
     def run(
-        self, graph: GraphKind, inputs: dict[str, Array], control: RunControl | None = None
+        self,
+        graph: GraphKind,
+        inputs: dict[str, Array],
+        control: RunControl | None = None,
+        *,
+        parallel: bool = False,
     ) -> dict[str, Array]:
-        """Runs one graph: arrays by name in, arrays by name out."""
-        return self.sessions[graph].run(inputs, control)
+        """Runs one graph, on all threads or on the caller's: arrays by name in, arrays by name out."""
+        sessions = self.parallel_sessions if parallel else self.sessions
+        return sessions[graph].run(inputs, control)
 
     def shrink_arena(self) -> None:
         """Returns memory that earlier runs left in the arena to the system, by running a single row."""
@@ -169,6 +181,11 @@ class LoadedModel:
     def seconds(self, graph: GraphKind, batch: int, query_length: int, key_length: int) -> float:
         """Expected duration of one run of that padded size on this machine, in seconds."""
         return self.cost(graph).seconds(*self.operations(batch, query_length, key_length))
+
+    def parallel_seconds(self, graph: GraphKind, batch: int, query_length: int, key_length: int) -> float:
+        """Expected duration of that run on all threads, in seconds; infinite if it was not measured."""
+        cost = self.parallel_costs.get(graph)
+        return cost.seconds(*self.operations(batch, query_length, key_length)) if cost else math.inf
 
     def cost(self, graph: GraphKind) -> RunCost:
         """Cost of runs of a graph on this machine."""
@@ -225,10 +242,18 @@ def load_model(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLER
     cases = load_golden(golden)
     check_golden(golden, cases, manifest)
     sessions = _open_sessions(manifest, folder, device)
+    parallel_sessions = _open_parallel_sessions(manifest, folder, device)
     encoder = _load_text_encoder(folder / manifest.tokenizer) if manifest.tokenizer else None
-    measured_error = max(_replay(case, manifest, sessions, golden) for case in cases)
+    errors = [
+        _replay(case, manifest, opened[case.graph], golden)
+        for opened in (sessions, parallel_sessions)
+        for case in cases
+        if case.graph in opened
+    ]
     provider = sessions[GraphKind.PLAIN].provider
-    return LoadedModel(manifest, sessions, encoder, measured_error, provider)
+    return LoadedModel(
+        manifest, sessions, encoder, max(errors), provider, parallel_sessions=parallel_sessions
+    )
 
 
 def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> None:
@@ -245,26 +270,41 @@ def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> N
 
 
 def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
-    """One session for each graph.
+    """One session for each graph. On the host's cores, each computes on the thread of its caller.
 
     To save memory, large weights are prepacked for the plain graph only, and no weights for graphs in blocks,
     whose runs are long.
     """
     small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
     prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else {GraphKind.PLAIN}
-    sessions = {}
-    for kind, graph in manifest.graphs.items():
-        path = folder / graph.file
-        try:
-            # Resolved: ONNX Runtime compares the real folders of a graph and its weights.
-            real = path.resolve()
-            sessions[kind] = Session(real, device, prepack_weights=kind in prepacked)
-        except ProviderError:
-            raise
-        except Exception as error:  # ONNX Runtime raises many types
-            what = f"the {manifest.precision} graph does not load on {device.provider}"
-            raise ArtifactError(path, what, details=error) from error
-    return sessions
+    if device.provider.runtime.uses_host_cores:
+        device = dataclasses.replace(device, threads=1)
+    return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}
+
+
+def _open_parallel_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
+    """One session on all threads for each graph that runs a single sequence.
+
+    To save memory, weights are prepacked for the plain graph only.
+    """
+    if device.threads == 1 or not device.provider.runtime.uses_host_cores:
+        return {}
+    kinds = [kind for kind in manifest.graphs if kind is not GraphKind.LENGTHS]
+    return {kind: _open(manifest, folder, kind, device, {GraphKind.PLAIN}) for kind in kinds}
+
+
+def _open(
+    manifest: Manifest, folder: Path, kind: GraphKind, device: Device, prepacked: Set[GraphKind]
+) -> Session:
+    path = folder / manifest.graphs[kind].file
+    try:
+        # Resolved: ONNX Runtime compares the real folders of a graph and its weights.
+        return Session(path.resolve(), device, prepack_weights=kind in prepacked)
+    except ProviderError:
+        raise
+    except Exception as error:  # ONNX Runtime raises many types
+        what = f"the {manifest.precision} graph does not load on {device.provider}"
+        raise ArtifactError(path, what, details=error) from error
 
 
 def _load_text_encoder(path: Path) -> TextEncoder:
@@ -274,10 +314,10 @@ def _load_text_encoder(path: Path) -> TextEncoder:
         raise ArtifactError(path, "the tokenizer does not load", details=error) from error
 
 
-def _replay(case: GoldenCase, manifest: Manifest, sessions: dict[GraphKind, Session], golden: Path) -> float:
+def _replay(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
     """Runs a golden case and returns the largest difference from eager PyTorch."""
     try:
-        outputs = sessions[case.graph].run(case.inputs)
+        outputs = session.run(case.inputs)
     except Exception as error:
         raise ArtifactError(golden, f"graph {case.graph} does not run", details=error) from error
     errors = [0.0]

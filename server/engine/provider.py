@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+# Even on one core, or on a device: while one batch is prepared or split, another computes.
+MIN_PARALLEL_RUNS = 2
+
 
 class ProviderError(Exception):
     """The requested execution provider is not available."""
@@ -54,7 +57,7 @@ class Device:
 
     Attributes:
         provider: The execution provider.
-        threads: Threads of one operator; 0 leaves the choice to ONNX Runtime.
+        threads: Threads of a run that has the host's cores to itself; 0 leaves the choice to ONNX Runtime.
         spin_microseconds: How long idle threads spin before sleeping, in microseconds; 0 disables spinning.
         arena_bytes: Memory of the host that all runs together may take; 0 for no limit.
     """
@@ -63,3 +66,8 @@ class Device:
     threads: int = 0
     spin_microseconds: int = 0
     arena_bytes: int = 0
+
+    @property
+    def parallel_runs(self) -> int:
+        """How many runs should be under way at once. On the host's cores, each has one thread."""
+        return max(self.threads if self.provider.runtime.uses_host_cores else 0, MIN_PARALLEL_RUNS)

@@ -44,17 +44,24 @@ class Runner:
             control: Ends the run early, once all requests have ended.
         """
         try:
-            self._run(batch.graph, batch.sequences, control)
+            self._run(batch.graph, batch.sequences, control, parallel=batch.is_parallel)
         except Exception:
             log.exception("batch failed", extra={"model": batch.model.name})
             fail([(queued.request, RunFailedError(RUN_FAILED)) for queued in batch])
 
-    def _run(self, graph: GraphKind, sequences: list[QueuedSequence], control: RunControl | None) -> None:
+    def _run(
+        self,
+        graph: GraphKind,
+        sequences: list[QueuedSequence],
+        control: RunControl | None,
+        *,
+        parallel: bool = False,
+    ) -> None:
         """Runs sequences together; if that fails, one by one, so that only the request at fault fails."""
         started = time.monotonic()
         try:
             inputs = [queued.inputs for queued in sequences]
-            outputs = run_batch(sequences[0].request.model, graph, inputs, control)
+            outputs = run_batch(sequences[0].request.model, graph, inputs, control, parallel=parallel)
         except Exception as error:
             self._failed(sequences, control, error)
             return

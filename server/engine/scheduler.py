@@ -17,14 +17,13 @@ from server.engine.errors import DeadlineExceededError, RunFailedError, Shutting
 from server.engine.execute import Outputs
 from server.engine.limits import Limits
 from server.engine.observer import EngineLoad, ExpiryStage, Observer
+from server.engine.provider import MIN_PARALLEL_RUNS
 from server.engine.runner import RUN_FAILED, Failures, Runner, fail, observe
 from server.engine.session import RunControl
 from server.engine.types import Result
 from server.engine.validation import ValidatedRequest
 
 log = logging.getLogger(__name__)
-# While one batch is split and resolved, which takes one core, another computes.
-PARALLEL_RUNS = 2
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.
 TERMINABLE_SECONDS = 0.02
 EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
@@ -33,7 +32,7 @@ EXPIRED = "the deadline passed while the request was queued, or would have passe
 class Scheduler:
     """Runs submitted requests until it is closed."""
 
-    def __init__(self, limits: Limits, observer: Observer, *, parallel_runs: int = PARALLEL_RUNS) -> None:
+    def __init__(self, limits: Limits, observer: Observer, *, parallel_runs: int = MIN_PARALLEL_RUNS) -> None:
         self._observer = observer
         self._runner = Runner(observer, self._deliver)
         self._dispatch = Dispatch(limits, parallel_runs)

@@ -1,6 +1,9 @@
 """Values that pass through the engine: decoded requests, their sequences, results.
 
 Notation: S sequences of a request, T rows of one sequence, Tq and Tk query and key rows, H heads.
+
+Nothing changes a value once it is made. Those of each request are not frozen all the same: that would make
+them take three times as long to create.
 """
 
 import math
@@ -20,7 +23,7 @@ Text: TypeAlias = str | bytes | memoryview
 BITS_PER_BYTE = 8
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Ragged:
     """Sequences of different lengths, their rows concatenated.
 
@@ -70,7 +73,7 @@ class Mask:
         return np.unpackbits(self.data.view(np.uint8), count=count, bitorder="little").view(np.bool_)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Request:
     """A decoded request, not yet validated.
 
@@ -96,8 +99,9 @@ class SequenceShape(NamedTuple):
         sizes: Length by symbolic axis, such as {"query_length": 7}.
         lengths: Query and key length, which are equal for self-attention.
         graph: The graph that computes it alone: that of its request, or the same in blocks.
-        seconds: Expected duration of a run of it alone.
+        seconds: Expected duration of a run of it alone, on one thread.
         run_bytes: Expected memory of that run.
+        least_seconds: Expected duration on all threads, if that is less.
     """
 
     sizes: Mapping[str, int]
@@ -105,6 +109,7 @@ class SequenceShape(NamedTuple):
     graph: GraphKind
     seconds: float
     run_bytes: int
+    least_seconds: float
 
 
 class SequenceInputs(NamedTuple):
@@ -136,7 +141,7 @@ class SequenceInputs(NamedTuple):
         return self.shape.graph in IN_BLOCKS.values()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Result:
     """The answer to one request.
 

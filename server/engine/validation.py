@@ -22,7 +22,7 @@ MASK = "mask"
 RETURN_WEIGHTS = "return_weights"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class ValidatedRequest:
     """A request that its model can answer: the only type that may enter the queue.
 
@@ -66,14 +66,13 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     first = TEXT if texts else model.inputs[0].name
     _check_result_bytes(result_bytes, RETURN_WEIGHTS if request.return_weights else first, limits)
     _check_run_bytes(shapes[largest].run_bytes, largest, first, limits)
-    names = [spec.name for spec in model.inputs]
     rows = [_split(own) for own in ragged]
     masks = _split_mask(request.mask, model, shapes)
     sequences = [
-        SequenceInputs(dict(zip(names, arrays, strict=True)), mask, shape)
+        SequenceInputs(dict(zip(model.inputs_by_name, arrays, strict=True)), mask, shape)
         for shape, mask, *arrays in zip(shapes, masks, *rows, strict=True)
     ]
-    mask_bytes = sum([mask.nbytes for mask in masks if mask is not None])
+    mask_bytes = sum([mask.nbytes for mask in masks if mask is not None]) if request.mask else 0
     return ValidatedRequest(
         model=model,
         graph=graph,

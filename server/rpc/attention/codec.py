@@ -45,7 +45,10 @@ MASK_KINDS = {
 }
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
-CACHED_MODELS = 1024
+CACHED_MODELS = CACHED_DESCRIPTIONS = 1024
+# Descriptions of responses with more sequences are not kept.
+MAX_CACHED_SEQUENCES = 8
+Shape = tuple[int, ...]
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
 STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
@@ -203,38 +206,47 @@ class _Decoder:
 
 def encode(result: Result, model: LoadedModel) -> bytes:
     """Serializes a result as an AttendResponse."""
-    response, tensors = _response(result, model, ())
-    return b"".join([response.SerializeToString(), *tensors])
+    description, tensors = _response(result, model, ())
+    return b"".join([description, *tensors])
 
 
 def encode_streamed(request_id: str, result: Result, model: LoadedModel) -> bytes:
     """Serializes a result as an AttendStreamResponse."""
-    response, tensors = _response(result, model, STREAMED)
-    streamed = pb.AttendStreamResponse(id=request_id, response=response)
-    return b"".join([streamed.SerializeToString(), *tensors])
+    description, tensors = _response(result, model, STREAMED)
+    own = pb.AttendStreamResponse(id=request_id).SerializeToString()
+    return b"".join([own, *protobuf_bytes.field(STREAMED, [description]), *tensors])
 
 
-def _response(result: Result, model: LoadedModel, path: Path) -> tuple[pb.AttendResponse, list[Buffer]]:
-    """A response without its tensors, and the tensors to append once it is serialized.
+def _response(result: Result, model: LoadedModel, path: Path) -> tuple[bytes, list[Buffer]]:
+    """A serialized response without its tensors, and the tensors to append to it.
 
     `path` is the field path of the response in the message that carries it.
     """
     # The first output of a non-attention module may be one row for each sequence.
     context = [np.atleast_2d(array) for array in next(iter(result.outputs.values()))]
-    response = pb.AttendResponse(model_name=model.name, model_version=model.version)
-    vectors = response.context_vectors
-    vectors.data_type = DATA_TYPES[context[0].dtype]
-    vectors.width = context[0].shape[-1]
-    vectors.lengths.extend([len(rows) for rows in context])
+    weights = result.outputs.get("attention_weights", ())
+    describe = _describe if len(context) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
+    shapes = tuple([array.shape for array in context]), tuple([array.shape for array in weights])
+    description = describe(model.name, model.version, context[0].dtype, *shapes)
     tensors = protobuf_bytes.field((*path, *CONTEXT_DATA), buffers(context))
-    if weights := result.outputs.get("attention_weights"):
-        _describe_weights(weights, response.attention_weights)
+    if weights:
         tensors += protobuf_bytes.field((*path, *WEIGHTS_DATA), buffers(weights))
-    return response, tensors
+    return description, tensors
 
 
-def _describe_weights(arrays: list[Array], weights: pb.AttentionWeights) -> None:
-    weights.data_type = pb.DATA_TYPE_FP32
-    weights.num_heads = arrays[0].shape[0]
-    weights.query_lengths.extend(array.shape[1] for array in arrays)
-    weights.key_lengths.extend(array.shape[2] for array in arrays)
+@lru_cache(maxsize=CACHED_DESCRIPTIONS)
+def _describe(
+    name: str, version: str, dtype: "np.dtype[Any]", context: tuple[Shape, ...], weights: tuple[Shape, ...]
+) -> bytes:
+    """A serialized response without its tensors, which have these shapes."""
+    response = pb.AttendResponse(model_name=name, model_version=version)
+    vectors = response.context_vectors
+    vectors.data_type = DATA_TYPES[dtype]
+    vectors.width = context[0][-1]
+    vectors.lengths.extend([shape[0] for shape in context])
+    if weights:
+        response.attention_weights.data_type = pb.DATA_TYPE_FP32
+        response.attention_weights.num_heads = weights[0][0]
+        response.attention_weights.query_lengths.extend([shape[1] for shape in weights])
+        response.attention_weights.key_lengths.extend([shape[2] for shape in weights])
+    return response.SerializeToString()
