@@ -16,7 +16,7 @@ from server.engine.types import Request, Result
 from server.engine.validation import ValidatedRequest, validate
 
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
-INLINE_SECONDS = 0.0001
+INLINE_SECONDS = 0.0005
 
 
 class Engine:
