@@ -114,6 +114,8 @@ class Scheduler:
         Returns:
             Whether a batch ran, so that there may be another.
         """
+        if not self._dispatch.queue:  # the usual case, for which it takes no lock
+            return False
         with self._lock:
             batch, failures = self._take(lambda now: self._dispatch.next_inline(now, limit_seconds))
         fail(failures)

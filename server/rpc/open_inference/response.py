@@ -21,7 +21,11 @@ LENGTHS = "lengths"
 LENGTHS_TYPE = np.dtype("<i8")
 CACHED_MODELS = CACHED_SHAPES = 1024
 RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
+# Layouts of requests with more sequences are not kept.
+MAX_CACHED_SEQUENCES = 8
 Shape = tuple[int, ...]
+# The length of each sequence.
+Lengths = tuple[int, ...]
 
 
 class ResponseLayout(NamedTuple):
@@ -56,10 +60,24 @@ def layout(
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
             longest sequence.
     """
-    lengths: dict[str, tuple[int, ...]] = {}
-    for spec in model.inputs:
-        if spec.name in request.inputs:
-            lengths.setdefault(str(spec.axes[1]), request.inputs[spec.name].lengths)
+    lengths = {
+        str(spec.axes[1]): request.inputs[spec.name].lengths
+        for spec in reversed(model.inputs)
+        if spec.name in request.inputs
+    }
+    few = all(len(own) <= MAX_CACHED_SEQUENCES for own in lengths.values())
+    compute = _layout if few else _layout.__wrapped__
+    return compute(tuple(outputs), model, tuple(lengths.items()), tuple(sizes.items()))
+
+
+@lru_cache(maxsize=CACHED_SHAPES)
+def _layout(
+    outputs: tuple[str, ...],
+    model: LoadedModel,
+    axis_lengths: tuple[tuple[str, Lengths], ...],
+    axis_sizes: tuple[tuple[str, int], ...],
+) -> ResponseLayout:
+    lengths, sizes = dict(axis_lengths), dict(axis_sizes)
     batch = max(map(len, lengths.values()), default=0)
     longest = {axis: sizes.get(axis, max(own, default=0)) for axis, own in lengths.items()}
     shapes = {name: _shape(name, model, {**longest, BATCH_AXIS: batch}) for name in outputs}
@@ -94,14 +112,15 @@ def _unpadded(name: str, model: LoadedModel, lengths: Mapping[str, tuple[int, ..
 def encode(result: Result, shapes: Mapping[str, Shape], model: LoadedModel, request_id: str) -> bytes:
     """Serializes a result, with one raw entry for each requested output.
 
+    What describes the outputs is serialized once for all responses of the same shapes.
+
     Args:
         result: The outputs of each sequence.
         shapes: The shapes of `ResponseLayout`.
         model: The model.
         request_id: The id of the request.
     """
-    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
-    parts: list[Buffer] = [response.SerializeToString()]
+    described: list[tuple[str, str, Shape]] = []
     contents: list[Buffer] = []
     for name, shape in shapes.items():
         if name == LENGTHS:
@@ -109,16 +128,18 @@ def encode(result: Result, shapes: Mapping[str, Shape], model: LoadedModel, requ
             arrays: list[Array] = [np.array([len(array) for array in rows], LENGTHS_TYPE)]
         else:
             arrays = [_padded(array, shape[1:]) for array in result.outputs[name]]
-        parts.append(_described(name, DATATYPES[arrays[0].dtype], shape))
+        described.append((name, DATATYPES[arrays[0].dtype], shape))
         contents += field(RAW_OUTPUT_CONTENTS, buffers(arrays))
-    return b"".join([*parts, *contents])
+    own = pb.ModelInferResponse(id=request_id).SerializeToString() if request_id else b""
+    return b"".join([_description(model.name, model.version, tuple(described)), own, *contents])
 
 
 @lru_cache(maxsize=CACHED_SHAPES)
-def _described(name: str, datatype: str, shape: Shape) -> bytes:
-    """The description of an output as a serialized response, which merges with the rest of the response."""
-    response = pb.ModelInferResponse()
-    response.outputs.add(name=name, datatype=datatype, shape=shape)
+def _description(model: str, version: str, outputs: tuple[tuple[str, str, Shape], ...]) -> bytes:
+    """A serialized response of outputs, given by name, datatype and shape, without contents."""
+    response = pb.ModelInferResponse(model_name=model, model_version=version)
+    for name, datatype, shape in outputs:
+        response.outputs.add(name=name, datatype=datatype, shape=shape)
     return response.SerializeToString()
 
 

@@ -106,9 +106,10 @@ def decode_tensors(
     raw = iter(contents)
     tensors: dict[str, Array] = {}
     for index, tensor in enumerate(message.inputs):
-        _check_description(tensor, tensors)
+        name = tensor.name
+        _check_description(tensor, name, tensors)
         decoder = _TensorDecoder(tensor, index, fields, allowance)
-        tensors[tensor.name] = decoder.raw(raw) if contents else decoder.typed()
+        tensors[name] = decoder.raw(raw) if contents else decoder.typed()
     if next(raw, None) is not None:
         raise InvalidRequestError(
             "raw_input_contents", f"has {len(contents)} entries; the request has {len(tensors)} inputs"
@@ -116,15 +117,14 @@ def decode_tensors(
     return tensors
 
 
-def _check_description(tensor: InputTensor, others: Mapping[str, Array]) -> None:
-    name, datatype = tensor.name, tensor.datatype
+def _check_description(tensor: InputTensor, name: str, others: Mapping[str, Array]) -> None:
     if name in others:
         raise InvalidRequestError(name, "is given twice; each input must be given once")
     if in_shared_memory(tensor.parameters):
         raise InvalidRequestError(name, "is in shared memory, which this server does not support")
-    if datatype not in DTYPES and datatype != BYTES:
+    if tensor.datatype not in DTYPES and tensor.datatype != BYTES:
         known = ", ".join([*DTYPES, BYTES])
-        raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; must be one of {known}")
+        raise InvalidRequestError(name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}")
     if len(tensor.shape) > MAX_AXES:
         raise InvalidRequestError(name, f"has {len(tensor.shape)} axes; the limit is {MAX_AXES}")
 
@@ -134,7 +134,10 @@ class _TensorDecoder:
 
     def __init__(self, tensor: InputTensor, index: int, fields: Fields, allowance: Allowance) -> None:
         self._tensor = tensor
+        # Each access to a field of a message makes a new object.
         self._name = tensor.name
+        self._datatype = tensor.datatype
+        self._shape = tuple(tensor.shape)
         self._contents = (INPUTS, index, TENSOR_CONTENTS)
         self._fields = fields
         self._allowance = allowance
@@ -146,14 +149,14 @@ class _TensorDecoder:
         data = next(entries, None)
         if data is None:
             raise InvalidRequestError("raw_input_contents", f"has no entry for input {self._name!r}")
-        if self._tensor.datatype == BYTES:
+        if self._datatype == BYTES:
             count = self._bytes_count()
             return self._bytes(list(islice(_split_bytes(self._name, data), max(count, 0) + 1)))
-        return from_bytes(self._name, data, DTYPES[self._tensor.datatype], self._tensor.shape)
+        return from_bytes(self._name, data, DTYPES[self._datatype], self._shape)
 
     def typed(self) -> Array:
         """The input's elements from its own contents."""
-        datatype = self._tensor.datatype
+        datatype = self._datatype
         field = CONTENTS.get(datatype)
         if field is None:
             raise InvalidRequestError(self._name, f"{datatype} must be sent in raw_input_contents")
@@ -188,7 +191,7 @@ class _TensorDecoder:
 
     def _bytes_count(self) -> int:
         """The number of elements of a BYTES tensor by its shape. Each element is a sequence."""
-        count = math.prod(self._tensor.shape)
+        count = math.prod(self._shape)
         self._allowance.limits.check_sequences(self._name, count)
         return count
 
@@ -200,11 +203,9 @@ class _TensorDecoder:
         return self._shaped(array)
 
     def _check_count(self, count: int) -> None:
-        if count != (expected := math.prod(self._tensor.shape)):
-            found = f"more than {expected}" if self._tensor.datatype == BYTES and count > expected else count
-            raise InvalidRequestError(
-                self._name, f"has {found} elements; its shape is {list(self._tensor.shape)}"
-            )
+        if count != (expected := math.prod(self._shape)):
+            found = f"more than {expected}" if self._datatype == BYTES and count > expected else count
+            raise InvalidRequestError(self._name, f"has {found} elements; its shape is {list(self._shape)}")
 
     def _narrowed(self, numbers: Array, dtype: np.dtype[Any]) -> Array:
         """The same numbers in the type of the tensor, which may be narrower than the type of the field."""
@@ -215,12 +216,12 @@ class _TensorDecoder:
             found = numbers.min() if numbers.min() < info.min else numbers.max()
             raise InvalidRequestError(
                 self._name,
-                f"contains {found}; {self._tensor.datatype} takes {info.min} to {info.max}",
+                f"contains {found}; {self._datatype} takes {info.min} to {info.max}",
             )
         return numbers.astype(dtype)
 
     def _shaped(self, array: Array) -> Array:
-        return reshaped(self._name, array, self._tensor.shape)
+        return reshaped(self._name, array, self._shape)
 
 
 def _split_bytes(name: str, data: Raw) -> Iterator[Raw]:
