@@ -154,6 +154,11 @@ class Batch:
         return self._runs_alone or len(self.sequences) >= self._limits.max_batch_sequences
 
     @property
+    def is_closed(self) -> bool:
+        """Whether no sequence of another request may join."""
+        return self.is_full or self._takes(FULL_AT_CALL_COSTS)
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether no caller waits for a result of the batch any more."""
         return all(queued.request.future.done() for queued in self.sequences)

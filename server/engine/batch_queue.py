@@ -192,7 +192,8 @@ class BatchQueue:
         expired: list[ValidatedRequest],
     ) -> Batch:
         """Takes sequences that gain by joining the batch out of its bucket, nearest in length first."""
-        if batch.is_full:
+        head = batch.sequences[0]
+        if batch.is_full or (batch.is_closed and len(head.request.sequences) == 1):
             return batch
         window = [bucket.popleft() for _ in range(min(len(bucket), LOOK_AHEAD))]
         wanted: list[QueuedSequence] = []
@@ -200,7 +201,7 @@ class BatchQueue:
         for queued in window:
             (wanted if _is_wanted(queued, now, expired) else unwanted).append(queued)
         self._count_left(unwanted)
-        query, key = batch.sequences[0].lengths
+        query, key = head.lengths
         wanted.sort(key=lambda queued: abs(queued.lengths[0] - query) + abs(queued.lengths[1] - key))
         rest = [queued for queued in wanted if not batch.add(queued)]
         rest.sort(key=_order)
