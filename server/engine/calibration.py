@@ -25,6 +25,7 @@ def calibrated(model: LoadedModel) -> LoadedModel:
     pair_tensors = {graph.kind: graph.pair_tensors() for graph in graphs}
     parallel = [_Graph(model, kind, parallel=True) for kind in model.parallel_sessions]
     parallel_costs = {graph.kind: graph.cost() for graph in parallel}
+    model.shrink_arena()
     return dataclasses.replace(model, costs=costs, pair_tensors=pair_tensors, parallel_costs=parallel_costs)
 
 

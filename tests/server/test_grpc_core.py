@@ -1,15 +1,19 @@
 """The environment variables of gRPC's core, and what they do to a server."""
 
 import os
+import re
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scripts.local_server import serving
 from server import grpc_core
+
+CALLS = 200
 
 
 @pytest.fixture
@@ -47,18 +51,26 @@ def test_variables_that_are_set_stay_as_they_are(environment: pytest.MonkeyPatch
     assert (os.environ["GRPC_EXPERIMENTS"], os.environ["GRPC_VERBOSITY"]) == ("", "INFO")
 
 
-def test_a_server_has_fewer_threads_without_them(
+def test_threads_of_the_core_have_no_part_in_calls(
     artifacts: Path, tmp_path: Path, environment: pytest.MonkeyPatch
 ) -> None:
-    without = polling_threads(artifacts, tmp_path / "without.log")
+    assert wake_ups(artifacts, tmp_path / "without.log") < CALLS / 4
     environment.setenv("GRPC_EXPERIMENTS", "")
-    assert without < polling_threads(artifacts, tmp_path / "with.log")
+    assert wake_ups(artifacts, tmp_path / "with.log") > CALLS / 2
 
 
-def polling_threads(repository: Path, log: Path) -> int:
-    """The threads of the core in a server that answers a call."""
+def wake_ups(repository: Path, log: Path) -> int:
+    """How often the threads of the core were woken in a server that answered some calls."""
     with serving(repository, log) as server, grpc.insecure_channel(server.target) as channel:
-        grpc.channel_ready_future(channel).result(timeout=60)
-        tasks = Path(f"/proc/{server.process.pid}/task")
-        names = [(task / "comm").read_text() for task in tasks.iterdir()]
-    return sum(name.startswith("event_engine") for name in names)
+        check = health_pb2_grpc.HealthStub(channel).Check
+        check(health_pb2.HealthCheckRequest(), timeout=60)
+        before = switches(server.process.pid)
+        for _ in range(CALLS):
+            check(health_pb2.HealthCheckRequest(), timeout=60)
+        return switches(server.process.pid) - before
+
+
+def switches(pid: int) -> int:
+    statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    own = [status for status in statuses if status.startswith("Name:\tevent_engine")]
+    return sum(int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.M)[0]) for status in own)
