@@ -13,10 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import compare as comparison
-from benchmarks import peers, report
+from benchmarks import peers, report, threads
 from benchmarks.channel import CallFailedError
+from benchmarks.checkout import Checkout
 from benchmarks.environment import Environment, Setup, open_environment
-from benchmarks.processes import library_versions, machine, now, processor_ticks, stolen_share
+from benchmarks.processes import library_versions, machine, now, processor_ticks, stolen_share, worker
 from benchmarks.results import MEMORY_FILE, RESULTS_FILE, Conditions, Results, save
 from benchmarks.runner import Findings, measure_memory, run, steps
 from benchmarks.summary import spread
@@ -29,6 +30,8 @@ console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 CACHE = Path("build/bench")
+# Threads that use less of a core are not shown.
+LEAST_SHARE = 0.01
 FULL_REPORT, QUICK_REPORT = Path("benchmarks/results"), CACHE / "quick"
 
 Out = Annotated[
@@ -119,6 +122,39 @@ def compare(
             rates = [_median(rates) for rates in (found.this, found.other)]
             failed = " / ".join(map(str, found.failures))
             table.add_row(cell.name, *rates, with_range(found.ratio), failed)
+    console.print(table)
+
+
+@app.command("threads")
+def show_threads(
+    *,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Duration of each measurement, in seconds.")] = 3,
+    cache: Cache = CACHE,
+    server_option: ServerOption = None,
+) -> None:
+    """Show what each thread of the server does under load, and how much of the machine is idle."""
+    table = Table("load", "thread", title=f"{os.cpu_count()} cores, {seconds:g} s for each load")
+    for column in ("cores, own code", "cores, kernel", "switches per sequence"):
+        table.add_column(column, justify="right")
+    cache.mkdir(parents=True, exist_ok=True)
+    log = cache.resolve() / "threads.log"
+    with (
+        _failures_reported(),
+        worker() as generator,
+        comparison.serving(Checkout(), cache, log, tuple(server_option or ())) as server,
+    ):
+        for cell in comparison.CELLS:
+            console.print(f"measuring {cell.name}")
+            found = threads.trace(cell, seconds, generator, server)
+            table.add_section()
+            rate = (
+                f"{number(found.rate)}/s, {number(found.microseconds)} us each, {found.idle:.2f} cores idle"
+            )
+            table.add_row(cell.name, rate)
+            for use in found.threads:
+                if use.user + use.system >= LEAST_SHARE:
+                    shares = f"{use.user:.2f}", f"{use.system:.2f}", f"{use.switches:.2f}"
+                    table.add_row("", use.name, *shares)
     console.print(table)
 
 

@@ -85,6 +85,17 @@ QUICK = ComparisonPlan(rounds=5, seconds=0.25)
 
 
 @contextmanager
+def serving(
+    checkout: Checkout, cache: Path, log: Path, server_options: tuple[str, ...]
+) -> Iterator[ServerAddress]:
+    """Exports the models of the cells with a checkout's exporter, and serves them."""
+    with worker() as torch_worker:
+        repository = export_models(checkout, (NARROW, WIDE), cache, torch_worker)
+    with checkout.serving(repository, log, *server_options) as server:
+        yield server
+
+
+@contextmanager
 def open_pair(
     other: Path, cache: Path, server_options: tuple[str, ...]
 ) -> Iterator[tuple[ProcessPoolExecutor, ServerAddress, ServerAddress]]:
@@ -99,10 +110,8 @@ def open_pair(
         generator = stack.enter_context(worker())
         servers = []
         for name, checkout in (("this", Checkout()), ("other", Checkout(other.resolve()))):
-            with worker() as torch_worker:
-                repository = export_models(checkout, (NARROW, WIDE), cache, torch_worker)
             log = work / f"compare.{name}.log"
-            servers.append(stack.enter_context(checkout.serving(repository, log, *server_options)))
+            servers.append(stack.enter_context(serving(checkout, cache, log, server_options)))
         yield generator, servers[0], servers[1]
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from server import thread_names
 from server.engine.admission import EARLY_RESERVE, Admission
 from server.engine.arena import ArenaTrimmer
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
@@ -153,6 +154,7 @@ class Scheduler:
 
     def _loop(self) -> None:
         """Body of a thread. An error in it must not end the thread, which later requests need."""
+        thread_names.publish()
         while True:
             try:
                 batch = self._next()

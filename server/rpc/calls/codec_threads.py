@@ -4,6 +4,7 @@ import logging
 import threading
 from queue import SimpleQueue
 
+from server import thread_names
 from server.rpc.transport.seam import Callback
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class CodecThreads:
             thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
+        thread_names.publish()
         while (work := self._work.get()) is not None:
             try:
                 work()

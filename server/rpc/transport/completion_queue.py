@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
+from server import thread_names
 from server.rpc.deadlines import deadline_after
 from server.rpc.transport.base_call import NOT_READ, BaseCall, OpenCalls
 from server.rpc.transport.connections import stop_listening
@@ -243,6 +244,7 @@ class CompletionQueueTransport:
         self._accept(call)
 
     def _serve(self) -> None:
+        thread_names.publish()
         self._callbacks.thread = threading.get_ident()
         taken = 0
         while not self._ended.is_set():
