@@ -11,9 +11,20 @@ from server.rpc.protobuf_bytes import Buffer
 
 
 def from_bytes(
-    field: str, data: bytes | memoryview, dtype: np.dtype[np.generic], shape: Sequence[int]
+    field: str,
+    data: bytes | memoryview,
+    dtype: np.dtype[np.generic],
+    shape: Sequence[int],
+    type_name: str = "",
 ) -> Array:
     """Returns a read-only view of little-endian bytes as an array.
+
+    Args:
+        field: Name of the field, for errors.
+        data: The bytes.
+        dtype: Type of the elements.
+        shape: Shape of the array.
+        type_name: Name of the type, for errors, if NumPy has another.
 
     Raises:
         InvalidRequestError: The number of bytes does not fit the shape, or an array cannot have that shape.
@@ -22,7 +33,8 @@ def from_bytes(
     if len(data) != expected:
         shown = " x ".join(map(str, shape))
         raise InvalidRequestError(
-            field, f"has {len(data)} bytes; {shown} elements of {dtype.name} need {expected} bytes"
+            field,
+            f"has {len(data)} bytes; {shown} elements of {type_name or dtype.name} need {expected} bytes",
         )
     return reshaped(field, np.frombuffer(data, dtype), shape)
 

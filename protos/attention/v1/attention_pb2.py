@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61ttention/v1/attention.proto\x12\x0c\x61ttention.v1\"j\n\x0fVectorSequences\x12)\n\tdata_type\x18\x01 \x01(\x0e\x32\x16.attention.v1.DataType\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\".\n\x0eTokenSequences\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x0b\n\x03ids\x18\x02 \x03(\x03\"\x1e\n\rTextSequences\x12\r\n\x05texts\x18\x01 \x03(\t\"\x9a\x01\n\rAttentionMask\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .attention.v1.AttentionMask.Kind\x12\x0c\n\x04\x62its\x18\x02 \x01(\x0c\"K\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_KEYS\x10\x01\x12\x0e\n\nKIND_PAIRS\x10\x02\x12\x0e\n\nKIND_HEADS\x10\x03\"\x89\x03\n\rAttendRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12.\n\x05query\x18\x03 \x01(\x0b\x32\x1d.attention.v1.VectorSequencesH\x00\x12\x31\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1c.attention.v1.TokenSequencesH\x00\x12+\n\x04text\x18\x05 \x01(\x0b\x32\x1b.attention.v1.TextSequencesH\x00\x12*\n\x03key\x18\x06 \x01(\x0b\x32\x1d.attention.v1.VectorSequences\x12,\n\x05value\x18\x07 \x01(\x0b\x32\x1d.attention.v1.VectorSequences\x12)\n\x04mask\x18\x08 \x01(\x0b\x32\x1b.attention.v1.AttentionMask\x12\x16\n\x0ereturn_weights\x18\t \x01(\x08\x12\x11\n\tpositions\x18\n \x03(\x03\x42\r\n\x0bquery_input\"\x8a\x01\n\x10\x41ttentionWeights\x12)\n\tdata_type\x18\x01 \x01(\x0e\x32\x16.attention.v1.DataType\x12\x11\n\tnum_heads\x18\x02 \x01(\r\x12\x15\n\rquery_lengths\x18\x03 \x03(\r\x12\x13\n\x0bkey_lengths\x18\x04 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\xae\x01\n\x0e\x41ttendResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x36\n\x0f\x63ontext_vectors\x18\x03 \x01(\x0b\x32\x1d.attention.v1.VectorSequences\x12\x39\n\x11\x61ttention_weights\x18\x04 \x01(\x0b\x32\x1e.attention.v1.AttentionWeights\"O\n\x13\x41ttendStreamRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x1b.attention.v1.AttendRequest\"K\n\x0bStreamError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\x8a\x01\n\x14\x41ttendStreamResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08response\x18\x02 \x01(\x0b\x32\x1c.attention.v1.AttendResponseH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.attention.v1.StreamErrorH\x00\x42\x08\n\x06result\"6\n\x04\x41xis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\x12\x12\n\nmax_length\x18\x03 \x01(\x04\"u\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\tdata_type\x18\x02 \x01(\x0e\x32\x16.attention.v1.DataType\x12 \n\x04\x61xes\x18\x03 \x03(\x0b\x32\x12.attention.v1.Axis\x12\x10\n\x08optional\x18\x04 \x01(\x08\"`\n\x06Parity\x12\x1a\n\x12relative_tolerance\x18\x01 \x01(\x01\x12\x1a\n\x12\x61\x62solute_tolerance\x18\x02 \x01(\x01\x12\x1e\n\x16measured_max_abs_error\x18\x03 \x01(\x01\"N\n\x04\x43ost\x12\x17\n\x0f\x66lops_per_query\x18\x01 \x01(\x04\x12\x15\n\rflops_per_key\x18\x02 \x01(\x04\x12\x16\n\x0e\x66lops_per_pair\x18\x03 \x01(\x04\"\xc5\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.attention.v1.Model.State\x12\x14\n\x0cstate_reason\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\x12$\n\x06inputs\x18\x06 \x03(\x0b\x32\x14.attention.v1.Tensor\x12%\n\x07outputs\x18\x07 \x03(\x0b\x32\x14.attention.v1.Tensor\x12\x16\n\tnum_heads\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x63\x61usal\x18\t \x01(\x08\x12\x14\n\x0c\x61\x63\x63\x65pts_text\x18\n \x01(\x08\x12$\n\x06parity\x18\x0b \x01(\x0b\x32\x14.attention.v1.Parity\x12\x12\n\nparameters\x18\x0c \x01(\x04\x12 \n\x04\x63ost\x18\r \x01(\x0b\x32\x12.attention.v1.Cost\x12\x10\n\x08provider\x18\x0e \x01(\t\"A\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSTATE_READY\x10\x01\x12\x10\n\x0cSTATE_FAILED\x10\x02\x42\x0c\n\n_num_heads\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.attention.v1.Model\"0\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.attention.v1.Model*\xa0\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44\x41TA_TYPE_FP32\x10\x01\x12\x12\n\x0e\x44\x41TA_TYPE_FP16\x10\x02\x12\x12\n\x0e\x44\x41TA_TYPE_BF16\x10\x03\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x04\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\x05\x12\x14\n\x10\x44\x41TA_TYPE_STRING\x10\x06\x32\xce\x02\n\x10\x41ttentionService\x12\x43\n\x06\x41ttend\x12\x1b.attention.v1.AttendRequest\x1a\x1c.attention.v1.AttendResponse\x12Y\n\x0c\x41ttendStream\x12!.attention.v1.AttendStreamRequest\x1a\".attention.v1.AttendStreamResponse(\x01\x30\x01\x12O\n\nListModels\x12\x1f.attention.v1.ListModelsRequest\x1a .attention.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.attention.v1.GetModelRequest\x1a\x1e.attention.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61ttention/v1/attention.proto\x12\x0c\x61ttention.v1\"j\n\x0fVectorSequences\x12)\n\tdata_type\x18\x01 \x01(\x0e\x32\x16.attention.v1.DataType\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\".\n\x0eTokenSequences\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x0b\n\x03ids\x18\x02 \x03(\x03\"\x1e\n\rTextSequences\x12\r\n\x05texts\x18\x01 \x03(\t\"\x9a\x01\n\rAttentionMask\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .attention.v1.AttentionMask.Kind\x12\x0c\n\x04\x62its\x18\x02 \x01(\x0c\"K\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_KEYS\x10\x01\x12\x0e\n\nKIND_PAIRS\x10\x02\x12\x0e\n\nKIND_HEADS\x10\x03\"\xbb\x03\n\rAttendRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12.\n\x05query\x18\x03 \x01(\x0b\x32\x1d.attention.v1.VectorSequencesH\x00\x12\x31\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1c.attention.v1.TokenSequencesH\x00\x12+\n\x04text\x18\x05 \x01(\x0b\x32\x1b.attention.v1.TextSequencesH\x00\x12*\n\x03key\x18\x06 \x01(\x0b\x32\x1d.attention.v1.VectorSequences\x12,\n\x05value\x18\x07 \x01(\x0b\x32\x1d.attention.v1.VectorSequences\x12)\n\x04mask\x18\x08 \x01(\x0b\x32\x1b.attention.v1.AttentionMask\x12\x16\n\x0ereturn_weights\x18\t \x01(\x08\x12\x11\n\tpositions\x18\n \x03(\x03\x12\x30\n\x10output_data_type\x18\x0b \x01(\x0e\x32\x16.attention.v1.DataTypeB\r\n\x0bquery_input\"\x8a\x01\n\x10\x41ttentionWeights\x12)\n\tdata_type\x18\x01 \x01(\x0e\x32\x16.attention.v1.DataType\x12\x11\n\tnum_heads\x18\x02 \x01(\r\x12\x15\n\rquery_lengths\x18\x03 \x03(\r\x12\x13\n\x0bkey_lengths\x18\x04 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\xae\x01\n\x0e\x41ttendResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x36\n\x0f\x63ontext_vectors\x18\x03 \x01(\x0b\x32\x1d.attention.v1.VectorSequences\x12\x39\n\x11\x61ttention_weights\x18\x04 \x01(\x0b\x32\x1e.attention.v1.AttentionWeights\"O\n\x13\x41ttendStreamRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x1b.attention.v1.AttendRequest\"K\n\x0bStreamError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\x8a\x01\n\x14\x41ttendStreamResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08response\x18\x02 \x01(\x0b\x32\x1c.attention.v1.AttendResponseH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.attention.v1.StreamErrorH\x00\x42\x08\n\x06result\"6\n\x04\x41xis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\x12\x12\n\nmax_length\x18\x03 \x01(\x04\"u\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\tdata_type\x18\x02 \x01(\x0e\x32\x16.attention.v1.DataType\x12 \n\x04\x61xes\x18\x03 \x03(\x0b\x32\x12.attention.v1.Axis\x12\x10\n\x08optional\x18\x04 \x01(\x08\"`\n\x06Parity\x12\x1a\n\x12relative_tolerance\x18\x01 \x01(\x01\x12\x1a\n\x12\x61\x62solute_tolerance\x18\x02 \x01(\x01\x12\x1e\n\x16measured_max_abs_error\x18\x03 \x01(\x01\"N\n\x04\x43ost\x12\x17\n\x0f\x66lops_per_query\x18\x01 \x01(\x04\x12\x15\n\rflops_per_key\x18\x02 \x01(\x04\x12\x16\n\x0e\x66lops_per_pair\x18\x03 \x01(\x04\"\xc5\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.attention.v1.Model.State\x12\x14\n\x0cstate_reason\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\x12$\n\x06inputs\x18\x06 \x03(\x0b\x32\x14.attention.v1.Tensor\x12%\n\x07outputs\x18\x07 \x03(\x0b\x32\x14.attention.v1.Tensor\x12\x16\n\tnum_heads\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x63\x61usal\x18\t \x01(\x08\x12\x14\n\x0c\x61\x63\x63\x65pts_text\x18\n \x01(\x08\x12$\n\x06parity\x18\x0b \x01(\x0b\x32\x14.attention.v1.Parity\x12\x12\n\nparameters\x18\x0c \x01(\x04\x12 \n\x04\x63ost\x18\r \x01(\x0b\x32\x12.attention.v1.Cost\x12\x10\n\x08provider\x18\x0e \x01(\t\"A\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSTATE_READY\x10\x01\x12\x10\n\x0cSTATE_FAILED\x10\x02\x42\x0c\n\n_num_heads\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.attention.v1.Model\"0\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.attention.v1.Model*\xa0\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44\x41TA_TYPE_FP32\x10\x01\x12\x12\n\x0e\x44\x41TA_TYPE_FP16\x10\x02\x12\x12\n\x0e\x44\x41TA_TYPE_BF16\x10\x03\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x04\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\x05\x12\x14\n\x10\x44\x41TA_TYPE_STRING\x10\x06\x32\xce\x02\n\x10\x41ttentionService\x12\x43\n\x06\x41ttend\x12\x1b.attention.v1.AttendRequest\x1a\x1c.attention.v1.AttendResponse\x12Y\n\x0c\x41ttendStream\x12!.attention.v1.AttendStreamRequest\x1a\".attention.v1.AttendStreamResponse(\x01\x30\x01\x12O\n\nListModels\x12\x1f.attention.v1.ListModelsRequest\x1a .attention.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.attention.v1.GetModelRequest\x1a\x1e.attention.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'attention.v1.attention_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=2400
-  _globals['_DATATYPE']._serialized_end=2560
+  _globals['_DATATYPE']._serialized_start=2450
+  _globals['_DATATYPE']._serialized_end=2610
   _globals['_VECTORSEQUENCES']._serialized_start=46
   _globals['_VECTORSEQUENCES']._serialized_end=152
   _globals['_TOKENSEQUENCES']._serialized_start=154
@@ -44,37 +44,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTENTIONMASK_KIND']._serialized_start=314
   _globals['_ATTENTIONMASK_KIND']._serialized_end=389
   _globals['_ATTENDREQUEST']._serialized_start=392
-  _globals['_ATTENDREQUEST']._serialized_end=785
-  _globals['_ATTENTIONWEIGHTS']._serialized_start=788
-  _globals['_ATTENTIONWEIGHTS']._serialized_end=926
-  _globals['_ATTENDRESPONSE']._serialized_start=929
-  _globals['_ATTENDRESPONSE']._serialized_end=1103
-  _globals['_ATTENDSTREAMREQUEST']._serialized_start=1105
-  _globals['_ATTENDSTREAMREQUEST']._serialized_end=1184
-  _globals['_STREAMERROR']._serialized_start=1186
-  _globals['_STREAMERROR']._serialized_end=1261
-  _globals['_ATTENDSTREAMRESPONSE']._serialized_start=1264
-  _globals['_ATTENDSTREAMRESPONSE']._serialized_end=1402
-  _globals['_AXIS']._serialized_start=1404
-  _globals['_AXIS']._serialized_end=1458
-  _globals['_TENSOR']._serialized_start=1460
-  _globals['_TENSOR']._serialized_end=1577
-  _globals['_PARITY']._serialized_start=1579
-  _globals['_PARITY']._serialized_end=1675
-  _globals['_COST']._serialized_start=1677
-  _globals['_COST']._serialized_end=1755
-  _globals['_MODEL']._serialized_start=1758
-  _globals['_MODEL']._serialized_end=2211
-  _globals['_MODEL_STATE']._serialized_start=2132
-  _globals['_MODEL_STATE']._serialized_end=2197
-  _globals['_LISTMODELSREQUEST']._serialized_start=2213
-  _globals['_LISTMODELSREQUEST']._serialized_end=2232
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2234
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2291
-  _globals['_GETMODELREQUEST']._serialized_start=2293
-  _globals['_GETMODELREQUEST']._serialized_end=2341
-  _globals['_GETMODELRESPONSE']._serialized_start=2343
-  _globals['_GETMODELRESPONSE']._serialized_end=2397
-  _globals['_ATTENTIONSERVICE']._serialized_start=2563
-  _globals['_ATTENTIONSERVICE']._serialized_end=2897
+  _globals['_ATTENDREQUEST']._serialized_end=835
+  _globals['_ATTENTIONWEIGHTS']._serialized_start=838
+  _globals['_ATTENTIONWEIGHTS']._serialized_end=976
+  _globals['_ATTENDRESPONSE']._serialized_start=979
+  _globals['_ATTENDRESPONSE']._serialized_end=1153
+  _globals['_ATTENDSTREAMREQUEST']._serialized_start=1155
+  _globals['_ATTENDSTREAMREQUEST']._serialized_end=1234
+  _globals['_STREAMERROR']._serialized_start=1236
+  _globals['_STREAMERROR']._serialized_end=1311
+  _globals['_ATTENDSTREAMRESPONSE']._serialized_start=1314
+  _globals['_ATTENDSTREAMRESPONSE']._serialized_end=1452
+  _globals['_AXIS']._serialized_start=1454
+  _globals['_AXIS']._serialized_end=1508
+  _globals['_TENSOR']._serialized_start=1510
+  _globals['_TENSOR']._serialized_end=1627
+  _globals['_PARITY']._serialized_start=1629
+  _globals['_PARITY']._serialized_end=1725
+  _globals['_COST']._serialized_start=1727
+  _globals['_COST']._serialized_end=1805
+  _globals['_MODEL']._serialized_start=1808
+  _globals['_MODEL']._serialized_end=2261
+  _globals['_MODEL_STATE']._serialized_start=2182
+  _globals['_MODEL_STATE']._serialized_end=2247
+  _globals['_LISTMODELSREQUEST']._serialized_start=2263
+  _globals['_LISTMODELSREQUEST']._serialized_end=2282
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2284
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2341
+  _globals['_GETMODELREQUEST']._serialized_start=2343
+  _globals['_GETMODELREQUEST']._serialized_end=2391
+  _globals['_GETMODELRESPONSE']._serialized_start=2393
+  _globals['_GETMODELRESPONSE']._serialized_end=2447
+  _globals['_ATTENTIONSERVICE']._serialized_start=2613
+  _globals['_ATTENTIONSERVICE']._serialized_end=2947
 # @@protoc_insertion_point(module_scope)

@@ -27,17 +27,23 @@ from server.rpc.attention.fields import (
     VECTOR_DATA,
     VECTOR_LENGTHS,
 )
+from server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
 from server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
 from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
 from server.rpc.tensors import buffers, from_bytes
 
 DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
     pb.DATA_TYPE_FP32: np.dtype("<f4"),
-    pb.DATA_TYPE_FP16: np.dtype("<f2"),
     pb.DATA_TYPE_INT64: np.dtype("<i8"),
     pb.DATA_TYPE_BOOL: np.dtype("?"),
 }
 DATA_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
+WIRE_FLOATS = {
+    pb.DATA_TYPE_FP32: WireFloat.FP32,
+    pb.DATA_TYPE_FP16: WireFloat.FP16,
+    pb.DATA_TYPE_BF16: WireFloat.BF16,
+}
+FLOAT_TYPES = {wire: data_type for data_type, wire in WIRE_FLOATS.items()}
 MASK_KINDS = {
     pb.AttentionMask.KIND_KEYS: MaskKind.KEYS,
     pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
@@ -45,6 +51,7 @@ MASK_KINDS = {
 }
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
+KNOWN_TYPES = ", ".join(wire.name for wire in WireFloat) + ", INT64, BOOL"
 CACHED_MODELS = CACHED_DESCRIPTIONS = 1024
 # Descriptions of responses with more sequences are not kept.
 MAX_CACHED_SEQUENCES = 8
@@ -137,15 +144,18 @@ class _Decoder:
         self._allowance = allowance
 
     def vectors(self, field: str, number: int, message: pb.VectorSequences) -> Ragged:
-        dtype = DTYPES.get(message.data_type)
-        if dtype is None:
-            known = ", ".join(dtype.name for dtype in DTYPES.values())
-            raise InvalidRequestError(f"{field}.data_type", f"is {message.data_type}; must be one of {known}")
-        if message.width == 0:
+        data_type, width = message.data_type, message.width
+        wire = WIRE_FLOATS.get(data_type)
+        if wire is None and data_type not in DTYPES:
+            raise InvalidRequestError(f"{field}.data_type", f"is {data_type}; must be one of {KNOWN_TYPES}")
+        if width == 0:
             raise InvalidRequestError(f"{field}.width", "must be at least 1")
         lengths = self._lengths(field, (number, VECTOR_LENGTHS), message.lengths)
         data = self._content((number, VECTOR_DATA), message.data)
-        return Ragged(from_bytes(f"{field}.data", data, dtype, (sum(lengths), message.width)), lengths)
+        shape = (sum(lengths), width)
+        if wire is None:
+            return Ragged(from_bytes(f"{field}.data", data, DTYPES[data_type], shape), lengths)
+        return Ragged(widened(f"{field}.data", data, wire, shape, self._allowance), lengths)
 
     def tokens(self, message: pb.TokenSequences) -> Ragged:
         lengths = self._lengths("token_ids", (TOKEN_IDS, TOKEN_LENGTHS), message.lengths)
@@ -204,20 +214,38 @@ class _Decoder:
         return cut.array()
 
 
-def encode(result: Result, model: LoadedModel) -> bytes:
-    """Serializes a result as an AttendResponse."""
-    description, tensors = _response(result, model, ())
+def output_type(message: pb.AttendRequest) -> WireFloat:
+    """The type in which a request wants real numbers.
+
+    Raises:
+        InvalidRequestError: It is not a type of real numbers.
+    """
+    data_type = message.output_data_type
+    if not data_type:
+        return WireFloat.FP32
+    wire = WIRE_FLOATS.get(data_type)
+    if wire is None:
+        known = ", ".join(wire.name for wire in WireFloat)
+        raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {known}")
+    return wire
+
+
+def encode(result: Result, model: LoadedModel, wire: WireFloat = WireFloat.FP32) -> bytes:
+    """Serializes a result as an AttendResponse, with real numbers in the type of the wire."""
+    description, tensors = _response(result, model, wire, ())
     return b"".join([description, *tensors])
 
 
-def encode_streamed(request_id: str, result: Result, model: LoadedModel) -> bytes:
-    """Serializes a result as an AttendStreamResponse."""
-    description, tensors = _response(result, model, STREAMED)
+def encode_streamed(
+    request_id: str, result: Result, model: LoadedModel, wire: WireFloat = WireFloat.FP32
+) -> bytes:
+    """Serializes a result as an AttendStreamResponse, with real numbers in the type of the wire."""
+    description, tensors = _response(result, model, wire, STREAMED)
     own = pb.AttendStreamResponse(id=request_id).SerializeToString()
     return b"".join([own, *protobuf_bytes.field(STREAMED, [description]), *tensors])
 
 
-def _response(result: Result, model: LoadedModel, path: Path) -> tuple[bytes, list[Buffer]]:
+def _response(result: Result, model: LoadedModel, wire: WireFloat, path: Path) -> tuple[bytes, list[Buffer]]:
     """A serialized response without its tensors, and the tensors to append to it.
 
     `path` is the field path of the response in the message that carries it.
@@ -227,25 +255,35 @@ def _response(result: Result, model: LoadedModel, path: Path) -> tuple[bytes, li
     weights = result.outputs.get("attention_weights", ())
     describe = _describe if len(context) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
     shapes = tuple([array.shape for array in context]), tuple([array.shape for array in weights])
-    description = describe(model.name, model.version, context[0].dtype, *shapes)
-    tensors = protobuf_bytes.field((*path, *CONTEXT_DATA), buffers(context))
+    description = describe(model.name, model.version, _data_type(context[0], wire), wire, *shapes)
+    tensors = protobuf_bytes.field((*path, *CONTEXT_DATA), buffers([narrowed(own, wire) for own in context]))
     if weights:
-        tensors += protobuf_bytes.field((*path, *WEIGHTS_DATA), buffers(weights))
+        narrow = [narrowed(own, wire) for own in weights]
+        tensors += protobuf_bytes.field((*path, *WEIGHTS_DATA), buffers(narrow))
     return description, tensors
+
+
+def _data_type(array: Array, wire: WireFloat) -> pb.DataType.ValueType:
+    return DATA_TYPES[array.dtype] if array.dtype != FLOAT32 else FLOAT_TYPES[wire]
 
 
 @lru_cache(maxsize=CACHED_DESCRIPTIONS)
 def _describe(
-    name: str, version: str, dtype: "np.dtype[Any]", context: tuple[Shape, ...], weights: tuple[Shape, ...]
+    name: str,
+    version: str,
+    data_type: pb.DataType.ValueType,
+    wire: WireFloat,
+    context: tuple[Shape, ...],
+    weights: tuple[Shape, ...],
 ) -> bytes:
     """A serialized response without its tensors, which have these shapes."""
     response = pb.AttendResponse(model_name=name, model_version=version)
     vectors = response.context_vectors
-    vectors.data_type = DATA_TYPES[dtype]
+    vectors.data_type = data_type
     vectors.width = context[0][-1]
     vectors.lengths.extend([shape[0] for shape in context])
     if weights:
-        response.attention_weights.data_type = pb.DATA_TYPE_FP32
+        response.attention_weights.data_type = FLOAT_TYPES[wire]
         response.attention_weights.num_heads = weights[0][0]
         response.attention_weights.query_lengths.extend([shape[1] for shape in weights])
         response.attention_weights.key_lengths.extend([shape[2] for shape in weights])

@@ -13,6 +13,7 @@ from server.rpc.allowance import Allowance
 from server.rpc.attention import codec
 from server.rpc.attention.model_codec import describe
 from server.rpc.calls.deferred import DeferredReply
+from server.rpc.half_precision import WireFloat
 from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from server.rpc.status import UNEXPECTED, code_of
 from server.rpc.transport.seam import Call
@@ -32,8 +33,9 @@ class AttentionService:
         self, request: Parsed[pb.AttendRequest], call: Call, reservation: Reservation
     ) -> DeferredReply:
         """Computes the context vectors of one request."""
+        wire = codec.output_type(request.message)
         model, future = self._submit(request.message, request.fields, call.deadline, reservation)
-        return DeferredReply(future, lambda resolved: codec.encode(resolved.result(), model))
+        return DeferredReply(future, lambda resolved: codec.encode(resolved.result(), model, wire))
 
     def attend_stream(
         self, request: Parsed[pb.AttendStreamRequest], call: Call, reservation: Reservation
@@ -42,10 +44,11 @@ class AttentionService:
         message = request.message
         try:
             _check_id(message.id)
+            wire = codec.output_type(message.request)
             model, future = self._submit(message.request, request.fields, call.deadline, reservation)
         except Exception as error:
             return _error_reply(message.id, error)
-        return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, model))
+        return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, model, wire))
 
     def refuse_streamed(self, message: bytes, error: OverloadedError) -> pb.AttendStreamResponse:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
@@ -79,10 +82,10 @@ def _check_id(request_id: str) -> None:
 
 
 def _encode_streamed(
-    request_id: str, resolved: Future[Result], model: LoadedModel
+    request_id: str, resolved: Future[Result], model: LoadedModel, wire: WireFloat
 ) -> bytes | pb.AttendStreamResponse:
     try:
-        return codec.encode_streamed(request_id, resolved.result(), model)
+        return codec.encode_streamed(request_id, resolved.result(), model, wire)
     except CancelledError:  # the call has ended
         raise
     except Exception as error:

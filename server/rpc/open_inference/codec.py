@@ -17,6 +17,7 @@ from server.engine.tokenizer import TEXT
 from server.engine.types import Request
 from server.rpc import protobuf_bytes
 from server.rpc.allowance import UNCOUNTED, Allowance
+from server.rpc.half_precision import WireFloat
 from server.rpc.open_inference import parameters
 from server.rpc.open_inference.rectangle import Rectangle
 from server.rpc.open_inference.response import ResponseLayout, Shape, default_outputs, layout
@@ -40,10 +41,12 @@ class Decoded:
     Attributes:
         request: The request to the engine. It does not contain texts.
         shapes: Shape of each requested output in the response, in the order of the request.
+        types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
     """
 
     request: Request
     shapes: Mapping[str, Shape]
+    types: Mapping[str, WireFloat]
 
 
 def reader(limits: Limits) -> Callable[[bytes], Parsed[pb.ModelInferRequest]]:
@@ -93,7 +96,17 @@ def decode(
     encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
     response = layout(outputs, encoded, model, rectangle.sizes)
     _check_response(response, request, model, message.id, allowance)
-    return Decoded(encoded, response.shapes)
+    return Decoded(encoded, response.shapes, _types(message))
+
+
+def _types(message: pb.ModelInferRequest) -> dict[str, WireFloat]:
+    """The types of requested outputs that are not sent as FP32."""
+    asked = {
+        output.name: parameters.output_type(f"outputs[{output.name}]", output.parameters)
+        for output in message.outputs
+        if output.parameters
+    }
+    return {name: wire for name, wire in asked.items() if wire is not WireFloat.FP32}
 
 
 def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, ...]:

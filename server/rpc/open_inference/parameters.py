@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
 from server.rpc.deadlines import deadline_after
+from server.rpc.half_precision import WireFloat
 
 Parameters = Mapping[str, pb.InferParameter]
 TIMEOUT = "timeout"
 # Extensions of the protocol that this server lacks, by their parameters.
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 CLASSIFICATION = "classification"
+# A parameter of this server: the type in which a requested output of FP32 is sent.
+DATATYPE = "datatype"
+OUTPUT_TYPES = {wire.name: wire for wire in WireFloat}
 
 
 def in_shared_memory(parameters: Mapping[str, object]) -> bool:
@@ -49,6 +53,22 @@ def check_output(field: str, parameters: Parameters) -> None:
             f"{field}.parameters[{CLASSIFICATION}]",
             "is not supported by this server; request the output without it",
         )
+
+
+def output_type(field: str, parameters: Parameters) -> WireFloat:
+    """The type of the parameter `datatype` of a requested output; FP32 if it has none.
+
+    Raises:
+        InvalidRequestError: The type is not one of real numbers.
+    """
+    if DATATYPE not in parameters:
+        return WireFloat.FP32
+    wire = OUTPUT_TYPES.get(str(_value(parameters[DATATYPE])))
+    if wire is None:
+        raise InvalidRequestError(
+            f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(OUTPUT_TYPES)}"
+        )
+    return wire
 
 
 def timeout(parameters: Parameters) -> float:

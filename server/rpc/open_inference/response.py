@@ -12,6 +12,7 @@ from protos.inference import open_inference_pb2 as pb
 from server.engine.dimensions import DTYPES
 from server.engine.model import LoadedModel
 from server.engine.types import Array, Request, Result
+from server.rpc.half_precision import WireFloat, narrowed
 from server.rpc.open_inference.tensors import DATATYPES
 from server.rpc.protobuf_bytes import Buffer, field
 from server.rpc.tensors import buffers
@@ -24,6 +25,7 @@ RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
 # Layouts of requests with more sequences are not kept.
 MAX_CACHED_SEQUENCES = 8
 Shape = tuple[int, ...]
+FP32_ONLY: Mapping[str, WireFloat] = {}
 # The length of each sequence.
 Lengths = tuple[int, ...]
 
@@ -109,7 +111,13 @@ def _unpadded(name: str, model: LoadedModel, lengths: Mapping[str, tuple[int, ..
     return _itemsize(name, model) * fixed * rows
 
 
-def encode(result: Result, shapes: Mapping[str, Shape], model: LoadedModel, request_id: str) -> bytes:
+def encode(
+    result: Result,
+    shapes: Mapping[str, Shape],
+    model: LoadedModel,
+    request_id: str,
+    types: Mapping[str, WireFloat] = FP32_ONLY,
+) -> bytes:
     """Serializes a result, with one raw entry for each requested output.
 
     What describes the outputs is serialized once for all responses of the same shapes.
@@ -119,6 +127,7 @@ def encode(result: Result, shapes: Mapping[str, Shape], model: LoadedModel, requ
         shapes: The shapes of `ResponseLayout`.
         model: The model.
         request_id: The id of the request.
+        types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
     """
     described: list[tuple[str, str, Shape]] = []
     contents: list[Buffer] = []
@@ -128,7 +137,11 @@ def encode(result: Result, shapes: Mapping[str, Shape], model: LoadedModel, requ
             arrays: list[Array] = [np.array([len(array) for array in rows], LENGTHS_TYPE)]
         else:
             arrays = [_padded(array, shape[1:]) for array in result.outputs[name]]
-        described.append((name, DATATYPES[arrays[0].dtype], shape))
+        datatype = DATATYPES[arrays[0].dtype]
+        if name in types and datatype == WireFloat.FP32.name:
+            datatype = types[name].name
+            arrays = [narrowed(array, types[name]) for array in arrays]
+        described.append((name, datatype, shape))
         contents += field(RAW_OUTPUT_CONTENTS, buffers(arrays))
     own = pb.ModelInferResponse(id=request_id).SerializeToString() if request_id else b""
     return b"".join([_description(model.name, model.version, tuple(described)), own, *contents])

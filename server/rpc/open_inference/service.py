@@ -86,7 +86,7 @@ class OpenInferenceService:
         future = self._engine.submit(model, decoded.request, reservation)
 
         def encode(resolved: Future[Result]) -> bytes:
-            return response.encode(resolved.result(), decoded.shapes, model, message.id)
+            return response.encode(resolved.result(), decoded.shapes, model, message.id, decoded.types)
 
         return DeferredReply(future, encode, decoded.request.deadline)
 

@@ -13,6 +13,7 @@ from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
 from server.engine.types import Array, Text
 from server.rpc.allowance import UNCOUNTED, Allowance
+from server.rpc.half_precision import WireFloat, widened
 from server.rpc.open_inference.parameters import in_shared_memory
 from server.rpc.protobuf_bytes import CONTENT, DOUBLES, FLOATS, NOTHING_CUT, VARINTS, Fields, Submessage
 from server.rpc.protobuf_numbers import PackedNumbers
@@ -29,12 +30,14 @@ DTYPES = {
     "UINT16": np.dtype("<u2"),
     "UINT32": np.dtype("<u4"),
     "UINT64": np.dtype("<u8"),
-    "FP16": np.dtype("<f2"),
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
 DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
-# The typed field for elements of each type. FP16 has none: it is sent as raw contents.
+# Half the bytes for what models take and return as FP32.
+WIRE_FLOATS = {"FP32": WireFloat.FP32, "FP16": WireFloat.FP16, "BF16": WireFloat.BF16}
+KNOWN_DATATYPES = (*DTYPES, "FP16", "BF16", BYTES)
+# The typed field for elements of each type. FP16 and BF16 have none: they are sent as raw contents.
 CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -122,8 +125,8 @@ def _check_description(tensor: InputTensor, name: str, others: Mapping[str, Arra
         raise InvalidRequestError(name, "is given twice; each input must be given once")
     if in_shared_memory(tensor.parameters):
         raise InvalidRequestError(name, "is in shared memory, which this server does not support")
-    if tensor.datatype not in DTYPES and tensor.datatype != BYTES:
-        known = ", ".join([*DTYPES, BYTES])
+    if tensor.datatype not in KNOWN_DATATYPES:
+        known = ", ".join(KNOWN_DATATYPES)
         raise InvalidRequestError(name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}")
     if len(tensor.shape) > MAX_AXES:
         raise InvalidRequestError(name, f"has {len(tensor.shape)} axes; the limit is {MAX_AXES}")
@@ -152,7 +155,10 @@ class _TensorDecoder:
         if self._datatype == BYTES:
             count = self._bytes_count()
             return self._bytes(list(islice(_split_bytes(self._name, data), max(count, 0) + 1)))
-        return from_bytes(self._name, data, DTYPES[self._datatype], self._shape)
+        wire = WIRE_FLOATS.get(self._datatype)
+        if wire is None:
+            return from_bytes(self._name, data, DTYPES[self._datatype], self._shape)
+        return widened(self._name, data, wire, self._shape, self._allowance)
 
     def typed(self) -> Array:
         """The input's elements from its own contents."""

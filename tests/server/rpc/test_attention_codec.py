@@ -91,17 +91,17 @@ def test_every_kind_of_mask_has_a_message() -> None:
     assert set(MASK_KINDS.values()) == set(MaskKind)
 
 
-KNOWN = "must be one of float32, float16, int64, bool"
+KNOWN = "must be one of FP32, FP16, BF16, INT64, BOOL"
 REFUSALS = {
     "no data type": (
         pb.AttendRequest(query=sequences(data_type=pb.DATA_TYPE_UNSPECIFIED)),
         "query.data_type",
         f"is 0; {KNOWN}",
     ),
-    "bf16": (
+    "too many bytes for bf16": (
         pb.AttendRequest(key=sequences(data_type=pb.DATA_TYPE_BF16)),
-        "key.data_type",
-        f"is {pb.DATA_TYPE_BF16}; {KNOWN}",
+        "key.data",
+        "has 36 bytes; 3 x 3 elements of bfloat16 need 18 bytes",
     ),
     "string": (
         pb.AttendRequest(value=sequences(data_type=pb.DATA_TYPE_STRING)),

@@ -13,7 +13,14 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
 from server.engine.types import Array
-from server.rpc.open_inference.tensors import BYTES, CONTENTS, DTYPES, decode_tensors, decode_texts
+from server.rpc.open_inference.tensors import (
+    BYTES,
+    CONTENTS,
+    DTYPES,
+    KNOWN_DATATYPES,
+    decode_tensors,
+    decode_texts,
+)
 from tests.server.rpc.messages import packed
 
 shapes = array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
@@ -84,9 +91,7 @@ def test_elements_of_type_bytes_are_decoded(elements: list[bytes], *, as_raw: bo
     assert found.ravel().tolist() == elements
 
 
-KNOWN = (
-    "must be one of BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FP16, FP32, FP64, BYTES"
-)
+KNOWN = "must be one of " + ", ".join(KNOWN_DATATYPES)
 REFUSALS = {
     "too few bytes": (
         raw("FP32", [2, 3], bytes(23)),
@@ -94,7 +99,7 @@ REFUSALS = {
         "has 23 bytes; 2 x 3 elements of float32 need 24 bytes",
     ),
     "unknown type": (raw("FP8", [1], b"1"), "query", f"datatype 'FP8' is unknown; {KNOWN}"),
-    "bf16": (raw("BF16", [1], b"12"), "query", f"datatype 'BF16' is unknown; {KNOWN}"),
+    "bf16": (raw("BF16", [1], b"1"), "query", "has 1 bytes; 1 elements of bfloat16 need 2 bytes"),
     "no type": (raw("", [1], b"1"), "query", f"datatype '' is unknown; {KNOWN}"),
     "negative size": (
         raw("FP32", [-1, -1], bytes(4)),

@@ -22,6 +22,7 @@ from attention_client._values import (
     CallOptions,
     FloatArray,
     PaddedOptions,
+    RequestOptions,
     StreamItem,
     StreamOptions,
     Texts,
@@ -81,7 +82,7 @@ class AsyncAttentionClient(AsyncConnection):
         version: Version = "",
     ) -> AttentionResult[Any]:
         """As `AttentionClient.attend`."""
-        options = request_options(model, version, return_weights=return_weights)
+        options = self._options(model, version, return_weights=return_weights)
         call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
         return await self._attend(call, timeout)
 
@@ -104,7 +105,7 @@ class AsyncAttentionClient(AsyncConnection):
         version: Version = "",
     ) -> AttentionResult[Any]:
         """As `AttentionClient.attend_text`."""
-        options = request_options(model, version, return_weights=return_weights)
+        options = self._options(model, version, return_weights=return_weights)
         return await self._attend(encode_texts(options, text, mask=mask), timeout)
 
     @overload
@@ -131,7 +132,7 @@ class AsyncAttentionClient(AsyncConnection):
         version: Version = "",
     ) -> AttentionResult[Any]:
         """As `AttentionClient.attend_tokens`."""
-        options = request_options(model, version, return_weights=return_weights)
+        options = self._options(model, version, return_weights=return_weights)
         return await self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
 
     @overload
@@ -169,7 +170,7 @@ class AsyncAttentionClient(AsyncConnection):
         contextlib.aclosing around it) cancels the call; leaving the loop cancels it some time later.
         """
         settings = stream_settings(
-            request_options(model, version, return_weights=return_weights),
+            self._options(model, version, return_weights=return_weights),
             return_exceptions=return_exceptions,
             max_in_flight=max_in_flight,
             timeout=timeout,
@@ -189,6 +190,10 @@ class AsyncAttentionClient(AsyncConnection):
         request = pb.GetModelRequest(name=options.model, version=options.version)
         response = await self._call(self._stub.GetModel, request, timeout)
         return ModelInfo.from_proto(response.model)
+
+    def _options(self, model: str, version: Version, *, return_weights: bool) -> RequestOptions:
+        wire = self._settings.wire
+        return request_options(model, version, return_weights=return_weights, wire=wire)
 
     async def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
         return decode_result(await self._call(self._stub.Attend, call.request, timeout), call.response_shape)

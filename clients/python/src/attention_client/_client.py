@@ -26,6 +26,7 @@ from attention_client._values import (
     CallOptions,
     FloatArray,
     PaddedOptions,
+    RequestOptions,
     StreamItem,
     StreamOptions,
     Texts,
@@ -63,6 +64,9 @@ class AttentionClient(Connection):
         wait_for_ready: Whether a call waits for a connection until its timeout. If False, a call that cannot
             connect fails after `max_retries` retries, which take less than two seconds.
         compression: "gzip" or "deflate" compresses requests; None means no compression.
+        wire: "fp16" or "bf16" sends vectors, results and attention weights with half the bytes of "fp32",
+            rounded to the nearest number. The model computes as it does otherwise, and results are float32
+            arrays. "fp16" keeps 11 bits of a number, up to 65,504; "bf16" keeps 8 bits and the range of fp32.
         max_message_bytes: Largest request and largest response in bytes, from 1 to 2**31 - 1. The server has
             a limit of its own, `--max-message-bytes`.
         channel_options: Further options of gRPC's channel, which take precedence over the client's own.
@@ -142,7 +146,7 @@ class AttentionClient(Connection):
             OverloadedError: The server's queue is full.
             AttentionClientError: There is no result for another reason.
         """
-        options = request_options(model, version, return_weights=return_weights)
+        options = self._options(model, version, return_weights=return_weights)
         call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
         return self._attend(call, timeout)
 
@@ -165,7 +169,7 @@ class AttentionClient(Connection):
         version: Version = "",
     ) -> AttentionResult[Any]:
         """Computes self-attention over the tokens of one text or of several; otherwise as `attend`."""
-        options = request_options(model, version, return_weights=return_weights)
+        options = self._options(model, version, return_weights=return_weights)
         return self._attend(encode_texts(options, text, mask=mask), timeout)
 
     @overload
@@ -202,7 +206,7 @@ class AttentionClient(Connection):
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
         """
-        options = request_options(model, version, return_weights=return_weights)
+        options = self._options(model, version, return_weights=return_weights)
         return self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
 
     @overload
@@ -256,7 +260,7 @@ class AttentionClient(Connection):
             AttentionClientError: A request was refused, or the stream ended early.
         """
         settings = stream_settings(
-            request_options(model, version, return_weights=return_weights),
+            self._options(model, version, return_weights=return_weights),
             return_exceptions=return_exceptions,
             max_in_flight=max_in_flight,
             timeout=timeout,
@@ -279,6 +283,10 @@ class AttentionClient(Connection):
         options = request_options(name, version, return_weights=False)
         request = pb.GetModelRequest(name=options.model, version=options.version)
         return ModelInfo.from_proto(self._call(self._stub.GetModel, request, timeout).model)
+
+    def _options(self, model: str, version: Version, *, return_weights: bool) -> RequestOptions:
+        wire = self._settings.wire
+        return request_options(model, version, return_weights=return_weights, wire=wire)
 
     def _attend(self, call: EncodedCall, timeout: float | None) -> AttentionResult[Any]:
         return decode_result(self._call(self._stub.Attend, call.request, timeout), call.response_shape)

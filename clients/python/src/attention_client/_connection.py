@@ -14,6 +14,8 @@ import grpc
 
 from attention_client._targets import Targets, is_local, read_targets, resolve
 from attention_client._validation import type_name, whole_number
+from attention_client._values import Wire
+from attention_client._wire import read_wire
 from attention_client.errors import invalid
 
 DEFAULT_TARGET = "127.0.0.1:8001"
@@ -56,6 +58,7 @@ class ConnectionSettings:
     timeout: float
     wait_for_ready: bool
     compression: grpc.Compression
+    wire: Wire
     options: tuple[tuple[str, Any], ...]
 
     @property
@@ -83,6 +86,7 @@ def connection_settings(
     max_retries: int,
     wait_for_ready: bool,
     compression: Compression | None,
+    wire: Wire,
     max_message_bytes: int,
     channel_options: ChannelOptions | None,
 ) -> ConnectionSettings:
@@ -104,6 +108,7 @@ def connection_settings(
         timeout=seconds(timeout),
         wait_for_ready=wait_for_ready,
         compression=_COMPRESSIONS[compression],
+        wire=read_wire(wire),
         options=tuple((options | dict(_items("channel_options", channel_options))).items()),
     )
 

@@ -29,6 +29,7 @@ from attention_client._failures import (
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._readiness import HEALTH_REQUEST, Readiness, is_serving, wait_until_ready
 from attention_client._targets import Targets
+from attention_client._values import Wire
 from attention_client.errors import AttentionClientError, invalid
 
 _RequestT = TypeVar("_RequestT")
@@ -50,6 +51,7 @@ class Connection:
         max_retries: int = MAX_RETRIES,
         wait_for_ready: bool = True,
         compression: Compression | None = None,
+        wire: Wire = "fp32",
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         channel_options: ChannelOptions | None = None,
     ) -> None:
@@ -63,6 +65,7 @@ class Connection:
             max_retries=max_retries,
             wait_for_ready=wait_for_ready,
             compression=compression,
+            wire=wire,
             max_message_bytes=max_message_bytes,
             channel_options=channel_options,
         )

@@ -10,12 +10,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attention_client._arrays import WIRE_FLOAT
 from attention_client._encoding import ResponseShape
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._sequences import InputForm
 from attention_client._values import AttentionResult, FloatArray
-from attention_client.errors import InternalError
+from attention_client._wire import unreadable, widen
 
 _Shape: TypeAlias = tuple[int, ...]
 
@@ -39,7 +38,7 @@ def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) ->
 def _context_vectors(
     message: pb.VectorSequences, response_shape: ResponseShape
 ) -> FloatArray | list[FloatArray]:
-    flat = _floats("context_vectors", message.data_type, message.data)
+    flat = widen("context_vectors", message.data_type, message.data)
     shapes = [(length, message.width) for length in message.lengths]  # (Tq_i, d)
     padded = (response_shape.query_rows, message.width)
     return _in_form("context_vectors", flat, shapes, response_shape=response_shape, padded=padded)
@@ -48,24 +47,15 @@ def _context_vectors(
 def _weights(message: pb.AttentionWeights, response_shape: ResponseShape) -> FloatArray | list[FloatArray]:
     field, heads = "attention_weights", message.num_heads
     if len(message.query_lengths) != len(message.key_lengths):
-        raise _unreadable(
+        raise unreadable(
             field,
             f"it has {len(message.query_lengths)} query lengths and {len(message.key_lengths)} key lengths",
         )
-    flat = _floats(field, message.data_type, message.data)
+    flat = widen(field, message.data_type, message.data)
     lengths = zip(message.query_lengths, message.key_lengths, strict=True)
     shapes = [(heads, queries, keys) for queries, keys in lengths]  # (H, Tq_i, Tk_i)
     padded = (heads, response_shape.query_rows, response_shape.key_rows)
     return _in_form(field, flat, shapes, response_shape=response_shape, padded=padded)
-
-
-def _floats(field: str, data_type: pb.DataType.ValueType, data: bytes) -> FloatArray:
-    """A read-only view of the bytes."""
-    if data_type != pb.DATA_TYPE_FP32:
-        raise _unreadable(field, f"its data type is {data_type}; this client reads FP32")
-    if len(data) % WIRE_FLOAT.itemsize:
-        raise _unreadable(field, f"{len(data)} bytes are not a whole number of elements")
-    return np.frombuffer(data, WIRE_FLOAT)
 
 
 def _in_form(
@@ -76,7 +66,7 @@ def _in_form(
     expected = math.prod(response_shape.leading)
     if len(shapes) != expected or ends[-1] != flat.size:
         sizes = f"{len(shapes)} sequences of {ends[-1]} elements in all"
-        raise _unreadable(field, f"{sizes} do not match {expected} requested and {flat.size} received")
+        raise unreadable(field, f"{sizes} do not match {expected} requested and {flat.size} received")
     if response_shape.form is InputForm.BATCH:
         return _batch(field, flat, shapes, padded=padded).reshape(*response_shape.leading, *padded)
     own = flat.astype(np.float32)  # the only copy; the parts are views of it
@@ -94,14 +84,10 @@ def _batch(field: str, flat: FloatArray, shapes: Sequence[_Shape], *, padded: _S
     start = 0
     for index, shape in enumerate(shapes):
         if any(size > limit for size, limit in zip(shape, padded, strict=True)):
-            raise _unreadable(
+            raise unreadable(
                 field, f"sequence {index} has shape {shape}, larger than the {padded} of the batch"
             )
         end = start + math.prod(shape)
         batch[index][tuple(slice(size) for size in shape)] = flat[start:end].reshape(shape)
         start = end
     return batch
-
-
-def _unreadable(field: str, why: str) -> InternalError:
-    return InternalError(f"the server's response cannot be read: {field}: {why}", field=field)

@@ -3,14 +3,15 @@
 Notation: "..." the leading axes of a batch, Tq query rows, Tk key rows, d elements of a row.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from numpy.typing import ArrayLike
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._masks import MaskExtent, encode_mask
 from attention_client._sequences import InputForm, Sequences, integers, texts, vectors
-from attention_client._values import Arrays, AttendInputs, RequestOptions, Texts
+from attention_client._values import Arrays, AttendInputs, RequestOptions, Texts, Wire
+from attention_client._wire import DATA_TYPES, narrow
 from attention_client.errors import invalid
 
 
@@ -51,11 +52,11 @@ def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall
     query = vectors("query", inputs.query, query_lengths)
     key, value = _key_and_value(inputs, query)
     request = _request(options)
-    _fill(request.query, query)
+    _fill(request.query, query, options.wire)
     if key is not None:
-        _fill(request.key, key)
+        _fill(request.key, key, options.wire)
     if value is not None:
-        _fill(request.value, value)
+        _fill(request.value, value, options.wire)
     if inputs.positions is not None:
         request.positions.extend(_positions(inputs.positions, query, query_lengths))
     return _finish(request, query, key or query, inputs.mask)
@@ -96,7 +97,10 @@ def encode_texts(options: RequestOptions, text: str | Texts, *, mask: Arrays | N
 
 def _request(options: RequestOptions) -> pb.AttendRequest:
     return pb.AttendRequest(
-        model_name=options.model, model_version=options.version, return_weights=options.return_weights
+        model_name=options.model,
+        model_version=options.version,
+        return_weights=options.return_weights,
+        output_data_type=DATA_TYPES[options.wire] if options.wire != "fp32" else pb.DATA_TYPE_UNSPECIFIED,
     )
 
 
@@ -139,11 +143,14 @@ def _check_rows(found: Sequences, other: Sequences) -> None:
         raise invalid(found.field, expected, _brief(found.rows))
 
 
-def _fill(message: pb.VectorSequences, sequences: Sequences) -> None:
+def _fill(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None:
     """Fills the message in place, because copying one message into another copies its data again."""
-    message.data_type = pb.DATA_TYPE_FP32
+    message.data_type = DATA_TYPES[wire]
     message.width = sequences.width
     message.lengths.extend(sequences.lengths)
+    if wire != "fp32":
+        pieces = tuple(narrow(sequences.field, piece, wire) for piece in sequences.pieces)
+        sequences = replace(sequences, pieces=pieces)
     message.data = sequences.flat
 
 

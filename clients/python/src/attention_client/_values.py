@@ -6,7 +6,7 @@ d elements of a row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +24,8 @@ VectorLists: TypeAlias = Sequence[Array] | Sequence[Sequence[Sequence[float]]]
 TokenLists: TypeAlias = Sequence[Array] | Sequence[Sequence[int]]
 Texts: TypeAlias = list[str] | tuple[str, ...] | Array
 Version: TypeAlias = int | str
+# The type in which real numbers are sent.
+Wire: TypeAlias = Literal["fp32", "fp16", "bf16"]
 MAX_VERSION = 2**63 - 1
 ArraysT = TypeVar("ArraysT", FloatArray, list[FloatArray])
 
@@ -92,9 +94,12 @@ class RequestOptions:
     model: str
     version: str = ""
     return_weights: bool = False
+    wire: Wire = "fp32"
 
 
-def request_options(model: str, version: Version, *, return_weights: bool) -> RequestOptions:
+def request_options(
+    model: str, version: Version, *, return_weights: bool, wire: Wire = "fp32"
+) -> RequestOptions:
     """Validates what every call takes.
 
     Raises:
@@ -103,7 +108,10 @@ def request_options(model: str, version: Version, *, return_weights: bool) -> Re
     if not isinstance(model, str):
         raise invalid("model", "a str, the model's name", type_name(model))
     return RequestOptions(
-        model=encodable("model", model), version=version_text(version), return_weights=bool(return_weights)
+        model=encodable("model", model),
+        version=version_text(version),
+        return_weights=bool(return_weights),
+        wire=wire,
     )
 
 

@@ -75,7 +75,9 @@ class VectorSequences(_message.Message):
     LENGTHS_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     data_type: Global___DataType.ValueType
-    """Element type; must be the type that the model takes."""
+    """Element type. A model that takes FP32 takes FP16 and BF16 as well: half the
+    bytes, converted without loss and computed as FP32.
+    """
     width: _builtins.int
     """Number of elements in one row; at least 1."""
     data: _builtins.bytes
@@ -232,12 +234,18 @@ class AttendRequest(_message.Message):
     MASK_FIELD_NUMBER: _builtins.int
     RETURN_WEIGHTS_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
+    OUTPUT_DATA_TYPE_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
     """Version of the model; empty for the highest version that is ready."""
     return_weights: _builtins.bool
     """Whether to return the attention weights. They are computed only on request."""
+    output_data_type: Global___DataType.ValueType
+    """The type of real numbers in the response: FP32, FP16 or BF16; if not set, the
+    type that the model computes. Numbers are rounded to the nearest; those that
+    are too large for FP16 become infinite.
+    """
     @_builtins.property
     def query(self) -> Global___VectorSequences:
         """Vectors, for a model whose first input is vectors."""
@@ -286,10 +294,11 @@ class AttendRequest(_message.Message):
         mask: Global___AttentionMask | None = ...,
         return_weights: _builtins.bool = ...,
         positions: _abc.Iterable[_builtins.int] | None = ...,
+        output_data_type: Global___DataType.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_query_input: _TypeAlias = _typing.Literal["query", "token_ids", "text"]  # noqa: Y015
     _WhichOneofArgType_query_input: _TypeAlias = _typing.Literal["query_input", b"query_input"]  # noqa: Y015
