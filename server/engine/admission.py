@@ -21,8 +21,8 @@ RESERVE = 0.1
 EARLY_RESERVE = 0.3
 # A request is admitted without a closer look if all work takes no more than this share of its remaining time.
 CERTAIN_SHARE = 0.25
-# Shortest advised time before a retry, in seconds.
-MIN_RETRY_SECONDS = 0.05
+# The advised time before a retry is a multiple of this, in seconds.
+RETRY_STEP_SECONDS = 0.05
 
 
 class Admission:
@@ -95,5 +95,5 @@ class Admission:
             raise OverloadedError(
                 f"the result is expected in {self.seconds(waiting + own):.2f} s, which is too late for the "
                 f"deadline in {remaining:.2f} s; try again later",
-                retry_after=max(MIN_RETRY_SECONDS, late),
+                retry_after=math.ceil(late / RETRY_STEP_SECONDS) * RETRY_STEP_SECONDS,
             )

@@ -1,6 +1,7 @@
 """The one mapping of the engine's errors to gRPC statuses."""
 
 import math
+from functools import lru_cache
 
 import grpc
 from google.protobuf import any_pb2
@@ -8,8 +9,12 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from server.engine.errors import EngineError, OverloadedError
+from server.rpc.transport.seam import Metadata
 
 DOMAIN = "attention.v1"
+# The key under which clients of gRPC look for a google.rpc.Status.
+DETAILS_KEY = "grpc-status-details-bin"
+CACHED_STATUSES = 1024
 UNEXPECTED = "the server failed unexpectedly; its log has the details"
 
 
@@ -23,15 +28,34 @@ def status_of(error: EngineError) -> status_pb2.Status:
 
     It has BadRequest if the error names a field, and RetryInfo if the server is overloaded.
     """
-    details = [_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))]
-    if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+    return status_pb2.Status.FromString(_serialized(*_parts(error)))
+
+
+def trailing_metadata(error: EngineError) -> Metadata:
+    """The trailing metadata that carries the status of an error."""
+    return ((DETAILS_KEY, _serialized(*_parts(error))),)
+
+
+def _parts(error: EngineError) -> tuple[int, str, str, str, int]:
+    """Code, reason, message, field, and the milliseconds until a retry, or -1 without one."""
+    retry = math.ceil(1000 * error.retry_after) if isinstance(error, OverloadedError) else -1
+    return code_of(error).value[0], error.reason, error.message, error.field, retry
+
+
+@lru_cache(maxsize=CACHED_STATUSES)
+def _serialized(code: int, reason: str, message: str, field: str, retry_milliseconds: int) -> bytes:
+    """The bytes of a status. Under overload the same few are sent again and again."""
+    details = [_packed(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))]
+    if field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
         details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
-    if isinstance(error, OverloadedError):
+    if retry_milliseconds >= 0:
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(math.ceil(1000 * error.retry_after))
+        retry.retry_delay.FromMilliseconds(retry_milliseconds)
         details.append(_packed(retry))
-    return status_pb2.Status(code=code_of(error).value[0], message=error.message, details=details)
+    status = status_pb2.Status(code=code, message=message, details=details)
+    data: bytes = status.SerializeToString()
+    return data
 
 
 def _packed(message: Message) -> any_pb2.Any:

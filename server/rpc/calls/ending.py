@@ -4,10 +4,9 @@ import logging
 from concurrent.futures import CancelledError
 
 import grpc
-from grpc_status import rpc_status
 
 from server.engine.errors import Code, EngineError
-from server.rpc.status import UNEXPECTED, code_of, status_of
+from server.rpc.status import UNEXPECTED, code_of, trailing_metadata
 from server.rpc.transport.seam import Call
 
 log = logging.getLogger(__name__)
@@ -26,9 +25,7 @@ def end_with(call: Call, error: BaseException) -> None:
     """Ends a call with the status of an error. An unexpected error is described in the log only."""
     match error:
         case EngineError():
-            status = rpc_status.to_status(status_of(error))
-            trailing = tuple(status.trailing_metadata or ())
-            call.finish(code_of(error), error.message, trailing, reason=error.reason)
+            call.finish(code_of(error), error.message, trailing_metadata(error), reason=error.reason)
         case CallError():
             call.finish(error.code, error.details)
         case CancelledError():

@@ -49,12 +49,18 @@ class CompletionQueueCall(BaseCall):
         self._timers = timers
         self._callbacks = callbacks
         self._sent_initial_metadata = False
-        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),), self._closed)
+        self._watches_end = False
 
     @property
     def peer(self) -> str:
         """See `BaseCall`."""
         return _text(self._call.peer())
+
+    def watch_end(self) -> None:
+        """Has the core report the end of the call, unless it does so already."""
+        if not self._watches_end:
+            self._watches_end = True
+            self._call.start_server_batch((_end(),), self._closed)
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""
@@ -112,7 +118,12 @@ class CompletionQueueCall(BaseCall):
         status = cygrpc.SendStatusFromServerOperation(
             trailing, code.value[0], details.encode(errors="replace"), NO_FLAGS
         )
-        self._call.start_server_batch((*self._initial_metadata(), *message, status), self._status_sent)
+        operations = (*self._initial_metadata(), *message, status)
+        if self._watches_end:
+            self._call.start_server_batch(operations, self._status_sent)
+        else:  # refused on arrival: one batch and one event for both
+            self._watches_end = True
+            self._call.start_server_batch((*operations, _end()), self._closed)
 
     def _status_sent(self, event: Any) -> None:
         if not event.success and not self.is_done:  # the core refused the message; the call is open
@@ -241,7 +252,10 @@ class CompletionQueueTransport:
             log.debug("the server stops: no more calls are requested")
         call = CompletionQueueCall(event, self._timers, self._callbacks, self._calls)
         self._calls.add(call)
-        self._accept(call)
+        try:
+            self._accept(call)
+        finally:
+            call.watch_end()
 
     def _serve(self) -> None:
         thread_names.publish()
@@ -278,6 +292,11 @@ class CompletionQueueTransport:
     def _next_timer(self) -> float:
         """When to look for timers and callbacks next, on the clock of `time.time`."""
         return time.time() + min(self._timers.next_due - time.monotonic(), IDLE_SECONDS)
+
+
+def _end() -> Any:
+    """An operation that completes when the core is done with the call."""
+    return cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS)
 
 
 def _no_work() -> bool:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from server.engine.admission import MIN_RETRY_SECONDS, WINDOW_SECONDS, Admission
+from server.engine.admission import RETRY_STEP_SECONDS, WINDOW_SECONDS, Admission
 from server.engine.errors import OverloadedError
 
 
@@ -26,7 +26,7 @@ def test_other_requests_are_admitted(waiting: float, deadline: float) -> None:
 def test_the_advised_time_is_not_shorter_than_a_minimum() -> None:
     with pytest.raises(OverloadedError) as refused:
         Admission().check(waiting=0.9, own=0.001, deadline=1.0, now=0.0)
-    assert refused.value.retry_after == MIN_RETRY_SECONDS
+    assert refused.value.retry_after == RETRY_STEP_SECONDS
 
 
 def test_the_rate_follows_what_is_measured_while_busy() -> None:
