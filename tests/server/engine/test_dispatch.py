@@ -112,7 +112,7 @@ class DispatchMachine(RuleBasedStateMachine):
         if not oldest or len(self.dispatch.running) >= SLOTS or self.inline_will_ask:
             return
         free = self.max_run_bytes - sum(self.dispatch.running.values())
-        first = min(oldest, key=lambda queued: queued.number)
+        first = min(oldest, key=lambda queued: (queued.turn, queued.number))
         if first.run_bytes <= free or not self.dispatch.running:
             assert self.dispatch.needs_thread
 
