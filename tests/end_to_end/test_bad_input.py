@@ -54,9 +54,9 @@ REFUSALS = {
     "unknown data type": (ask(query=vectors(data_type=77)), "query.data_type", "is 77; must be one of"),
     "no data type": (ask(query=vectors(data_type=0)), "query.data_type", "is 0; must be one of"),
     "another data type": (
-        ask(query=vectors(data_type=pb.DATA_TYPE_FP16, data=b"\0" * 96)),
+        ask(query=vectors(data_type=pb.DATA_TYPE_INT64, data=b"\0" * 384)),
         "query",
-        "is float16; the model takes float32",
+        "is int64; the model takes float32",
     ),
     "zero width": (ask(query=vectors(0)), "query.width", "must be at least 1"),
     "too few bytes": (ask(query=vectors(data=b"\0" * 8)), "query.data", "8 bytes; 3 x 16 elements"),

@@ -1,6 +1,7 @@
 """A served repository: health, reflection, metrics, models that fail, and the drain."""
 
 import shutil
+import time
 import urllib.request
 from pathlib import Path
 
@@ -97,6 +98,15 @@ def test_the_port_of_another_server_is_refused(
     assert " loading " not in log
 
 
+def wait_for_messages(server: ServerProcess) -> None:
+    """Returns when the message of every call that has arrived was received."""
+    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
+    until = time.monotonic() + 60
+    while "\nattention_waiting_calls 0.0\n" not in urllib.request.urlopen(url).read().decode():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
 def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -> None:
     model = "multi-head-768x12"
     shutil.copytree(repository / model, tmp_path / "models" / model)
@@ -111,8 +121,9 @@ def test_a_drain_answers_every_accepted_call(repository: Path, tmp_path: Path) -
     ):
         stub = AttentionServiceStub(channel)
         sent = [stub.Attend.future(request, timeout=60) for _ in range(4)]
-        # On one connection calls arrive in the order in which they are made.
+        # On one connection calls arrive in the order in which they are made; their messages come later.
         stub.GetModel(pb.GetModelRequest(name=model), timeout=60)
+        wait_for_messages(server)
         assert server.stop() == 0
         for call in sent:
             vectors = call.result().context_vectors
