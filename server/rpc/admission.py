@@ -15,7 +15,9 @@ Before both, HTTP/2 bounds the calls of one connection (`max_calls_per_connectio
 makes further calls wait.
 """
 
+import time
 from dataclasses import dataclass
+from functools import partial
 
 from server.engine.errors import Code, EngineError, OverloadedError, ShuttingDownError
 from server.rpc.calls.ending import end_with
@@ -24,6 +26,8 @@ from server.rpc.timeouts import Timeouts
 from server.rpc.transport.seam import Call
 
 DRAINING = "the server is shutting down; retry on another server"
+# How long the first message of a call may still take to arrive once a drain has begun.
+ARRIVING_SECONDS = 0.5
 
 
 class ReceiveTimeoutError(EngineError):
@@ -204,8 +208,13 @@ class CallAdmissions:
         return self._ordered if route.kind is CallKind.ORDERED_STREAM else self._unary
 
     def drain(self) -> None:
-        """Ends the calls that wait for their first message."""
+        """Ends the calls whose first message does not arrive very soon: it may be on its way."""
+        latest = time.monotonic() + ARRIVING_SECONDS
         for call in (*self._waiting, *self._other_waiting):
+            call.call_at(latest, partial(self._end_waiting, call))
+
+    def _end_waiting(self, call: Call) -> None:
+        if call in self._waiting or call in self._other_waiting:
             end_with(call, ShuttingDownError(DRAINING))
 
     def _not_received(self, call: Call) -> None:

@@ -108,8 +108,8 @@ class Dispatcher:
     def drain(self) -> None:
         """Refuses calls from now on, and ends those that would not end by themselves.
 
-        Those are the calls whose first message has not arrived, and the streams: each ends once the replies
-        to what was received have been sent.
+        Those are the calls whose first message does not arrive soon, and the streams: each ends once the
+        replies to what was received have been sent.
         """
         self._draining = True
         self._admissions.drain()
