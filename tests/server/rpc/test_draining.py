@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 from protos.attention.v1 import attention_pb2 as pb
 from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from server.engine.model import LoadedModel
-from server.rpc import reflection
+from server.rpc import admission, reflection
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.test_admission import ATTEND, Opened, wait_until_waiting
 from tests.server.rpc.test_server_lifecycle import NOT_SERVING, SERVING, Stopping, watch
@@ -95,6 +95,26 @@ def test_watchers_and_idle_streams_do_not_hold_a_drain(self_model: LoadedModel) 
         opened.close()
 
 
+def test_a_message_that_is_on_its_way_is_answered(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "ARRIVING_SECONDS", PATIENCE_SECONDS)
+    with Served(self_model) as served:
+        messages = Messages()
+        method: Any = served.channel.stream_unary(
+            ATTEND, pb.AttendRequest.SerializeToString, pb.AttendResponse.FromString
+        )
+        call = method.future(iter(messages), timeout=PATIENCE_SECONDS)
+        wait_until_waiting(served, 1)
+        stopping = Stopping(served, PATIENCE_SECONDS)
+        wait_until_draining(served)
+        messages.put(attend_request([2]))
+        messages.put(None)
+        assert call.result().context_vectors.lengths == [2]
+        stopping.wait()
+        assert stopping.seconds[0] < AT_ONCE_SECONDS
+
+
 def test_a_stream_gets_its_outstanding_replies_and_then_ends(self_model: LoadedModel) -> None:
     with Served.held(self_model) as served:
         messages = Messages()
@@ -103,15 +123,20 @@ def test_a_stream_gets_its_outstanding_replies_and_then_ends(self_model: LoadedM
             messages.put(pb.AttendStreamRequest(id=name, request=attend_request([2])))
         assert served.engine.has_queued(2)
         stopping = Stopping(served, PATIENCE_SECONDS)
-        with served.connect() as other:  # refused, or not connected: the drain has begun
-            while health(other) is not None:
-                pass
+        wait_until_draining(served)
         assert stopping.goes_on
         served.gate.open()
         assert [next(stream).id, next(stream).id] == ["a", "b"]
         assert ended(stream) is grpc.StatusCode.UNAVAILABLE
         stopping.wait()
         messages.put(None)
+
+
+def wait_until_draining(served: Served) -> None:
+    """Returns when new calls are refused, or not connected."""
+    with served.connect() as other:
+        while health(other) is not None:
+            pass
 
 
 def health(channel: grpc.Channel) -> Any:
