@@ -10,12 +10,18 @@ from typing import NamedTuple
 from benchmarks import load
 from benchmarks.compare import WARM_SECONDS, ComparisonCell
 from benchmarks.load import MeasurementWindow
-from benchmarks.processes import PROC, TICKS, ServerAddress, processor_seconds
+from benchmarks.processes import (
+    PROC,
+    SYSTEM_TICKS,
+    TICKS,
+    USER_TICKS,
+    ServerAddress,
+    processor_seconds,
+    processor_ticks,
+)
 
-# Fields of /proc/PID/task/TID/stat after the name.
-USER_TICKS, SYSTEM_TICKS = 11, 12
-# Column of the line "cpu" in /proc/stat.
-IDLE = 4
+# Index in `processor_ticks`.
+IDLE = 3
 SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)$", re.MULTILINE)
 
 
@@ -120,7 +126,7 @@ def _reading(task: Path) -> Reading:
 
 def idle_seconds() -> float:
     """Time for which the cores of this machine were idle, in seconds, all of them together."""
-    return int((PROC / "stat").read_text().split(maxsplit=IDLE + 1)[IDLE]) / TICKS
+    return processor_ticks()[IDLE] / TICKS
 
 
 def used(

@@ -8,6 +8,7 @@ import numpy as np
 
 from artifact.manifest import BATCH_AXIS, POSITIONS
 from protos.attention.v1 import attention_pb2 as pb
+from server.engine.dimensions import MAX_CACHED_SEQUENCES
 from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
 from server.engine.types import BITS_PER_BYTE, Array, Mask, MaskKind, Ragged, Request, Result, Text
@@ -38,12 +39,8 @@ DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
     pb.DATA_TYPE_BOOL: np.dtype("?"),
 }
 DATA_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
-WIRE_FLOATS = {
-    pb.DATA_TYPE_FP32: WireFloat.FP32,
-    pb.DATA_TYPE_FP16: WireFloat.FP16,
-    pb.DATA_TYPE_BF16: WireFloat.BF16,
-}
-FLOAT_TYPES = {wire: data_type for data_type, wire in WIRE_FLOATS.items()}
+FLOAT_TYPES = {wire: pb.DataType.Value(f"DATA_TYPE_{wire.name}") for wire in WireFloat}
+WIRE_FLOATS = {data_type: wire for wire, data_type in FLOAT_TYPES.items()}
 MASK_KINDS = {
     pb.AttentionMask.KIND_KEYS: MaskKind.KEYS,
     pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
@@ -51,10 +48,9 @@ MASK_KINDS = {
 }
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
-KNOWN_TYPES = ", ".join(wire.name for wire in WireFloat) + ", INT64, BOOL"
+KNOWN_FLOATS = ", ".join(WireFloat.__members__)
+KNOWN_TYPES = f"{KNOWN_FLOATS}, INT64, BOOL"
 CACHED_MODELS = CACHED_DESCRIPTIONS = 1024
-# Descriptions of responses with more sequences are not kept.
-MAX_CACHED_SEQUENCES = 8
 Shape = tuple[int, ...]
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
@@ -225,8 +221,7 @@ def output_type(message: pb.AttendRequest) -> WireFloat:
         return WireFloat.FP32
     wire = WIRE_FLOATS.get(data_type)
     if wire is None:
-        known = ", ".join(wire.name for wire in WireFloat)
-        raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {known}")
+        raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {KNOWN_FLOATS}")
     return wire
 
 

@@ -19,7 +19,6 @@ SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 CLASSIFICATION = "classification"
 # A parameter of this server: the type in which a requested output of FP32 is sent.
 DATATYPE = "datatype"
-OUTPUT_TYPES = {wire.name: wire for wire in WireFloat}
 
 
 def in_shared_memory(parameters: Mapping[str, object]) -> bool:
@@ -63,10 +62,10 @@ def output_type(field: str, parameters: Parameters) -> WireFloat:
     """
     if DATATYPE not in parameters:
         return WireFloat.FP32
-    wire = OUTPUT_TYPES.get(str(_value(parameters[DATATYPE])))
+    wire = WireFloat.__members__.get(str(_value(parameters[DATATYPE])))
     if wire is None:
         raise InvalidRequestError(
-            f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(OUTPUT_TYPES)}"
+            f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(WireFloat.__members__)}"
         )
     return wire
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from artifact.manifest import BATCH_AXIS
 from protos.inference import open_inference_pb2 as pb
-from server.engine.dimensions import DTYPES
+from server.engine.dimensions import DTYPES, MAX_CACHED_SEQUENCES
 from server.engine.model import LoadedModel
 from server.engine.types import Array, Request, Result
 from server.rpc.half_precision import WireFloat, narrowed
@@ -22,8 +22,6 @@ LENGTHS = "lengths"
 LENGTHS_TYPE = np.dtype("<i8")
 CACHED_MODELS = CACHED_SHAPES = 1024
 RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
-# Layouts of requests with more sequences are not kept.
-MAX_CACHED_SEQUENCES = 8
 Shape = tuple[int, ...]
 FP32_ONLY: Mapping[str, WireFloat] = {}
 # The length of each sequence.

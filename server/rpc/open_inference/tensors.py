@@ -34,8 +34,6 @@ DTYPES = {
     "FP64": np.dtype("<f8"),
 }
 DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
-# Half the bytes for what models take and return as FP32.
-WIRE_FLOATS = {"FP32": WireFloat.FP32, "FP16": WireFloat.FP16, "BF16": WireFloat.BF16}
 KNOWN_DATATYPES = (*DTYPES, "FP16", "BF16", BYTES)
 # The typed field for elements of each type. FP16 and BF16 have none: they are sent as raw contents.
 CONTENTS = {
@@ -155,7 +153,7 @@ class _TensorDecoder:
         if self._datatype == BYTES:
             count = self._bytes_count()
             return self._bytes(list(islice(_split_bytes(self._name, data), max(count, 0) + 1)))
-        wire = WIRE_FLOATS.get(self._datatype)
+        wire = WireFloat.__members__.get(self._datatype)
         if wire is None:
             return from_bytes(self._name, data, DTYPES[self._datatype], self._shape)
         return widened(self._name, data, wire, self._shape, self._allowance)

@@ -148,10 +148,8 @@ def _fill(message: pb.VectorSequences, sequences: Sequences, wire: Wire) -> None
     message.data_type = DATA_TYPES[wire]
     message.width = sequences.width
     message.lengths.extend(sequences.lengths)
-    if wire != "fp32":
-        pieces = tuple(narrow(sequences.field, piece, wire) for piece in sequences.pieces)
-        sequences = replace(sequences, pieces=pieces)
-    message.data = sequences.flat
+    pieces = tuple(narrow(sequences.field, piece, wire) for piece in sequences.pieces)
+    message.data = replace(sequences, pieces=pieces).flat
 
 
 def _finish(request: pb.AttendRequest, query: Sequences, key: Sequences, mask: Arrays | None) -> EncodedCall:

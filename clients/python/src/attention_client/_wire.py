@@ -30,7 +30,7 @@ def read_wire(wire: object) -> Wire:
     """The type of real numbers that a client was given.
 
     Raises:
-        InvalidArgumentError: There is no such type.
+        InvalidArgumentError: It is not the name of one.
     """
     if not isinstance(wire, str) or wire not in DATA_TYPES:
         raise invalid("wire", f"one of {', '.join(map(repr, DATA_TYPES))}", repr(wire))
