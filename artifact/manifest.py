@@ -99,6 +99,9 @@ class Manifest(Record):
     causal: bool
     opset: Size
     precision: Literal["fp32", "fp16", "bf16", "int8"]
+    activation_scales: Literal["row"] | None = None
+    """For int8, the activations that share a scale: those of a row. Absent in earlier manifests, where all
+    rows of a run share one and affect each other."""
     tolerance: Tolerance
     parameters: Count
     cost: Cost

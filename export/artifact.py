@@ -20,9 +20,10 @@ from export.block_mask import NotInBlocksError
 from export.blocks import in_blocks
 from export.errors import ExportError
 from export.graph import OPSET, finish, trace
-from export.lowering import HALF_TYPES, lowered, quantised
+from export.lowering import HALF_TYPES, lowered
 from export.model_id import ModelId
 from export.precision import TOLERANCES, Precision
+from export.quantisation import quantise_linear_layers
 from export.signature import AttentionModule, Signature
 from export.spec import ExportSpec, attention_spec, source_digest
 from export.storage import WEIGHTS_FILE, write_graphs
@@ -153,11 +154,10 @@ class ArtifactWriter:
                 continue
             with suppress(NotInBlocksError):
                 traced[kind] = in_blocks(traced[WHOLE[kind]], causal=self.spec.causal)
-        graphs = {s.kind: finish(traced[s.kind], s) for s in self.spec.signatures if s.kind in traced}
-        return {kind: self._quantised(graph) for kind, graph in graphs.items()}
-
-    def _quantised(self, graph: onnx.ModelProto) -> onnx.ModelProto:
-        return quantised(graph) if self.precision is Precision.INT8 else graph
+        if self.precision is Precision.INT8:
+            for graph in traced.values():
+                quantise_linear_layers(graph)
+        return {s.kind: finish(traced[s.kind], s) for s in self.spec.signatures if s.kind in traced}
 
     def _compare(self, folder: Path, signatures: Sequence[Signature]) -> list[parity.ParityCase]:
         cases = []
@@ -183,6 +183,7 @@ class ArtifactWriter:
             causal=spec.causal,
             opset=OPSET,
             precision=self.precision.value,
+            activation_scales="row" if self.precision is Precision.INT8 else None,
             tolerance=self.tolerance,
             parameters=sum(parameter.numel() for parameter in spec.module.parameters()),
             cost=spec.cost,

@@ -1,11 +1,13 @@
 """Builds the operators of a graph one by one."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-Attribute = int | str | Sequence[int] | ir.TensorProtocol | ir.Graph | ir.Attr
+Attribute = int | float | str | Sequence[int] | ir.TensorProtocol | ir.Graph | ir.Attr
 
 
 class Builder:
@@ -31,9 +33,13 @@ class Builder:
         """A constant: int64 vector."""
         return self.op("Constant", value_ints=values)
 
+    def constant(self, value: NDArray[Any] | np.generic) -> ir.Value:
+        """A constant of any type and shape."""
+        return self.op("Constant", value=ir.tensor(np.asarray(value)))
+
     def true(self) -> ir.Value:
         """A constant: bool scalar."""
-        return self.op("Constant", value=ir.tensor(np.array(True)))  # noqa: FBT003 - a value
+        return self.constant(np.True_)
 
     def vector(self, *scalars: ir.Value) -> ir.Value:
         """The vector of int64 scalars."""

@@ -1,16 +1,11 @@
-"""Lowers a module, or the graph made from it, to a precision other than float32."""
+"""Lowers a module to a half precision."""
 
 import copy
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
-from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
-from export.graph import quiet
 from export.precision import Precision
 from export.signature import output_tensors
 
@@ -39,19 +34,3 @@ class _HalfPrecision(nn.Module):
     def _cast(self, value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(self.dtype) if is_float else value
-
-
-def quantised(graph: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with 8-bit linear layers (ONNX Runtime's dynamic quantisation, standard operators)."""
-    # The quantiser warns that its own shape inference should run first; the exporter has already inferred
-    # shapes.
-    with tempfile.TemporaryDirectory() as folder, quiet(""):
-        path = Path(folder) / "graph.onnx"
-        quantize_dynamic(
-            graph,
-            path,
-            op_types_to_quantize=["MatMul", "Gemm"],
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-        )
-        return onnx.load(path)

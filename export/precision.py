@@ -15,7 +15,7 @@ class Precision(StrEnum):
     BF16 = "bf16"
     """bfloat16."""
     INT8 = "int8"
-    """Linear layers in 8-bit integers, activations quantised at run time; all else in float32."""
+    """Linear layers in 8-bit integers, with a scale for each row at run time; all else in float32."""
 
 
 # The tolerances of torch.testing.assert_close for float32.

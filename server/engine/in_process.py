@@ -26,7 +26,8 @@ from server import cores
 from server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
 from server.engine.execute import Outputs, gather, run_batch
 from server.engine.limits import Limits
-from server.engine.model import LoadedModel, load_model
+from server.engine.loading import load_model
+from server.engine.model import LoadedModel
 from server.engine.provider import Device, Provider, ProviderError
 from server.engine.repository import versions
 from server.engine.types import Array, Ragged, Request, Result, SequenceInputs

@@ -10,7 +10,8 @@ from artifact.errors import ArtifactError
 from server.engine.calibration import calibrated
 from server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from server.engine.limits import MAX_TOLERANCE
-from server.engine.model import LoadedModel, load_model
+from server.engine.loading import load_model
+from server.engine.model import LoadedModel
 from server.engine.provider import Device, ProviderError
 
 log = logging.getLogger(__name__)

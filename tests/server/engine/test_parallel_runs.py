@@ -18,7 +18,8 @@ from server.engine.cost import RunCost
 from server.engine.dispatch import Dispatch
 from server.engine.execute import run_batch
 from server.engine.limits import Limits
-from server.engine.model import LoadedModel, load_model
+from server.engine.loading import load_model
+from server.engine.model import LoadedModel
 from server.engine.provider import Device, Provider
 from tests.server.samples import SELF, validated_of
 from tests.server.seams import costing

@@ -27,7 +27,7 @@ BEYOND_THE_ARENA = """
 import sys
 from pathlib import Path
 import numpy as np
-from server.engine.model import load_model
+from server.engine.loading import load_model
 from server.engine.provider import Device
 model = load_model(Path(sys.argv[1]), Device(threads=1, arena_bytes=8 << 20))
 query = np.ones((1, 4096, 4), np.float32)

@@ -1,0 +1,118 @@
+"""Replaces the linear layers of a graph by layers in 8-bit integers, in operators of the ONNX standard.
+
+A linear layer computes x W for rows of activations x (..., K) and weights W (K, N). Each row of x and each
+column of W is divided by a scale of its own and rounded to integers from -127 to 127. Sums of their products
+are exact, and the two scales turn them back into float32 (vector-wise quantisation: Dettmers et al. 2022,
+"LLM.int8()", section 3.1).
+
+The scale of a row of x is computed at run time, from that row alone. A result therefore depends neither on
+the other sequences of a batch nor on padding, to the last bit.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
+
+from export.builder import Builder
+
+LARGEST = 127
+MATRIX = 2
+# Stands for the largest value of a row or column of zeros, which cannot be divided by 0.
+SMALLEST_RANGE = np.float32(1e-30)
+# ONNX Runtime multiplies unsigned by signed integers several times faster than signed by signed ones, so the
+# integers of x are stored with this offset.
+ZERO_POINT = np.uint8(128)
+
+
+def quantise_linear_layers(model: ir.Model) -> None:
+    """Quantises every product with a constant matrix. All other operators stay as they are."""
+    inputs = dict[ir.Value, _Rows]()
+    for index, node in enumerate(list(model.graph)):
+        layer = _linear_layer(node)
+        if layer is None:
+            continue
+        builder = Builder(f"int8.{index}")
+        # Layers with the same input, such as the projections of self-attention, share its integers.
+        if layer.rows not in inputs:
+            inputs[layer.rows] = _quantised(builder, layer.rows)
+        result = layer.in_integers(builder, inputs[layer.rows])
+        ir.convenience.replace_nodes_and_values(
+            model.graph, node, [node], builder.nodes, node.outputs, [result]
+        )
+    LiftConstantsToInitializersPass()(model)
+    RemoveUnusedNodesPass()(model)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of activations in integers.
+
+    Attributes:
+        integers: uint8 (..., K), with the offset ZERO_POINT.
+        scales: float32 (..., 1); NaN for a row that contains NaN or infinity.
+    """
+
+    integers: ir.Value
+    scales: ir.Value
+
+
+@dataclass(frozen=True)
+class _LinearLayer:
+    """The operands of a product with constant weights.
+
+    Attributes:
+        rows: float32 (..., K).
+        weights: float32 (K, N).
+        bias: Is added to the product.
+    """
+
+    rows: ir.Value
+    weights: NDArray[np.float32]
+    bias: ir.Value | None = None
+
+    def in_integers(self, builder: Builder, rows: _Rows) -> ir.Value:
+        """The result of the layer, float32 (..., N)."""
+        ranges = np.maximum(np.abs(self.weights).max(axis=0), SMALLEST_RANGE)
+        scales = (ranges / LARGEST).astype(np.float32)
+        integers = np.rint(self.weights / scales).astype(np.int8)
+        sums = builder.op(
+            "MatMulInteger", rows.integers, builder.constant(integers), builder.constant(ZERO_POINT)
+        )
+        by_row = builder.op("Mul", builder.op("Cast", sums, to=ir.DataType.FLOAT), rows.scales)
+        product = builder.op("Mul", by_row, builder.constant(scales))
+        return product if self.bias is None else builder.op("Add", product, self.bias)
+
+
+def _linear_layer(node: ir.Node) -> _LinearLayer | None:
+    """The layer that an operator computes; None if it computes something else."""
+    if node.op_type not in {"MatMul", "Gemm"}:
+        return None
+    rows, weights, *bias = node.inputs
+    matrix = ir.convenience.get_const_tensor(weights) if weights is not None else None
+    if rows is None or matrix is None or matrix.dtype != ir.DataType.FLOAT or len(matrix.shape) != MATRIX:
+        return None
+    if node.op_type == "MatMul":
+        return _LinearLayer(rows, matrix.numpy())
+    options = {name: attribute.value for name, attribute in node.attributes.items()}
+    if options.get("transA", 0) or options.get("alpha", 1.0) != 1 or options.get("beta", 1.0) != 1:
+        return None
+    return _LinearLayer(rows, matrix.numpy().T if options.get("transB", 0) else matrix.numpy(), *bias)
+
+
+def _quantised(builder: Builder, rows: ir.Value) -> _Rows:
+    last = builder.integers([-1])
+    highest = builder.op("ReduceMax", rows, last)
+    lowest = builder.op("ReduceMin", rows, last)
+    ranges = builder.op("Max", highest, builder.op("Neg", lowest), builder.constant(SMALLEST_RANGE))
+    scales = builder.op("Mul", ranges, builder.constant(np.float32(1 / LARGEST)))
+    quotients = builder.op("Div", rows, scales)
+    integers = builder.op(
+        "QuantizeLinear", quotients, builder.constant(np.float32(1)), builder.constant(ZERO_POINT)
+    )
+    # Rounding turns NaN into an integer. The sum of the quotients is NaN if one of them is, otherwise finite.
+    sums = builder.op("ReduceSum", quotients, last)
+    nan_or_zero = builder.op("Mul", sums, builder.constant(np.float32(0)))
+    return _Rows(integers, builder.op("Add", scales, nan_or_zero))

@@ -1,0 +1,129 @@
+"""Loads an artifact: verifies its files, opens its graphs, and replays its golden vectors on this machine."""
+
+import dataclasses
+from collections.abc import Set
+from pathlib import Path
+
+from artifact.errors import ArtifactError
+from artifact.golden import GoldenCase, check_golden, load_golden
+from artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, check_inside
+from server.engine.limits import MAX_TOLERANCE
+from server.engine.model import LoadedModel
+from server.engine.provider import Device, ProviderError
+from server.engine.session import Session
+from server.engine.tokenizer import TextEncoder
+
+# Weights of smaller artifacts are prepacked in every graph's session.
+SMALL_ARTIFACT_BYTES = 64 << 20
+
+
+def load_model(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> LoadedModel:
+    """Loads an artifact: verifies its files, opens its graphs, replays its golden vectors.
+
+    Args:
+        folder: `<repository>/<model name>/<version>`.
+        device: Where the graphs run.
+        max_tolerance: Upper bound of the tolerances that the manifest may state, relative and absolute.
+
+    Raises:
+        ArtifactError: The artifact is damaged, or misses its tolerance on this machine.
+        ProviderError: The execution provider is not available.
+    """
+    check_inside(folder, folder / MANIFEST_FILE)
+    manifest = Manifest.load(folder)
+    _check_manifest(manifest, folder, max_tolerance)
+    manifest.verify_files(folder)
+    golden = folder / manifest.golden
+    cases = load_golden(golden)
+    check_golden(golden, cases, manifest)
+    sessions = _open_sessions(manifest, folder, device)
+    parallel_sessions = _open_parallel_sessions(manifest, folder, device)
+    encoder = _load_text_encoder(folder / manifest.tokenizer) if manifest.tokenizer else None
+    errors = [
+        _replay(case, manifest, opened[case.graph], golden)
+        for opened in (sessions, parallel_sessions)
+        for case in cases
+        if case.graph in opened
+    ]
+    provider = sessions[GraphKind.PLAIN].provider
+    return LoadedModel(
+        manifest, sessions, encoder, max(errors), provider, parallel_sessions=parallel_sessions
+    )
+
+
+def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> None:
+    path = folder / MANIFEST_FILE
+    if (manifest.name, str(manifest.version)) != (folder.parent.name, folder.name):
+        found, expected = f"{manifest.name}/{manifest.version}", f"{folder.parent.name}/{folder.name}"
+        raise ArtifactError(path, f"the manifest describes {found}, and the folder is named {expected}")
+    if GraphKind.PLAIN not in manifest.graphs:
+        raise ArtifactError(path, f"graph {GraphKind.PLAIN} is missing")
+    if max(manifest.tolerance.rtol, manifest.tolerance.atol) > max_tolerance:
+        raise ArtifactError(
+            path, f"the tolerance is {manifest.tolerance}; this server accepts at most {max_tolerance:g}"
+        )
+
+
+def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
+    """One session for each graph. On the host's cores, each computes on the thread of its caller.
+
+    To save memory, large weights are prepacked for the plain graph only, and no weights for graphs in blocks,
+    whose runs are long.
+    """
+    small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
+    prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else {GraphKind.PLAIN}
+    if device.provider.runtime.uses_host_cores:
+        device = dataclasses.replace(device, threads=1)
+    return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}
+
+
+def _open_parallel_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
+    """One session on all threads for each graph that runs a single sequence.
+
+    To save memory, weights are prepacked for the plain graph only.
+    """
+    if device.threads == 1 or not device.provider.runtime.uses_host_cores:
+        return {}
+    kinds = [kind for kind in manifest.graphs if kind is not GraphKind.LENGTHS]
+    return {kind: _open(manifest, folder, kind, device, {GraphKind.PLAIN}) for kind in kinds}
+
+
+def _open(
+    manifest: Manifest, folder: Path, kind: GraphKind, device: Device, prepacked: Set[GraphKind]
+) -> Session:
+    path = folder / manifest.graphs[kind].file
+    try:
+        # Resolved: ONNX Runtime compares the real folders of a graph and its weights.
+        return Session(path.resolve(), device, prepack_weights=kind in prepacked)
+    except ProviderError:
+        raise
+    except Exception as error:  # ONNX Runtime raises many types
+        what = f"the {manifest.precision} graph does not load on {device.provider}"
+        raise ArtifactError(path, what, details=error) from error
+
+
+def _load_text_encoder(path: Path) -> TextEncoder:
+    try:
+        return TextEncoder(path)
+    except Exception as error:  # the library raises Exception itself
+        raise ArtifactError(path, "the tokenizer does not load", details=error) from error
+
+
+def _replay(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
+    """Runs a golden case and returns the largest difference from eager PyTorch."""
+    try:
+        outputs = session.run(case.inputs)
+    except Exception as error:
+        raise ArtifactError(golden, f"graph {case.graph} does not run", details=error) from error
+    errors = [0.0]
+    for name, eager in case.outputs.items():
+        if name not in outputs:
+            raise ArtifactError(golden, f"graph {case.graph} does not have an output {name}")
+        errors.append(manifest.tolerance.error(outputs[name], eager))
+        if not manifest.tolerance.holds(outputs[name], eager):
+            raise ArtifactError(
+                golden,
+                f"{name} of graph {case.graph} differs from eager PyTorch by {errors[-1]:.3g} "
+                f"on this machine; the tolerance is {manifest.tolerance}",
+            )
+    return max(errors)

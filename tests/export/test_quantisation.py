@@ -1,0 +1,142 @@
+"""Linear layers in integers: which are replaced, how far they are off, and rows of unusual numbers."""
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from artifact.manifest import GraphKind
+from export.builder import Attribute, Builder
+from export.graph import finish, trace
+from export.quantisation import quantise_linear_layers
+from tests.export.modules import SELF, attention, signature
+
+Array = NDArray[np.float32]
+K, N = 24, 10
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def operator(name: str, *constants: Array, rank: int = 2, **attributes: Attribute) -> ir.Model:
+    """A graph of one operator with input x (..., K) and output y (..., N)."""
+    axes = [f"axis_{axis}" for axis in range(rank - 1)]
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[*axes, K])
+    builder = Builder("test")
+    y = builder.op(name, x, *(builder.constant(constant) for constant in constants), **attributes)
+    y.name, y.type, y.shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape([*axes, N])
+    graph = ir.Graph([x], [y], nodes=builder.nodes, opset_imports={"": 23}, name="test")
+    return ir.Model(graph, ir_version=10)
+
+
+def operators(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)
+
+
+def run(model: ir.Model, x: Array) -> Array:
+    proto: onnx.ModelProto = ir.to_proto(model)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {"x": x})
+    return np.asarray(y)
+
+
+def bound(x: Array, weights: Array) -> Array:
+    """The largest error that rounding to integers can cause: half a step for each factor of each product."""
+    step_x = np.abs(x).max(-1, keepdims=True) / 127 / 2
+    step_w = np.abs(weights).max(0) / 127 / 2
+    errors = step_x * np.abs(weights).sum(0) + np.abs(x).sum(-1, keepdims=True) * step_w + K * step_x * step_w
+    return np.asarray(errors * 1.01 + 1e-6)
+
+
+LAYERS = {
+    "product of a matrix": (operator("MatMul", normal(K, N)), (5, K)),
+    "product of a batch": (operator("MatMul", normal(K, N), rank=3), (2, 5, K)),
+    "Gemm": (operator("Gemm", normal(K, N)), (5, K)),
+    "Gemm with transposed weights and bias": (
+        operator("Gemm", normal(K, N).T.copy(), normal(N, seed=1), transB=1),
+        (5, K),
+    ),
+}
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_off_by_rounding_only(name: str, scale: float) -> None:
+    model, shape = LAYERS[name]
+    quantised = model.clone()
+    quantise_linear_layers(quantised)
+    assert operators(quantised)["MatMulInteger"] == 1
+    assert not {"MatMul", "Gemm"} & operators(quantised).keys()
+    x = normal(*shape, seed=2) * np.float32(scale)
+    expected, found = run(model, x), run(quantised, x)
+    assert (np.abs(found - expected) <= bound(x, normal(K, N))).all()
+    assert not np.array_equal(found, expected)
+
+
+OTHERS = {
+    "scaled Gemm": operator("Gemm", normal(K, N), alpha=0.5),
+    "scaled bias": operator("Gemm", normal(K, N), normal(N), beta=2.0),
+    "matrices by batch": operator("MatMul", normal(3, K, N), rank=3),
+    "another operator": operator("Add", normal(1, K)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_operators_stay(name: str) -> None:
+    model = OTHERS[name].clone()
+    before = operators(model) - Counter("Constant")
+    quantise_linear_layers(model)
+    assert operators(model)["MatMulInteger"] == 0
+    assert operators(model).keys() - {"Constant"} == before.keys() - {"Constant"}
+
+
+@pytest.fixture(scope="module")
+def layer() -> ir.Model:
+    model = operator("MatMul", normal(K, N))
+    quantise_linear_layers(model)
+    return model
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_with_a_value_that_is_not_finite_gives_nan_and_leaves_the_others(
+    layer: ir.Model, value: float
+) -> None:
+    x = normal(3, K)
+    expected = run(layer, x)
+    x[1, 4] = value
+    found = run(layer, x)
+    assert np.isnan(found[1]).all()
+    np.testing.assert_array_equal(found[[0, 2]], expected[[0, 2]])
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-38, 1e30])
+def test_rows_of_zeros_and_of_extreme_values(layer: ir.Model, factor: float) -> None:
+    x = normal(3, K) * np.float32(factor)
+    expected = x @ normal(K, N)
+    # Rows below 1e-30 count as zeros.
+    np.testing.assert_allclose(run(layer, x), expected, atol=max(0.01 * factor * K, 1e-30 * K), rtol=0)
+
+
+def test_a_column_of_zeros() -> None:
+    weights = normal(K, N)
+    weights[:, 3] = 0
+    model = operator("MatMul", weights)
+    quantise_linear_layers(model)
+    found = run(model, normal(5, K))
+    assert not found[:, 3].any()
+    assert found[:, 4].all()
+
+
+def test_projections_of_the_same_rows_share_their_integers() -> None:
+    module = attention(SELF)
+    signed = signature(module, GraphKind.PLAIN)
+    model = trace(module, signed)
+    quantise_linear_layers(model)
+    counts = operators(model)
+    assert (counts["MatMulInteger"], counts["QuantizeLinear"]) == (4, 2)
+    finish(model, signed)
