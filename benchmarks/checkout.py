@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from benchmarks.channel import CallFailedError, call_once
 from benchmarks.processes import ServerAddress, free_ports, running
-from benchmarks.workload import AttentionKind, Model
+from benchmarks.workload import FP32, AttentionKind, Model
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = 1
@@ -62,6 +62,8 @@ class Checkout:
         command += ["--heads", str(model.heads), "--name", model.name, "--out", repository]
         if model.kind is not AttentionKind.SELF:
             command.append(f"--{model.kind}")
+        if model.precision != FP32:
+            command += ["--precision", model.precision]
         result = subprocess.run(  # noqa: S603 - a command of this repository
             command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
         )

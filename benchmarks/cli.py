@@ -13,14 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import compare as comparison
-from benchmarks import peers, report, threads
+from benchmarks import peers, report, threads, variants
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
 from benchmarks.environment import Environment, Setup, open_environment
 from benchmarks.processes import library_versions, machine, now, processor_ticks, stolen_share, worker
 from benchmarks.results import MEMORY_FILE, RESULTS_FILE, Conditions, Results, save
 from benchmarks.runner import Findings, measure_memory, run, steps
-from benchmarks.summary import spread
+from benchmarks.summary import Spread, spread
 from benchmarks.systems import MeasurementError
 from benchmarks.tables import number, with_range
 from benchmarks.workload import FULL, QUICK
@@ -158,9 +158,50 @@ def show_threads(
     console.print(table)
 
 
+@app.command("variants")
+def compare_variants(
+    *,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds under each load.")] = (
+        variants.PLAN.rounds
+    ),
+    seconds: Annotated[float, typer.Option(min=0.05, help="Duration of each measurement, in seconds.")] = (
+        variants.PLAN.seconds
+    ),
+    cache: Cache = CACHE,
+    server_option: ServerOption = None,
+) -> None:
+    """Compare precisions, element types on the wire, and kinds of address, on one server.
+
+    A ratio above 1 means that a variant answers more sequences per second than fp32 over TCP.
+    """
+    plan = comparison.ComparisonPlan(rounds, seconds)
+    table = Table("load", "variant", title=f"{rounds} rounds of {seconds:g} s")
+    for column in ("sequences per second", "ratio (range)", "server us each", "difference from fp32"):
+        table.add_column(column, justify="right")
+    cache.mkdir(parents=True, exist_ok=True)
+    with (
+        _failures_reported(),
+        variants.serving(cache, tuple(server_option or ())) as server,
+        worker() as generator,
+    ):
+        for load in variants.LOADS:
+            console.print(f"measuring {load.name}")
+            table.add_section()
+            for found in variants.measure(load, plan, generator, server):
+                rate, microseconds = (_middle(value) for value in (found.rate, found.microseconds))
+                difference = f"{found.difference:.1e}"
+                table.add_row(
+                    load.name, found.variant, rate, with_range(found.ratio), microseconds, difference
+                )
+    console.print(table)
+
+
+def _middle(value: Spread | None) -> str:
+    return number(value.median if value else None)
+
+
 def _median(rates: tuple[float | None, ...]) -> str:
-    found = spread(rates)
-    return number(found.median if found else None)
+    return _middle(spread(rates))
 
 
 @contextmanager

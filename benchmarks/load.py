@@ -43,6 +43,7 @@ class Endpoint:
     model: Model
     lengths: Lengths
     per_request: int = 1
+    data_type: str = "FP32"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,9 @@ def encoded_requests(endpoint: Endpoint) -> tuple[EncodedRequest, ...]:
     groups = [pool[at : at + size] for at in range(0, len(pool), size)]
     return tuple(
         EncodedRequest(
-            encode(endpoint.api, endpoint.model, group), len(group), sum(len(one[0]) for one in group)
+            encode(endpoint.api, endpoint.model, group, endpoint.data_type),
+            len(group),
+            sum(len(one[0]) for one in group),
         )
         for group in groups
     )

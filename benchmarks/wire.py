@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from enum import StrEnum
 
+import ml_dtypes
 import numpy as np
 
 from benchmarks.workload import Array, Inputs, Model
@@ -32,6 +33,8 @@ METHODS = {
 ECHO_WHOLE = b"/benchmarks.Echo/Whole"
 ECHO_HALF = b"/benchmarks.Echo/Half"
 INPUT_FIELDS = ("query", "key", "value")
+FLOATS = {"FP32": np.dtype("<f4"), "FP16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+"""Element types on the wire, by their names in the Open Inference Protocol."""
 
 
 def method(api: Api, model: Model) -> bytes:
@@ -41,8 +44,15 @@ def method(api: Api, model: Model) -> bytes:
     return METHODS[api]
 
 
-def encode(api: Api, model: Model, sequences: Sequence[Inputs]) -> bytes:
-    """Encodes one request. attention.v1 accepts any number of sequences, the other APIs one."""
+def encode(api: Api, model: Model, sequences: Sequence[Inputs], data_type: str = "FP32") -> bytes:
+    """Encodes one request. attention.v1 accepts any number of sequences, the other APIs one.
+
+    Args:
+        api: The protocol.
+        model: The model.
+        sequences: What is sent.
+        data_type: Element type of inputs and outputs; the Open Inference Protocol only.
+    """
     if api is Api.ATTENTION:
         return _attention(model, sequences).SerializeToString()
     if api is Api.ATTENTION_STREAM:
@@ -51,7 +61,7 @@ def encode(api: Api, model: Model, sequences: Sequence[Inputs]) -> bytes:
     (sequence,) = sequences
     if api is Api.TORCHSERVE:
         return _torchserve(model.name, sequence[0].tobytes())
-    return _open_inference(model, sequence).SerializeToString()
+    return _open_inference(model, sequence, data_type).SerializeToString()
 
 
 def decode(api: Api, response: bytes, model: Model) -> list[Array]:
@@ -64,8 +74,9 @@ def decode(api: Api, response: bytes, model: Model) -> list[Array]:
         return [np.frombuffer(_first_field(response), np.float32).reshape(-1, model.width)]
     if api is Api.OPEN_INFERENCE:
         message = open_inference_pb2.ModelInferResponse.FromString(response)
-        shape = tuple(message.outputs[0].shape)
-        return list(np.frombuffer(message.raw_output_contents[0], np.float32).reshape(shape))
+        output = message.outputs[0]
+        elements = np.frombuffer(message.raw_output_contents[0], FLOATS[output.datatype])
+        return list(elements.astype(np.float32).reshape(tuple(output.shape)))
     if api is Api.ATTENTION_STREAM:
         item = attention_pb2.AttendStreamResponse.FromString(response)
         if item.HasField("error"):
@@ -74,11 +85,14 @@ def decode(api: Api, response: bytes, model: Model) -> list[Array]:
     return _ragged(attention_pb2.AttendResponse.FromString(response).context_vectors)
 
 
-def _open_inference(model: Model, sequence: Inputs) -> open_inference_pb2.ModelInferRequest:
+def _open_inference(model: Model, sequence: Inputs, data_type: str) -> open_inference_pb2.ModelInferRequest:
     request = open_inference_pb2.ModelInferRequest(model_name=model.name)
     for name, array in zip(model.inputs, sequence, strict=True):
-        request.inputs.add(name=name, datatype="FP32", shape=(1, *array.shape))
-        request.raw_input_contents.append(array.tobytes())
+        request.inputs.add(name=name, datatype=data_type, shape=(1, *array.shape))
+        request.raw_input_contents.append(array.astype(FLOATS[data_type]).tobytes())
+    if data_type != "FP32":
+        output = request.outputs.add(name="context_vectors")
+        output.parameters["datatype"].string_param = data_type
     return request
 
 

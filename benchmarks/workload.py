@@ -27,6 +27,10 @@ SIGMA = 1.2
 """Standard deviation of the logarithm of mixed lengths."""
 
 
+FP32 = "fp32"
+"""The precision of models unless stated otherwise."""
+
+
 class AttentionKind(StrEnum):
     """Which attention a model computes."""
 
@@ -42,11 +46,13 @@ class Model:
     kind: AttentionKind
     width: int
     heads: int
+    precision: str = FP32
 
     @property
     def name(self) -> str:
         """Name of the model in the repository."""
-        return f"{self.kind}-{self.width}x{self.heads}"
+        name = f"{self.kind}-{self.width}x{self.heads}"
+        return name if self.precision == FP32 else f"{name}-{self.precision}"
 
     @property
     def inputs(self) -> tuple[str, ...]:
