@@ -70,6 +70,8 @@ class Standalone:
         port = server.bind()
         self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port, metrics.refresh)
         self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
+        if self._settings.unix_socket is not None:
+            self._ports["unix_socket"] = self._settings.unix_socket
         log.info("ports bound", extra=self._ports)
 
     def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:  # noqa: ARG002 - part of Lifecycle
@@ -103,7 +105,13 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         repository = _load(settings, inbox)
         metrics.loaded(repository)
         if lifecycle.before_serving(server, inbox):
-            engine = Engine(repository, settings.limits, metrics, parallel_runs=settings.device.parallel_runs)
+            engine = Engine(
+                repository,
+                settings.limits,
+                metrics,
+                awake_seconds=settings.awake_seconds,
+                parallel_runs=settings.device.parallel_runs,
+            )
             metrics.watch(engine.load, server.load)
             _serve(settings, server, engine, lifecycle, inbox)
     except RepositoryError as error:
@@ -119,6 +127,7 @@ def rpc_options(settings: Settings) -> RpcOptions:
     return RpcOptions(
         host=settings.host,
         port=settings.port,
+        unix_socket=settings.unix_socket,
         max_message_bytes=settings.max_message_bytes,
         max_concurrent_calls=settings.max_concurrent_calls,
         max_streams=settings.max_streams,

@@ -24,6 +24,13 @@ CONFIG = "config"
 OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}PEERS"})
 MAX_SHOWN = 200
 MAX_METAVAR = 16
+METAVARS: dict[Any, str] = {
+    ByteSize: "SIZE",
+    Path: "FOLDER",
+    Path | None: "FILE",
+    int: "INTEGER",
+    float: "NUMBER",
+}
 HELP = "\n\n".join(
     (
         "Serve the models of a repository over gRPC.",
@@ -181,15 +188,17 @@ def _print_version(requested: bool) -> None:  # noqa: FBT001 - typer passes it b
 
 def _metavar(option: FieldInfo) -> str:
     kind: Any = option.annotation
-    choices = get_args(kind) if get_origin(kind) is Literal else kind if issubclass(kind, StrEnum) else ()
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        choices = tuple(kind)
     if choices:
         listed = "|".join(choices)
         return listed if len(listed) <= MAX_METAVAR else "CHOICE"  # the description lists them
-    return {ByteSize: "SIZE", Path: "FOLDER", int: "INTEGER", float: "NUMBER"}.get(kind, "TEXT")
+    return METAVARS.get(kind, "TEXT")
 
 
 def _default(option: FieldInfo) -> str | None:
-    if option.is_required():
+    if option.is_required() or option.default is None:
         return None
     if isinstance(option.default, ByteSize):
         return option.default.human_readable().replace(".0", "")

@@ -22,6 +22,8 @@ from server.engine.provider import Device, Provider
 HEADER_BYTES = MIB // 16
 # How much more memory runs may take than is expected, before they fail.
 ARENA_FACTOR = 1.25
+# How long the thread that receives calls stays awake after a run if latency matters most.
+AWAKE_SECONDS = 0.001
 Port = Annotated[int, Field(ge=0, le=65535)]
 # An upper bound, because the core counts milliseconds in 32 bits.
 Seconds = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
@@ -47,12 +49,11 @@ class Models(BaseModel):
         description="Threads for runs on the CPU, 0 to 1024. A long run that is alone uses all of them; under"
         " load, each run uses one. 0 uses one thread per available core.",
     )
-    spin_microseconds: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="How long idle threads spin before sleeping, in microseconds, 0 to 1000000."
-        " 0 disables spinning.",
+    latency: Literal["balanced", "lowest"] = Field(
+        "balanced",
+        description="What idle threads do: balanced lets them sleep; lowest keeps them awake for a"
+        " millisecond, in a run and between requests, which answers a single caller sooner and uses more"
+        " processor time.",
     )
 
 
@@ -61,6 +62,11 @@ class Network(BaseModel):
 
     host: str = Field("127.0.0.1", description="Address or host name to listen on, for gRPC and metrics.")
     port: Port = Field(8001, description="Port for gRPC, 0 to 65535. 0 selects a free port.")
+    unix_socket: Path | None = Field(
+        None,
+        description="Path of a Unix domain socket to listen on too, for clients on this machine. Needs a"
+        " single worker. Who may write to the file may connect.",
+    )
     metrics_port: Port = Field(
         8002, description="Port for Prometheus metrics, 0 to 65535. 0 selects a free port."
     )
@@ -219,6 +225,13 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @field_validator("unix_socket")
+    @classmethod
+    def _belongs_to_one_process(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("workers", 1) > 1:
+            raise ValueError("workers share a TCP port only; set workers to 1")
+        return value
+
     @property
     def _memory(self) -> int:
         share = memory.available_bytes() // (2 * self.workers)
@@ -240,10 +253,15 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
         return Device(
             self.provider,
             self.threads or cores.available(),
-            self.spin_microseconds,
+            spins=self.latency == "lowest",
             # Beyond what is expected: a bound that holds if an estimate is wrong.
             arena_bytes=int(ARENA_FACTOR * self.memory_for_runs),
         )
+
+    @property
+    def awake_seconds(self) -> float:
+        """How long the thread that receives calls stays awake after a run; 0 if another core is lacking."""
+        return AWAKE_SECONDS if self.latency == "lowest" and self.device.threads > 1 else 0.0
 
     @property
     def limits(self) -> Limits:

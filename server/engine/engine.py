@@ -35,6 +35,7 @@ class Engine:
         observer: Observer | None = None,
         *,
         inline_seconds: float = INLINE_SECONDS,
+        awake_seconds: float = 0,
         parallel_runs: int = MIN_PARALLEL_RUNS,
     ) -> None:
         """Starts the engine's threads.
@@ -44,6 +45,8 @@ class Engine:
             limits: Bounds of requests, batches and memory in flight.
             observer: Receives a report of every run.
             inline_seconds: Longest expected duration of a run on the thread that calls `run_inline`.
+            awake_seconds: How long the thread that calls `run_inline` stays awake after a run, if no other
+                run is under way.
             parallel_runs: How many runs may be under way at once.
         """
         self.repository = repository
@@ -52,7 +55,12 @@ class Engine:
         self._inline_seconds = inline_seconds
         # Submissions of this thread wake no other thread, because it calls run_inline next.
         self._inline_thread: int | None = None
-        self._scheduler = Scheduler(self.limits, observer or NullObserver(), parallel_runs=parallel_runs)
+        self._scheduler = Scheduler(
+            self.limits,
+            observer or NullObserver(),
+            parallel_runs=parallel_runs,
+            awake_seconds=awake_seconds,
+        )
 
     def model(self, name: str, version: str = "") -> LoadedModel:
         """A loaded model: the given version, or the highest one that loaded.
@@ -123,7 +131,7 @@ class Engine:
         return self._scheduler.load(in_flight_bytes=self.budget.held_bytes)
 
     def run_inline(self) -> bool:
-        """Runs the next batch on the calling thread if it is short; returns whether there may be another.
+        """Runs the next batch on the calling thread if it is short; returns whether to call again at once.
 
         One thread at most may call this, and must then do so after everything that it submits: its
         submissions wake no other thread.

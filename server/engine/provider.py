@@ -58,13 +58,13 @@ class Device:
     Attributes:
         provider: The execution provider.
         threads: Threads of a run that has the host's cores to itself; 0 leaves the choice to ONNX Runtime.
-        spin_microseconds: How long idle threads spin before sleeping, in microseconds; 0 disables spinning.
+        spins: Whether the threads of a run on all threads stay awake between two operators.
         arena_bytes: Memory of the host that all runs together may take; 0 for no limit.
     """
 
     provider: Provider = Provider.CPU
     threads: int = 0
-    spin_microseconds: int = 0
+    spins: bool = False
     arena_bytes: int = 0
 
     @property

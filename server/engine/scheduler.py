@@ -33,8 +33,25 @@ EXPIRED = "the deadline passed while the request was queued, or would have passe
 class Scheduler:
     """Runs submitted requests until it is closed."""
 
-    def __init__(self, limits: Limits, observer: Observer, *, parallel_runs: int = MIN_PARALLEL_RUNS) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        observer: Observer,
+        *,
+        parallel_runs: int = MIN_PARALLEL_RUNS,
+        awake_seconds: float = 0,
+    ) -> None:
+        """Starts the threads.
+
+        Args:
+            limits: Bounds of batches and of the memory of runs.
+            observer: Receives a report of every run.
+            parallel_runs: How many runs may be under way at once.
+            awake_seconds: How long the thread of `run_inline` stays awake after a run, if nothing else runs.
+        """
         self._observer = observer
+        self._awake_seconds = awake_seconds
+        self._awake_until = 0.0
         self._runner = Runner(observer, self._deliver)
         self._dispatch = Dispatch(limits, parallel_runs)
         self._admission = Admission()
@@ -113,17 +130,27 @@ class Scheduler:
                 long.
 
         Returns:
-            Whether a batch ran, so that there may be another.
+            Whether to call again at once: a batch ran, so that there may be another, or the thread is to stay
+            awake.
         """
         if not self._dispatch.queue:  # the usual case, for which it takes no lock
-            return False
+            return self._awake_until > 0 and self._stays_awake()
         with self._lock:
             batch, failures = self._take(lambda now: self._dispatch.next_inline(now, limit_seconds))
         fail(failures)
         if batch is None:
             return False
         self._run(batch, inline=True)
+        if self._awake_seconds:
+            self._awake_until = time.monotonic() + self._awake_seconds
         return True
+
+    def _stays_awake(self) -> bool:
+        """Whether the next request may come soon, and would find the cores idle."""
+        if not self._dispatch.running and time.monotonic() < self._awake_until:
+            return True
+        self._awake_until = 0.0
+        return False
 
     def close(self) -> None:
         """Rejects new requests, completes the accepted ones and ends the threads."""

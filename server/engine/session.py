@@ -11,6 +11,8 @@ from server.engine.types import Array
 # ONNX Runtime writes its own log to standard error, in its own format. What it calls an error it also raises.
 FATAL = 4
 onnxruntime.set_default_logger_severity(FATAL)
+# How long a thread that spins waits for the next operator before it sleeps.
+SPIN_MICROSECONDS = 1000
 # Part of the runtime's message if a run needs more memory than the arena may take.
 ARENA_IS_FULL = "Available memory of"
 
@@ -44,7 +46,7 @@ class Session:
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = device.threads
-        _set_spinning(options, device.spin_microseconds)
+        _set_spinning(options, spins=device.spins)
         # All sessions share one arena. Without an arena, each long run would fault its pages in again.
         _register_shared_arena(device.arena_bytes)
         options.add_session_config_entry("session.use_env_allocators", "1")
@@ -93,14 +95,14 @@ class Session:
         return dict(zip(self._outputs, outputs, strict=True))
 
 
-def _set_spinning(options: onnxruntime.SessionOptions, microseconds: int) -> None:
+def _set_spinning(options: onnxruntime.SessionOptions, *, spins: bool) -> None:
     """Lets threads spin between two operators of a run, but never after the run.
 
     Threads that spin while another process needs the core make runs several times slower.
     """
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(microseconds > 0)))
-    if microseconds > 0:
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(microseconds))
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
+    if spins:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
         options.add_session_config_entry("session.force_spinning_stop", "1")
 
 

@@ -1,6 +1,7 @@
 """Where a server listens, and how much it takes from the network."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from server.rpc.transport import TransportKind
 
@@ -12,6 +13,7 @@ class RpcOptions:
     Attributes:
         host: Address to listen on; IPv6 with or without brackets.
         port: Port to listen on; 0 lets the operating system choose.
+        unix_socket: Path of a Unix domain socket to listen on too.
         max_message_bytes: Largest message, received or sent.
         max_concurrent_calls: Calls of inference that are open at a time; more are refused with
             RESOURCE_EXHAUSTED.
@@ -38,6 +40,7 @@ class RpcOptions:
     max_concurrent_calls: int
     max_streams: int
     stream_window: int
+    unix_socket: Path | None = None
     max_waiting_calls: int = 4096
     max_calls_per_connection: int = 0
     max_connections: int = 1024

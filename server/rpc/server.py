@@ -13,7 +13,8 @@ from server.rpc.health import HealthService
 from server.rpc.options import RpcOptions
 from server.rpc.routes import SERVICES, route_table
 from server.rpc.transport import create_transport
-from server.rpc.transport.connections import connections
+from server.rpc.transport.connections import Address, connections, listening_address
+from server.rpc.unix_socket import UnixSocket
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
@@ -41,7 +42,8 @@ class RpcServer:
         self._codec_threads = CodecThreads()
         self._serving = False
         self._dispatcher: Dispatcher | None = None
-        self._port = 0
+        self._addresses: list[Address] = []
+        self._socket = UnixSocket(options.unix_socket) if options.unix_socket else None
         self._transport = create_transport(
             options.transport,
             channel_options(options),
@@ -50,18 +52,26 @@ class RpcServer:
         )
 
     def bind(self) -> int:
-        """Binds the address. Returns the port, which the operating system chooses for port 0.
+        """Binds the address and the Unix domain socket. Returns the port, chosen by the system for port 0.
 
         Raises:
-            BindError: The address is in use, or does not belong to this machine.
+            BindError: An address is in use, or cannot be used on this machine.
         """
         host = self._options.host.strip("[]")
         address = f"[{host}]:{self._options.port}" if ":" in host else f"{host}:{self._options.port}"
+        port = self._listen(address)
+        if self._socket is not None:
+            self._listen(self._socket.prepare())
+            self._socket.publish()
+        return port
+
+    def _listen(self, target: str) -> int:
         try:
-            self._port = self._transport.listen(address)
+            port = self._transport.listen(target)
         except RuntimeError as error:
-            raise BindError(f"cannot listen on {address}: {error}") from error
-        return self._port
+            raise BindError(f"cannot listen on {target}: {error}") from error
+        self._addresses.append(listening_address(target, port))
+        return port
 
     def start(self, engine: Engine) -> None:
         """Begins to answer calls, and reports health SERVING. `bind` comes first.
@@ -94,6 +104,8 @@ class RpcServer:
         """
         started = time.monotonic()
         self._set_serving(serving=False)
+        if self._socket is not None:
+            self._socket.remove()
         self._transport.stop(grace, self._drain)
         self._codec_threads.close()
         return time.monotonic() - started
@@ -101,7 +113,7 @@ class RpcServer:
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
         load = self._dispatcher.load() if self._dispatcher else CallLoad()
-        return dataclasses.replace(load, connections=len(connections(self._port)) if self._port else 0)
+        return dataclasses.replace(load, connections=len(connections(self._addresses)))
 
     def _drain(self) -> None:
         if self._dispatcher is not None:

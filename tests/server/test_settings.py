@@ -14,7 +14,7 @@ from server import VERSION, application, cores, memory
 from server.command_line import make_application, unknown_variables
 from server.engine.provider import Device, Provider
 from server.rpc.transport import TransportKind
-from server.settings import SECTIONS, Settings
+from server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
@@ -114,14 +114,23 @@ def test_the_config_flag_takes_precedence_over_its_variable(file: Path, tmp_path
 
 def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"model_repository": "r", "host": "::1", "provider": "cuda", "log_level": "DEBUG"}
-    values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB"}
-    for name in Settings.model_fields:
+    values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB", "latency": "lowest"}
+    names = [name for name in Settings.model_fields if name != "unix_socket"]  # which needs a single worker
+    for name in names:
         value = values.get(name, "2097152" if "bytes" in name else "7")
         monkeypatch.setenv(f"ATTENTION_{name.upper()}", value)
     _, (found,) = run()
     defaults = Settings.model_validate({"model_repository": "models"})
-    unset = [name for name in Settings.model_fields if getattr(found, name) == getattr(defaults, name)]
+    unset = [name for name in names if getattr(found, name) == getattr(defaults, name)]
     assert unset == []
+
+
+def test_a_unix_socket_belongs_to_a_single_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTENTION_UNIX_SOCKET", "/run/socket")
+    assert settings().unix_socket == Path("/run/socket")
+    result, served = run("--model-repository", "r", "--workers", "2")
+    assert (result.exit_code, served) == (2, [])
+    assert "ATTENTION_UNIX_SOCKET=/run/socket: value error, workers share a TCP port only" in result.output
 
 
 @pytest.mark.parametrize(
@@ -335,6 +344,13 @@ def test_options_reach_the_engine_and_the_rpc_server() -> None:
     rpc = application.rpc_options(found)
     assert (rpc.max_message_bytes, rpc.max_streams, rpc.host) == (2**21, 7, "::1")
     assert found.device == Device(Provider.CPU, 2, arena_bytes=int(1.25 * found.memory_for_runs))
+
+
+def test_the_lowest_latency_keeps_threads_awake_if_there_are_several() -> None:
+    one, two = (settings("--latency=lowest", f"--threads={threads}") for threads in (1, 2))
+    assert (two.device.spins, two.awake_seconds) == (True, AWAKE_SECONDS)
+    assert one.awake_seconds == 0
+    assert (settings().device.spins, settings().awake_seconds) == (False, 0)
 
 
 def test_every_provider_of_the_runtime_can_be_chosen() -> None:

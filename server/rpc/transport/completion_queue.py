@@ -18,7 +18,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stub
 from server import thread_names
 from server.rpc.deadlines import deadline_after
 from server.rpc.transport.base_call import NOT_READ, BaseCall, OpenCalls
-from server.rpc.transport.connections import stop_listening
+from server.rpc.transport.connections import Address, listening_address, stop_listening
 from server.rpc.transport.drain import Drain
 from server.rpc.transport.seam import Call, Callback, Metadata
 from server.rpc.transport.timers import Timers
@@ -187,7 +187,7 @@ class CompletionQueueTransport:
         self._timers = Timers()
         self._callbacks = CallbackQueue()
         self._calls = OpenCalls(self._timers.add, send_timeout_seconds)
-        self._port = 0
+        self._addresses: list[Address] = []
         self._accept: Callable[[Call], None]
         self._run_inline: Callable[[], bool]
         self._queue = cygrpc.CompletionQueue()
@@ -203,7 +203,7 @@ class CompletionQueueTransport:
         port: int = self._server.add_http2_port(address.encode())
         if not port:
             raise RuntimeError("the address is in use or does not belong to this machine")
-        self._port = port
+        self._addresses.append(listening_address(address, port))
         return port
 
     def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:
@@ -225,12 +225,12 @@ class CompletionQueueTransport:
     def stop(self, grace: float, refuse: Callback) -> None:
         """See `Transport`."""
         if not self._started:  # the core aborts the process if a bound server is destroyed unstarted
-            stop_listening(self._port)
+            stop_listening(self._addresses)
             self._run_inline = _no_work
             self._start()
             self._thread.start()
         if not self._ended.is_set():
-            drain = Drain(self._port, self._calls, self._timers.add, grace)
+            drain = Drain(self._addresses, self._calls, self._timers.add, grace)
             self._callbacks.add(partial(drain.begin, refuse))
             drain.finished.wait(drain.longest_seconds + PATIENCE_SECONDS)
             self._server.shutdown(self._queue, lambda _event: self._ended.set())
@@ -278,7 +278,7 @@ class CompletionQueueTransport:
             log.exception("call failed")
 
     def _work(self) -> bool:
-        """Does what is due beside events; returns whether there may be more."""
+        """Does what is due beside events; returns whether the thread must not sleep."""
         self._turned_at = now = time.monotonic()
         try:
             if not self._callbacks.is_empty:

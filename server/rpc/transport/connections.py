@@ -1,4 +1,4 @@
-"""The TCP connections of a server's port, as the operating system sees them.
+"""The connections of a server's addresses, as the operating system sees them.
 
 gRPC's core ends connections only together with its server, and then cancels the calls that arrive at that
 moment: their callers see CANCELLED, which is not retried. A connection that the operating system ends shows
@@ -11,13 +11,16 @@ import os
 import socket
 import stat
 import termios
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 DESCRIPTORS = Path("/proc/self/fd")
 INTERNET = (socket.AF_INET, socket.AF_INET6)
+UNIX = "unix:"
+Address: TypeAlias = int | str
+"""One end of a connection: a TCP port, or the path of a Unix domain socket, which is empty for a client."""
 
 
 class Connection(NamedTuple):
@@ -26,12 +29,12 @@ class Connection(NamedTuple):
     Attributes:
         descriptor: Its file descriptor, which the core owns and may close at any time.
         inode: Identifies the socket: the number of a descriptor that was closed is used again.
-        peer_port: The port of the other end.
+        peer: The other end.
     """
 
     descriptor: int
     inode: int
-    peer_port: int
+    peer: Address
 
     @property
     def unsent_bytes(self) -> int:
@@ -49,29 +52,42 @@ class Connection(NamedTuple):
                 found.shutdown(socket.SHUT_RDWR)
 
 
-def connections(port: int) -> list[Connection]:
-    """The established connections of this process that were made to a local port."""
+def listening_address(target: str, port: int) -> Address:
+    """The address that a target of gRPC such as `unix:/path` was bound to; `port` if it is not a path."""
+    return target.removeprefix(UNIX) if target.startswith(UNIX) else port
+
+
+def peer_address(peer: str) -> Address:
+    """The address of a call's peer, which gRPC calls `ipv4:127.0.0.1:50000` or `unix:`; -1 if unknown."""
+    if peer.startswith(UNIX):
+        return peer.removeprefix(UNIX)
+    port = peer.rsplit(":", 1)[-1]
+    return int(port) if port.isdecimal() else -1
+
+
+def connections(addresses: Collection[Address]) -> list[Connection]:
+    """The established connections of this process that were made to local addresses."""
     found = []
-    for descriptor, inode, sock in _sockets(port):
+    for descriptor, inode, sock in _sockets(addresses):
         with suppress(OSError):  # not connected: it listens, or was closed
-            found.append(Connection(descriptor, inode, sock.getpeername()[1]))
+            found.append(Connection(descriptor, inode, _address(sock.getpeername())))
     return found
 
 
-def stop_listening(port: int) -> None:
-    """Makes the operating system refuse new connections to a local port, or give them to other processes.
+def stop_listening(addresses: Collection[Address]) -> None:
+    """Makes the operating system refuse new connections to local addresses, or give them to other processes.
 
     The listening socket is replaced by an unused one, so that its owner neither notices nor closes a
     descriptor of someone else later.
     """
     with socket.socket() as unused:
-        for descriptor, _, sock in _sockets(port):
+        for descriptor, _, sock in _sockets(addresses):
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 os.dup2(unused.fileno(), descriptor, inheritable=False)
 
 
-def _sockets(port: int) -> Iterator[tuple[int, int, socket.socket]]:
-    """The stream sockets of this process with a local port: descriptor, inode and a duplicate."""
+def _sockets(addresses: Collection[Address]) -> Iterator[tuple[int, int, socket.socket]]:
+    """The stream sockets of this process with a local address: descriptor, inode and a duplicate."""
     for entry in tuple(DESCRIPTORS.iterdir()) if DESCRIPTORS.exists() else ():
         descriptor = int(entry.name)
         try:
@@ -79,7 +95,7 @@ def _sockets(port: int) -> Iterator[tuple[int, int, socket.socket]]:
         except OSError:  # closed in the meantime
             continue
         with _opened(descriptor, inode) as found:
-            if found is not None and _has_port(found, port):
+            if found is not None and _has_address(found, addresses):
                 yield descriptor, inode, found
 
 
@@ -100,5 +116,14 @@ def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
         yield found
 
 
-def _has_port(found: socket.socket, port: int) -> bool:
-    return found.family in INTERNET and found.type == socket.SOCK_STREAM and found.getsockname()[1] == port
+def _has_address(found: socket.socket, addresses: Collection[Address]) -> bool:
+    if found.type != socket.SOCK_STREAM or found.family not in {*INTERNET, socket.AF_UNIX}:
+        return False
+    return _address(found.getsockname()) in addresses
+
+
+def _address(name: Any) -> Address:
+    """The address in what the operating system returns: a path, or host, port and more."""
+    if isinstance(name, tuple):
+        return int(name[1])
+    return os.fsdecode(name)

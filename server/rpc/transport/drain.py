@@ -7,14 +7,14 @@ it a call.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import grpc
 
 from server.engine.errors import ShuttingDownError
 from server.rpc.timeouts import CallAt
 from server.rpc.transport.base_call import BaseCall, OpenCalls
-from server.rpc.transport.connections import connections, stop_listening
+from server.rpc.transport.connections import Address, connections, peer_address, stop_listening
 
 POLL_SECONDS = 0.01
 # How long what was sent may take to reach the peers, once the last call has ended.
@@ -25,26 +25,29 @@ OUTLASTED = "the call did not end within the grace of a server that shuts down; 
 
 
 class Drain:
-    """Ends the calls and connections of a port.
+    """Ends the calls and connections of a server's addresses.
 
     1. The operating system refuses new connections.
     2. The calls that are open at this moment may end. Those that are left after the grace end with
        UNAVAILABLE. Later calls do not delay the drain: the transport refuses them.
     3. A connection is closed as soon as none of these calls is on it and its peer has received everything.
-       Its client connects to another server at once, or sees UNAVAILABLE.
+       Its client connects to another server at once, or sees UNAVAILABLE. Connections through a Unix domain
+       socket cannot be told apart, so they are closed together.
     """
 
-    def __init__(self, port: int, calls: OpenCalls, call_at: CallAt, grace: float) -> None:
+    def __init__(
+        self, addresses: Collection[Address], calls: OpenCalls, call_at: CallAt, grace: float
+    ) -> None:
         """Creates a drain that has not begun.
 
         Args:
-            port: The port of the server.
+            addresses: Where the server listens.
             calls: The open calls.
             call_at: Runs a callback of the transport's thread at a moment.
             grace: Seconds that the calls may take to end.
         """
         self.finished = threading.Event()
-        self._port = port
+        self._addresses = addresses
         self._calls = calls
         self._call_at = call_at
         self._grace = grace
@@ -62,8 +65,8 @@ class Drain:
         """
         self._left: set[BaseCall] = set(self._calls)
         refuse()
-        stop_listening(self._port)
-        self._connections = connections(self._port)
+        stop_listening(self._addresses)
+        self._connections = connections(self._addresses)
         self._latest = time.monotonic() + self._grace
         self._poll()
 
@@ -85,9 +88,9 @@ class Drain:
 
     def _close_idle(self) -> None:
         """Closes the connections that have none of the calls and nothing unsent."""
-        busy = {_port_of(call.peer) for call in self._left}
+        busy = {peer_address(call.peer) for call in self._left}
         for connection in tuple(self._connections):
-            if connection.peer_port not in busy and not connection.unsent_bytes:
+            if connection.peer not in busy and not connection.unsent_bytes:
                 connection.close()
                 self._connections.remove(connection)
 
@@ -100,12 +103,6 @@ class Drain:
             if self._left or self._connections:
                 self._call_at(now + POLL_SECONDS, lambda: self._flush(until))
                 return
-        for connection in connections(self._port):  # those too that were accepted at the last moment
+        for connection in connections(self._addresses):  # those too that were accepted at the last moment
             connection.close()
         self.finished.set()
-
-
-def _port_of(peer: str) -> int:
-    """The port of an address such as `ipv4:127.0.0.1:50000`; -1 if it has none."""
-    port = peer.rsplit(":", 1)[-1]
-    return int(port) if port.isdecimal() else -1

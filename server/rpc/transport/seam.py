@@ -98,7 +98,9 @@ class Transport(Protocol):
     """A gRPC listener. Its life is `listen`, `start`, `stop`."""
 
     def listen(self, address: str) -> int:
-        """Binds an address, such as `127.0.0.1:8001`, and returns its port.
+        """Binds an address, such as `127.0.0.1:8001` or `unix:/path`, and returns its port, if it has one.
+
+        May be called several times.
 
         The operating system accepts connections from now on, but nothing is read from them before
         `start`: calls wait.
@@ -112,8 +114,9 @@ class Transport(Protocol):
 
         Args:
             accept: Called with each new call.
-            run_inline: Does a piece of work and returns whether there may be more. A transport may call it
-                on its own thread whenever it has no event to handle, or never.
+            run_inline: Does a piece of work, and returns whether to look for events and call it again without
+                sleeping. A transport may call it on its own thread whenever it has no event to handle, or
+                never.
         """
 
     def turned_at(self) -> float:

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
@@ -211,3 +211,37 @@ def test_a_request_behind_an_expired_one_runs_inline(self_model: LoadedModel, sc
     assert scheduler.run_inline(ANY_RUN)
     assert isinstance(expired.future.exception(timeout=0), DeadlineExceededError)
     assert_answers(kept, outcome(kept))
+
+
+@pytest.fixture
+def awake() -> Iterator[Scheduler]:
+    """A scheduler whose inline thread stays awake for as long as a test takes."""
+    scheduler = Scheduler(Limits(), Recorder(), awake_seconds=PATIENCE_SECONDS)
+    yield scheduler
+    scheduler.close()
+
+
+def test_the_caller_stays_awake_after_a_run(self_model: LoadedModel, awake: Scheduler) -> None:
+    assert not awake.run_inline(ANY_RUN)
+    awake.submit(validated_of(self_model, [(3, 3)]), wake=False)
+    assert awake.run_inline(ANY_RUN)
+    assert awake.run_inline(ANY_RUN)
+
+
+def test_the_caller_sleeps_while_a_thread_runs_a_batch(self_model: LoadedModel, awake: Scheduler) -> None:
+    awake.submit(validated_of(self_model, [(3, 3)]), wake=False)
+    assert awake.run_inline(ANY_RUN)
+    gate = Gate()
+    held = validated_of(tapped(self_model, gate), [(2, 2)])
+    awake.submit(held)
+    assert gate.entered.wait(PATIENCE_SECONDS)
+    assert not awake.run_inline(ANY_RUN)
+    gate.open()
+    assert_answers(held, outcome(held))
+
+
+def test_the_caller_sleeps_when_its_time_is_over(self_model: LoadedModel) -> None:
+    with closing(Scheduler(Limits(), Recorder(), awake_seconds=1e-9)) as scheduler:
+        scheduler.submit(validated_of(self_model, [(3, 3)]), wake=False)
+        assert scheduler.run_inline(ANY_RUN)
+        assert not scheduler.run_inline(ANY_RUN)

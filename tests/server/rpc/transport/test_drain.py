@@ -79,13 +79,13 @@ def connected() -> Iterator[tuple[Connection, socket.socket, socket.socket]]:
         socket.create_connection(listener.getsockname()) as peer,
         closing(listener.accept()[0]) as accepted,
     ):
-        (found,) = connections(listener.getsockname()[1])
+        (found,) = connections([listener.getsockname()[1]])
         yield found, accepted, peer
 
 
 def test_bytes_are_unsent_until_the_peer_has_received_them() -> None:
     with connected() as (connection, accepted, peer):
-        assert connection.peer_port == peer.getsockname()[1]
+        assert connection.peer == peer.getsockname()[1]
         assert connection.unsent_bytes == 0
         accepted.settimeout(0)
         sent = 0
@@ -122,7 +122,7 @@ def test_a_descriptor_that_is_used_again_is_left_alone() -> None:
 def test_a_port_that_is_given_up_can_be_bound_by_another() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
-        stop_listening(port)
+        stop_listening([port])
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((HOST, port))
         socket.create_server((HOST, port)).close()
