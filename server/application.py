@@ -15,7 +15,6 @@ from server.engine.repository import Repository, RepositoryError, find_artifacts
 from server.errors import LoadError
 from server.metrics import Metrics
 from server.metrics_endpoint import MetricsEndpoint
-from server.rpc.dispatcher import CallObserver
 from server.rpc.options import RpcOptions
 from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
@@ -99,7 +98,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         BindError: An address cannot be listened on.
     """
     metrics = Metrics()
-    server = RpcServer(rpc_options(settings), _call_observer(metrics))
+    server = RpcServer(rpc_options(settings), CallLog(metrics))
     try:
         lifecycle.before_loading(server, metrics)
         repository = _load(settings, inbox)
@@ -142,14 +141,10 @@ def rpc_options(settings: Settings) -> RpcOptions:
         connection_age_seconds=settings.connection_age_seconds,
         connection_age_grace_seconds=settings.connection_age_grace_seconds,
         keepalive_seconds=settings.keepalive_seconds,
+        allow_shared_memory=settings.allow_shared_memory,
         share_port=settings.workers > 1,
         transport=TransportKind(settings.transport),
     )
-
-
-def _call_observer(metrics: Metrics) -> CallObserver:
-    # Decided once, so that calls cost nothing extra unless DEBUG is on.
-    return CallLog(metrics) if logging.getLogger().isEnabledFor(logging.DEBUG) else metrics
 
 
 def _load(settings: Settings, inbox: Inbox) -> Repository:

@@ -16,8 +16,10 @@ class CallLog:
     def called(self, method: str, code: str, seconds: float) -> None:
         """One call ended with a status code."""
         self._observer.called(method, code, seconds)
-        fields = {"method": method, "code": code, "milliseconds": round(1000 * seconds, 3)}
-        log.debug("call ended", extra=fields)
+        # The level may change while the server runs.
+        if log.isEnabledFor(logging.DEBUG):
+            fields = {"method": method, "code": code, "milliseconds": round(1000 * seconds, 3)}
+            log.debug("call ended", extra=fields)
 
     def refused(self, method: str, reason: str) -> None:
         """One request was refused."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import typer
 from pydantic import ByteSize, ValidationError
@@ -19,6 +19,10 @@ from server import NAME, VERSION
 from server.settings import SECTIONS, Settings
 
 PREFIX = "ATTENTION_"
+# The value of an option as it was given: text, or whether a switch is on.
+Value: TypeAlias = str | bool
+# The name of an option, its value, and a description of both.
+Given: TypeAlias = tuple[str, tuple[Value, str]]
 CONFIG = "config"
 # Variables of the client's commands and of the benchmarks, which may be set in the same shell.
 OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}PEERS"})
@@ -87,7 +91,7 @@ def make_application(serve: Callable[[Settings], int]) -> typer.Typer:
     """
     application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-    def command(context: typer.Context, **flags: str | None) -> None:
+    def command(context: typer.Context, **flags: Value | None) -> None:
         try:
             settings = read_settings(context, flags)
         except SettingsError as error:
@@ -102,7 +106,7 @@ def make_application(serve: Callable[[Settings], int]) -> typer.Typer:
     return application
 
 
-def read_settings(context: typer.Context, flags: Mapping[str, str | None]) -> Settings:
+def read_settings(context: typer.Context, flags: Mapping[str, Value | None]) -> Settings:
     """The settings of a parsed command line.
 
     Raises:
@@ -112,9 +116,10 @@ def read_settings(context: typer.Context, flags: Mapping[str, str | None]) -> Se
     given = dict(_given(context, flags))
     if CONFIG in given:
         file, description = given.pop(CONFIG)
-        if not Path(file).is_file():
+        path = Path(str(file))
+        if not path.is_file():
             raise SettingsError(f"{description}: the file does not exist")
-        sources.add_file(Path(file))
+        sources.add_file(path)
     for name, (value, description) in given.items():
         sources.add(name, value, description)
     try:
@@ -137,14 +142,14 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str
         yield variable, f"{PREFIX}{similar[0]}" if similar else ""
 
 
-def _given(context: typer.Context, flags: Mapping[str, str | None]) -> Iterator[tuple[str, tuple[str, str]]]:
+def _given(context: typer.Context, flags: Mapping[str, Value | None]) -> Iterator[Given]:
     """The options that were given as flags or variables: name, value and description of the source."""
     for name, value in flags.items():
         source = context.get_parameter_source(name)
         if value is None or source is None:
             continue
         if source.name == "COMMANDLINE":
-            yield name, (value, f"{_flag(name)} {_shown(value)}")
+            yield name, (value, f"{_flag(name)} {_shown(value)}".removesuffix(f" {True}"))
         elif source.name == "ENVIRONMENT":
             yield name, (value, f"{_variable(name)}={_shown(value)}")
 
@@ -153,6 +158,9 @@ def _parameters() -> Iterator[inspect.Parameter]:
     yield inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     for section, model in SECTIONS.items():
         for name, option in model.model_fields.items():
+            if option.annotation is bool:
+                yield _switch(name, option.description, section)
+                continue
             yield _parameter(name, option.description, _metavar(option), _default(option), section)
     yield _parameter(CONFIG, "TOML file with values for any of these options.", "FILE", None, "Options")
     show = typer.Option(
@@ -174,6 +182,14 @@ def _parameter(
         rich_help_panel=section,
     )
     return _keyword(name, Annotated[str | None, option], default=default)
+
+
+def _switch(name: str, text: str | None, section: str) -> inspect.Parameter:
+    """An option without a value. As an environment variable, it has one: true or false."""
+    option = typer.Option(
+        _flag(name), help=text, envvar=_variable(name), show_envvar=False, rich_help_panel=section
+    )
+    return _keyword(name, Annotated[bool, option], default=False)
 
 
 def _keyword(name: str, annotation: Any, *, default: Any) -> inspect.Parameter:
@@ -228,7 +244,9 @@ def _variable(name: str) -> str:
     return f"{PREFIX}{name.upper()}"
 
 
-def _shown(value: str) -> str:
+def _shown(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value)
     return value if value and value.isprintable() else repr(value)
 
 

@@ -136,6 +136,11 @@ class Network(BaseModel):
         description="How long a connection may be silent before the server checks that the client is alive,"
         " in seconds, 0 to 1000000. 0 disables the check.",
     )
+    allow_shared_memory: bool = Field(
+        default=False,
+        description="Let clients on this machine pass tensors in system shared memory. They can then make the"
+        " server read and write every file in /dev/shm of the user that it runs as. Needs a single worker.",
+    )
     transport: Literal["completion-queue", "threaded"] = Field(
         "completion-queue",
         description="How calls are received: completion-queue is fast and uses grpcio's internal API;"
@@ -225,11 +230,11 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @field_validator("unix_socket")
+    @field_validator("unix_socket", "allow_shared_memory")
     @classmethod
-    def _belongs_to_one_process(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        if value is not None and info.data.get("workers", 1) > 1:
-            raise ValueError("workers share a TCP port only; set workers to 1")
+    def _belongs_to_one_process(cls, value: object, info: ValidationInfo) -> object:
+        if value and info.data.get("workers", 1) > 1:
+            raise ValueError("needs a single worker; set workers to 1")
         return value
 
     @property

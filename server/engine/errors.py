@@ -5,6 +5,8 @@ EngineError
 │   └── LimitExceededError   the request exceeds a limit of this server
 ├── ModelNotFoundError       the model or version does not exist
 ├── ModelNotReadyError       the model exists but failed to load
+├── RegionNotFoundError      the region of shared memory is not registered
+├── UnsupportedError         this server does not do what was asked for, or it is switched off
 ├── OverloadedError          too many requests are in flight; try again later
 ├── DeadlineExceededError    the deadline passed before the result was ready
 ├── ShuttingDownError        the server is draining
@@ -31,6 +33,7 @@ class Code(StrEnum):
     FAILED_PRECONDITION = "FAILED_PRECONDITION"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
     UNAVAILABLE = "UNAVAILABLE"
     INTERNAL = "INTERNAL"
 
@@ -75,6 +78,20 @@ class ModelNotReadyError(EngineError):
 
     code = Code.FAILED_PRECONDITION
     reason = "MODEL_NOT_READY"
+
+
+class RegionNotFoundError(EngineError):
+    """The region of shared memory is not registered."""
+
+    code = Code.NOT_FOUND
+    reason = "REGION_NOT_FOUND"
+
+
+class UnsupportedError(EngineError):
+    """This server does not do what was asked for, or it is switched off; the message says how to get it."""
+
+    code = Code.UNIMPLEMENTED
+    reason = "UNSUPPORTED"
 
 
 class OverloadedError(EngineError):

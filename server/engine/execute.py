@@ -3,7 +3,9 @@
 Shapes: B sequences of the batch; Tq and Tk their largest query and key lengths.
 """
 
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,9 +19,22 @@ from artifact.manifest import (
 )
 from server.engine.model import LoadedModel
 from server.engine.session import RunControl
+from server.engine.statistics import RunTimes
 from server.engine.types import Array, SequenceInputs
 
 Outputs = dict[str, Array]
+
+
+class RunResult(NamedTuple):
+    """What a run returns.
+
+    Attributes:
+        outputs: The outputs of each sequence, by name.
+        times: How long its parts took.
+    """
+
+    outputs: list[Outputs]
+    times: RunTimes
 
 
 def run_batch(
@@ -29,8 +44,8 @@ def run_batch(
     control: RunControl | None = None,
     *,
     parallel: bool = False,
-) -> list[Outputs]:
-    """Runs sequences together on one graph and returns the outputs of each by name.
+) -> RunResult:
+    """Runs sequences together on one graph.
 
     Args:
         model: The model of all sequences.
@@ -42,13 +57,17 @@ def run_batch(
     Raises:
         MemoryError: The run needs more memory than the runtime may take.
     """
-    tensors = model.manifest.graphs[graph]
+    tensors, started = model.manifest.graphs[graph], time.monotonic()
     inputs = {spec.name: _input(model, spec, sequences) for spec in tensors.inputs}
+    prepared = time.monotonic()
     outputs = model.run(graph, inputs, control, parallel=parallel)
-    return [
+    computed = time.monotonic()
+    own = [
         {spec.name: outputs[spec.name][_window(spec, sequence, index)] for spec in tensors.outputs}
         for index, sequence in enumerate(sequences)
     ]
+    split = time.monotonic()
+    return RunResult(own, RunTimes(prepared - started, computed - prepared, split - computed))
 
 
 def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:

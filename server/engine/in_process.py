@@ -131,7 +131,7 @@ class InProcessModel:
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
             batch = [validated.sequences[index] for index in indices]
-            outputs = run_batch(self._model, batch[0].shape.graph, batch)
+            outputs = run_batch(self._model, batch[0].shape.graph, batch).outputs
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
         return Result(gather(results))

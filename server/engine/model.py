@@ -10,6 +10,7 @@ import numpy as np
 from artifact.manifest import IN_BLOCKS, GraphKind, Manifest, TensorSpec
 from server.engine.cost import UNTIMED, RunCost
 from server.engine.session import RunControl, Session
+from server.engine.statistics import ModelStatistics
 from server.engine.tokenizer import TextEncoder
 from server.engine.types import Array
 
@@ -50,6 +51,7 @@ class LoadedModel:
         parallel_sessions: Sessions that compute one run on all threads. Those of `sessions` use the thread of
             their caller.
         parallel_costs: Measured cost of runs on all threads.
+        statistics: What it has done.
     """
 
     manifest: Manifest
@@ -61,6 +63,7 @@ class LoadedModel:
     pair_tensors: Mapping[GraphKind, float] = field(default_factory=dict)
     parallel_sessions: Mapping[GraphKind, Session] = field(default_factory=dict)
     parallel_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
 
     @cached_property
     def name(self) -> str:

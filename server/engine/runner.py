@@ -12,6 +12,7 @@ from server.engine.errors import EngineError, OverloadedError, RunFailedError
 from server.engine.execute import Outputs, run_batch
 from server.engine.observer import BatchReport, Observer
 from server.engine.session import RunControl
+from server.engine.statistics import RunTimes
 from server.engine.validation import ValidatedRequest
 
 log = logging.getLogger(__name__)
@@ -61,12 +62,16 @@ class Runner:
         started = time.monotonic()
         try:
             inputs = [queued.inputs for queued in sequences]
-            outputs = run_batch(sequences[0].request.model, graph, inputs, control, parallel=parallel)
+            model = sequences[0].request.model
+            result = run_batch(model, graph, inputs, control, parallel=parallel)
         except Exception as error:
             self._failed(sequences, control, error)
             return
-        self._report(sequences, started)
-        for pending in self._deliver(sequences, outputs):
+        self._report(sequences, started, result.times)
+        complete = self._deliver(sequences, result.outputs)
+        ended = time.monotonic()
+        model.statistics.add_results([ended - pending.queued_at for pending in complete])
+        for pending in complete:
             pending.resolve()
 
     def _failed(self, sequences: list[QueuedSequence], control: RunControl | None, error: Exception) -> None:
@@ -83,7 +88,7 @@ class Runner:
             if not queued.request.future.done():
                 self._run(queued.graph, [queued], control)
 
-    def _report(self, sequences: list[QueuedSequence], started: float) -> None:
+    def _report(self, sequences: list[QueuedSequence], started: float, times: RunTimes) -> None:
         sizes = [queued.inputs.sizes for queued in sequences]
         rows = [sum(size.values()) for size in sizes]
         longest = sum(max(size[axis] for size in sizes) for axis in sizes[0])
@@ -95,6 +100,7 @@ class Runner:
             queue_seconds=[started - queued.pending.queued_at for queued in sequences],
             seconds=time.monotonic() - started,
         )
+        sequences[0].request.model.statistics.add_run(report.queue_seconds, times)
         observe(lambda: self._observer.batch_completed(report))
 
 

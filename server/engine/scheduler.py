@@ -172,7 +172,9 @@ class Scheduler:
             if pending is None:  # it has its result
                 return
             self._notify_if_needed()
+            queued_seconds = time.monotonic() - pending.queued_at
             abandoned = [control for batch, control in self._controls.items() if batch.is_abandoned]
+        pending.request.model.statistics.add_failure(queued_seconds)
         for control in abandoned:
             control.terminate()
         if _is_expired(pending.request, future):

@@ -9,7 +9,6 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from protos.attention.v1 import attention_pb2 as attention_pb
-from protos.inference import open_inference_pb2 as open_inference_pb
 from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.rpc import reflection
@@ -20,17 +19,20 @@ from server.rpc.calls.intake import Intake
 from server.rpc.calls.route import CallKind, Route, ordered_stream, server_streaming, tensors, unary
 from server.rpc.health import SERVICE_NAME as HEALTH
 from server.rpc.health import HealthService
-from server.rpc.open_inference import codec as open_inference_codec
-from server.rpc.open_inference.service import OpenInferenceService
+from server.rpc.open_inference import routes as open_inference
 from server.rpc.reflection import ReflectionService
+from server.rpc.shared_memory import SharedMemory
 
 ATTENTION: str = attention_pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
-OPEN_INFERENCE: str = open_inference_pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-SERVICES = (ATTENTION, OPEN_INFERENCE)
+SERVICES = (ATTENTION, open_inference.SERVICE)
 
 
 def route_table(
-    engine: Engine, threads: CodecThreads, health: HealthService, is_serving: Callable[[], bool]
+    engine: Engine,
+    threads: CodecThreads,
+    health: HealthService,
+    is_serving: Callable[[], bool],
+    memory: SharedMemory | None = None,
 ) -> Mapping[str, Route]:
     """The route of each method by its full name.
 
@@ -39,11 +41,12 @@ def route_table(
         threads: Decode and encode what is large.
         health: The state of the server.
         is_serving: Whether the server is ready for requests.
+        memory: The regions of shared memory; None if it is switched off.
     """
     intake = Intake(engine.budget, threads)
     return {
         **_attention(AttentionService(engine), engine.limits, intake),
-        **_open_inference(OpenInferenceService(engine, is_serving), engine.limits, intake),
+        **open_inference.routes(engine, is_serving, intake, memory),
         **_health(health),
         **_reflection(ReflectionService((*SERVICES, *reflection.SERVICE_NAMES, HEALTH))),
     }
@@ -80,56 +83,6 @@ def _attention(service: AttentionService, limits: Limits, intake: Intake) -> dic
             service.get_model,
             pb.GetModelResponse.SerializeToString,
             takes_place=False,
-        ),
-    }
-
-
-def _open_inference(service: OpenInferenceService, limits: Limits, intake: Intake) -> dict[str, Route]:
-    pb = open_inference_pb
-    return {
-        f"/{OPEN_INFERENCE}/ServerLive": unary(
-            pb.ServerLiveRequest.FromString,
-            service.server_live,
-            pb.ServerLiveResponse.SerializeToString,
-            takes_place=False,
-        ),
-        f"/{OPEN_INFERENCE}/ServerReady": unary(
-            pb.ServerReadyRequest.FromString,
-            service.server_ready,
-            pb.ServerReadyResponse.SerializeToString,
-            takes_place=False,
-        ),
-        f"/{OPEN_INFERENCE}/ModelReady": unary(
-            pb.ModelReadyRequest.FromString,
-            service.model_ready,
-            pb.ModelReadyResponse.SerializeToString,
-            takes_place=False,
-        ),
-        f"/{OPEN_INFERENCE}/ServerMetadata": unary(
-            pb.ServerMetadataRequest.FromString,
-            service.server_metadata,
-            pb.ServerMetadataResponse.SerializeToString,
-            takes_place=False,
-        ),
-        f"/{OPEN_INFERENCE}/ModelMetadata": unary(
-            pb.ModelMetadataRequest.FromString,
-            service.model_metadata,
-            pb.ModelMetadataResponse.SerializeToString,
-            takes_place=False,
-        ),
-        f"/{OPEN_INFERENCE}/ModelConfig": unary(
-            pb.ModelConfigRequest.FromString,
-            service.model_config,
-            pb.ModelConfigResponse.SerializeToString,
-            takes_place=False,
-        ),
-        f"/{OPEN_INFERENCE}/ModelInfer": tensors(
-            CallKind.UNARY,
-            open_inference_codec.reader(limits),
-            service.model_infer,
-            pb.ModelInferResponse.SerializeToString,
-            intake,
-            is_slow=open_inference_codec.is_slow,
         ),
     }
 

@@ -12,6 +12,7 @@ from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher
 from server.rpc.health import HealthService
 from server.rpc.options import RpcOptions
 from server.rpc.routes import SERVICES, route_table
+from server.rpc.shared_memory import SharedMemory
 from server.rpc.transport import create_transport
 from server.rpc.transport.connections import Address, connections, listening_address
 from server.rpc.unix_socket import UnixSocket
@@ -80,7 +81,13 @@ class RpcServer:
             engine: Computes what calls ask for. Its owner closes it after `stop`.
         """
         self._dispatcher = dispatcher = Dispatcher(
-            route_table(engine, self._codec_threads, self._health, self._is_serving),
+            route_table(
+                engine,
+                self._codec_threads,
+                self._health,
+                self._is_serving,
+                SharedMemory() if self._options.allow_shared_memory else None,
+            ),
             self._observer,
             _call_limits(self._options),
             engine.check_deadline,

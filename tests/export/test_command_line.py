@@ -82,7 +82,7 @@ def test_a_preset_is_exported_under_the_name_version_and_seed_that_are_given(rep
             np.testing.assert_allclose(case.outputs[name], array, rtol=1e-6, atol=1e-6)
 
 
-def test_exporting_again_in_another_process_changes_nothing(repository: Path) -> None:
+def test_exporting_againin_another_process_changes_nothing(repository: Path) -> None:
     folder = repository / "renamed" / "3"
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     done = export(repository, seed=7)

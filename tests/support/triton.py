@@ -25,18 +25,19 @@ def infer(
     target: str, model: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()
 ) -> dict[str, Array]:
     """Returns the outputs by name: the given ones, or else those that the server sends by default."""
-    answer: dict[str, Array] = _in_another_process(_infer, target, model, dict(inputs), list(outputs))
+    answer: dict[str, Array] = in_another_process(_infer, target, model, dict(inputs), list(outputs))
     return answer
 
 
 def describe(target: str, model: str) -> dict[str, Any]:
     """Returns what tritonclient reads about the server and one model."""
-    answer: dict[str, Any] = _in_another_process(_describe, target, model)
+    answer: dict[str, Any] = in_another_process(_describe, target, model)
     return answer
 
 
-def _in_another_process(function: Any, *arguments: Any) -> Any:
-    return _process().submit(function, *arguments).result(timeout=120)
+def in_another_process(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Calls a function where tritonclient can be imported, and returns what it returns."""
+    return _process().submit(function, *arguments, **options).result(timeout=120)
 
 
 @cache

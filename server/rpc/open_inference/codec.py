@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from artifact.manifest import ATTENTION_MASK, KEY_LENGTHS
 from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError, LimitExceededError
+from server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.texts import encode_texts
@@ -20,9 +20,17 @@ from server.rpc.allowance import UNCOUNTED, Allowance
 from server.rpc.half_precision import WireFloat
 from server.rpc.open_inference import parameters
 from server.rpc.open_inference.rectangle import Rectangle
-from server.rpc.open_inference.response import ResponseLayout, Shape, default_outputs, layout
+from server.rpc.open_inference.response import (
+    OutputRegion,
+    ResponseLayout,
+    Shape,
+    default_outputs,
+    layout,
+    output_bytes,
+)
 from server.rpc.open_inference.tensors import BYTES, REQUEST, decode_tensors, decode_texts
 from server.rpc.protobuf_bytes import NOTHING_CUT, Bounds, Fields, Parsed
+from server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 
 ATTENTION_WEIGHTS = "attention_weights"
 # Inputs that a request may have beside those of its model.
@@ -42,11 +50,13 @@ class Decoded:
         request: The request to the engine. It does not contain texts.
         shapes: Shape of each requested output in the response, in the order of the request.
         types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
+        regions: Where outputs are written to shared memory, by name.
     """
 
     request: Request
     shapes: Mapping[str, Shape]
     types: Mapping[str, WireFloat]
+    regions: Mapping[str, OutputRegion]
 
 
 def reader(limits: Limits) -> Callable[[bytes], Parsed[pb.ModelInferRequest]]:
@@ -61,6 +71,7 @@ def decode(
     deadline: float,
     fields: Fields = NOTHING_CUT,
     allowance: Allowance = UNCOUNTED,
+    memory: SharedMemory | None = None,
 ) -> Decoded:
     """Decodes a request. Its arrays share memory with raw contents.
 
@@ -70,16 +81,19 @@ def decode(
         deadline: The call's deadline on `time.monotonic`'s clock.
         fields: The fields that were cut out of the message.
         allowance: What the request may take.
+        memory: The regions of shared memory that tensors may be in; None if there are none.
 
     Raises:
         InvalidRequestError: The message contradicts itself or does not fit the model.
         LimitExceededError: The message contains too much, or the response would be too large.
         OverloadedError: The memory of the request or of its response is not available.
+        RegionNotFoundError: A tensor is in shared memory that is not registered.
+        UnsupportedError: A tensor is in shared memory, which is switched off.
     """
     parameters.check_request(message.parameters)
     outputs = _requested(message, model)
     _check_inputs(len(message.inputs), len(model.inputs) + len(OTHER_INPUTS))
-    tensors = decode_tensors(message, fields, allowance)
+    tensors = decode_tensors(message, fields, allowance, memory)
     texts, mask, lengths = (tensors.pop(name, None) for name in OTHER_INPUTS)
     if texts is not None and (mask is not None or lengths is not None):
         field = ATTENTION_MASK if mask is not None else KEY_LENGTHS
@@ -96,7 +110,8 @@ def decode(
     encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
     response = layout(outputs, encoded, model, rectangle.sizes)
     _check_response(response, request, model, message.id, allowance)
-    return Decoded(encoded, response.shapes, _types(message))
+    types = _types(message)
+    return Decoded(encoded, response.shapes, types, _regions(message, model, response.shapes, types, memory))
 
 
 def _types(message: pb.ModelInferRequest) -> dict[str, WireFloat]:
@@ -107,6 +122,29 @@ def _types(message: pb.ModelInferRequest) -> dict[str, WireFloat]:
         if output.parameters
     }
     return {name: wire for name, wire in asked.items() if wire is not WireFloat.FP32}
+
+
+def _regions(
+    message: pb.ModelInferRequest,
+    model: LoadedModel,
+    shapes: Mapping[str, Shape],
+    types: Mapping[str, WireFloat],
+    memory: SharedMemory | None,
+) -> dict[str, OutputRegion]:
+    """Where outputs are written to shared memory, in which each has room."""
+    found = {}
+    for output in message.outputs:
+        name, field = output.name, f"outputs[{output.name}]"
+        where = parameters.place(field, output.parameters)
+        if where is None:
+            continue
+        if memory is None:
+            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
+        region = memory.find(field, where.region)
+        size = output_bytes(name, model, shapes[name], types)
+        region.check_write(field, where.offset, where.size, size)
+        found[name] = OutputRegion(region, where.offset, size)
+    return found
 
 
 def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ clients encode or trace, have no effect.
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
@@ -19,11 +20,48 @@ SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 CLASSIFICATION = "classification"
 # A parameter of this server: the type in which a requested output of FP32 is sent.
 DATATYPE = "datatype"
+REGION, REGION_OFFSET, REGION_SIZE = (
+    "shared_memory_region",
+    "shared_memory_offset",
+    "shared_memory_byte_size",
+)
 
 
-def in_shared_memory(parameters: Mapping[str, object]) -> bool:
-    """Whether a tensor's parameters say that it is in shared memory."""
-    return bool(parameters) and any(name.startswith("shared_memory") for name in parameters)
+class Place(NamedTuple):
+    """Where a tensor is in shared memory.
+
+    Attributes:
+        region: Name of the region.
+        offset: Where the tensor begins in the region, in bytes.
+        size: The bytes that are set aside for it.
+    """
+
+    region: str
+    offset: int
+    size: int
+
+
+def place(field: str, parameters: Parameters) -> Place | None:
+    """Where a tensor's parameters say that it is in shared memory; None if they do not.
+
+    Raises:
+        InvalidRequestError: The name of the region or the size is missing, or one of them has a wrong type.
+    """
+    if not parameters or not any(name in parameters for name in (REGION, REGION_OFFSET, REGION_SIZE)):
+        return None
+    region = _value(parameters[REGION]) if REGION in parameters else None
+    if not isinstance(region, str) or not region:
+        raise InvalidRequestError(f"{field}.parameters[{REGION}]", "must be the name of a region")
+    if REGION_SIZE not in parameters:
+        raise InvalidRequestError(f"{field}.parameters[{REGION_SIZE}]", "is missing")
+    return Place(region, _bytes(field, parameters, REGION_OFFSET), _bytes(field, parameters, REGION_SIZE))
+
+
+def _bytes(field: str, parameters: Parameters, name: str) -> int:
+    found = _value(parameters[name]) if name in parameters else 0
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise InvalidRequestError(f"{field}.parameters[{name}]", "must be a number of bytes, at least 0")
+    return found
 
 
 def check_request(parameters: Parameters) -> None:
@@ -43,10 +81,8 @@ def check_output(field: str, parameters: Parameters) -> None:
     """Checks the parameters of a requested output.
 
     Raises:
-        InvalidRequestError: The output is to be written or converted in a way that this server lacks.
+        InvalidRequestError: The output is to be converted in a way that this server lacks.
     """
-    if in_shared_memory(parameters):
-        raise InvalidRequestError(field, "shared memory is not supported by this server")
     if parameters and CLASSIFICATION in parameters and _value(parameters[CLASSIFICATION]):
         raise InvalidRequestError(
             f"{field}.parameters[{CLASSIFICATION}]",

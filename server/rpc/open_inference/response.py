@@ -13,8 +13,10 @@ from server.engine.dimensions import DTYPES, MAX_CACHED_SEQUENCES
 from server.engine.model import LoadedModel
 from server.engine.types import Array, Request, Result
 from server.rpc.half_precision import WireFloat, narrowed
+from server.rpc.open_inference.parameters import REGION, REGION_OFFSET, REGION_SIZE
 from server.rpc.open_inference.tensors import DATATYPES
 from server.rpc.protobuf_bytes import Buffer, field
+from server.rpc.shared_memory import Region
 from server.rpc.tensors import buffers
 
 # The output with the number of tokens of each text.
@@ -24,6 +26,8 @@ CACHED_MODELS = CACHED_SHAPES = 1024
 RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
 Shape = tuple[int, ...]
 FP32_ONLY: Mapping[str, WireFloat] = {}
+# Name, datatype and shape of an output, and its place in shared memory: region, offset and size.
+_Described = tuple[str, str, Shape, tuple[str, int, int] | None]
 # The length of each sequence.
 Lengths = tuple[int, ...]
 
@@ -109,12 +113,37 @@ def _unpadded(name: str, model: LoadedModel, lengths: Mapping[str, tuple[int, ..
     return _itemsize(name, model) * fixed * rows
 
 
+class OutputRegion(NamedTuple):
+    """Where an output is written to shared memory.
+
+    Attributes:
+        region: The region.
+        offset: Where the output begins in the region, in bytes.
+        size: Its size in bytes.
+    """
+
+    region: Region
+    offset: int
+    size: int
+
+
+MESSAGE_ONLY: Mapping[str, OutputRegion] = {}
+
+
+def output_bytes(name: str, model: LoadedModel, shape: Shape, types: Mapping[str, WireFloat]) -> int:
+    """Size of an output of a shape in the type in which it is sent, in bytes."""
+    own = _itemsize(name, model)
+    is_real = name != LENGTHS and model.outputs[name].data_type == "float32"
+    return math.prod(shape) * (types[name].value.itemsize if name in types and is_real else own)
+
+
 def encode(
     result: Result,
     shapes: Mapping[str, Shape],
     model: LoadedModel,
     request_id: str,
     types: Mapping[str, WireFloat] = FP32_ONLY,
+    regions: Mapping[str, OutputRegion] = MESSAGE_ONLY,
 ) -> bytes:
     """Serializes a result, with one raw entry for each requested output.
 
@@ -126,8 +155,12 @@ def encode(
         model: The model.
         request_id: The id of the request.
         types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
+        regions: Where outputs are written to shared memory, by name. Their raw entries are empty.
+
+    Raises:
+        InvalidRequestError: A region of shared memory has become smaller.
     """
-    described: list[tuple[str, str, Shape]] = []
+    described: list[_Described] = []
     contents: list[Buffer] = []
     for name, shape in shapes.items():
         if name == LENGTHS:
@@ -139,18 +172,29 @@ def encode(
         if name in types and datatype == WireFloat.FP32.name:
             datatype = types[name].name
             arrays = [narrowed(array, types[name]) for array in arrays]
-        described.append((name, datatype, shape))
-        contents += field(RAW_OUTPUT_CONTENTS, buffers(arrays))
-    own = pb.ModelInferResponse(id=request_id).SerializeToString() if request_id else b""
-    return b"".join([_description(model.name, model.version, tuple(described)), own, *contents])
+        own = buffers(arrays)
+        where = None
+        if name in regions:
+            region, offset, size = regions[name]
+            region.write(name, offset, own)
+            where, own = (region.name, offset, size), []
+        described.append((name, datatype, shape, where))
+        contents += field(RAW_OUTPUT_CONTENTS, own)
+    id_field = pb.ModelInferResponse(id=request_id).SerializeToString() if request_id else b""
+    return b"".join([_description(model.name, model.version, tuple(described)), id_field, *contents])
 
 
 @lru_cache(maxsize=CACHED_SHAPES)
-def _description(model: str, version: str, outputs: tuple[tuple[str, str, Shape], ...]) -> bytes:
-    """A serialized response of outputs, given by name, datatype and shape, without contents."""
+def _description(model: str, version: str, outputs: tuple[_Described, ...]) -> bytes:
+    """A serialized response without contents."""
     response = pb.ModelInferResponse(model_name=model, model_version=version)
-    for name, datatype, shape in outputs:
-        response.outputs.add(name=name, datatype=datatype, shape=shape)
+    for name, datatype, shape, where in outputs:
+        output = response.outputs.add(name=name, datatype=datatype, shape=shape)
+        if where is not None:
+            region, offset, size = where
+            output.parameters[REGION].string_param = region
+            output.parameters[REGION_OFFSET].int64_param = offset
+            output.parameters[REGION_SIZE].int64_param = size
     return response.SerializeToString()
 
 

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
+from server.engine.errors import InvalidRequestError, UnsupportedError
 from server.engine.types import Array, Text
 from server.rpc.allowance import UNCOUNTED, Allowance
 from server.rpc.half_precision import WireFloat, widened
-from server.rpc.open_inference.parameters import in_shared_memory
+from server.rpc.open_inference import parameters
 from server.rpc.protobuf_bytes import CONTENT, DOUBLES, FLOATS, NOTHING_CUT, VARINTS, Fields, Submessage
 from server.rpc.protobuf_numbers import PackedNumbers
+from server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 from server.rpc.tensors import from_bytes, reshaped
 
 BYTES = "BYTES"
@@ -89,7 +90,10 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 
 
 def decode_tensors(
-    message: pb.ModelInferRequest, fields: Fields = NOTHING_CUT, allowance: Allowance = UNCOUNTED
+    message: pb.ModelInferRequest,
+    fields: Fields = NOTHING_CUT,
+    allowance: Allowance = UNCOUNTED,
+    memory: SharedMemory | None = None,
 ) -> dict[str, Array]:
     """Decodes the inputs of a request, by name. BYTES become arrays of `bytes` objects or views.
 
@@ -97,23 +101,33 @@ def decode_tensors(
         message: The request.
         fields: The fields that were cut out of the message.
         allowance: What the request may take.
+        memory: The regions of shared memory that inputs may be in; None if there are none.
 
     Raises:
         InvalidRequestError: An input contradicts itself, is repeated, or is not in a known form.
         LimitExceededError: An input is too large.
         OverloadedError: The memory for its numbers is not available.
+        RegionNotFoundError: An input is in shared memory that is not registered.
+        UnsupportedError: An input is in shared memory, which is switched off.
     """
     contents: Sequence[Raw] = fields.get(RAW_CONTENTS, message.raw_input_contents)
     raw = iter(contents)
     tensors: dict[str, Array] = {}
+    shared = set[str]()
     for index, tensor in enumerate(message.inputs):
         name = tensor.name
         _check_description(tensor, name, tensors)
         decoder = _TensorDecoder(tensor, index, fields, allowance)
-        tensors[name] = decoder.raw(raw) if contents else decoder.typed()
+        if (where := parameters.place(name, tensor.parameters)) is not None:
+            tensors[name] = decoder.shared(where, memory)
+            shared.add(name)
+        else:
+            tensors[name] = decoder.raw(raw) if contents else decoder.typed()
     if next(raw, None) is not None:
+        own = len(tensors) - len(shared)
+        elsewhere = " outside shared memory" if shared else ""
         raise InvalidRequestError(
-            "raw_input_contents", f"has {len(contents)} entries; the request has {len(tensors)} inputs"
+            "raw_input_contents", f"has {len(contents)} entries; the request has {own} inputs{elsewhere}"
         )
     return tensors
 
@@ -121,8 +135,6 @@ def decode_tensors(
 def _check_description(tensor: InputTensor, name: str, others: Mapping[str, Array]) -> None:
     if name in others:
         raise InvalidRequestError(name, "is given twice; each input must be given once")
-    if in_shared_memory(tensor.parameters):
-        raise InvalidRequestError(name, "is in shared memory, which this server does not support")
     if tensor.datatype not in KNOWN_DATATYPES:
         known = ", ".join(KNOWN_DATATYPES)
         raise InvalidRequestError(name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}")
@@ -143,6 +155,14 @@ class _TensorDecoder:
         self._fields = fields
         self._allowance = allowance
 
+    def shared(self, where: parameters.Place, memory: SharedMemory | None) -> Array:
+        """The input's elements from shared memory."""
+        if memory is None:
+            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
+        region = memory.find(self._name, where.region)
+        self._allowance.take(self._name, where.size)
+        return self._elements(memoryview(region.read(self._name, where.offset, where.size)))
+
     def raw(self, entries: Iterator[Raw]) -> Array:
         """The input's elements from the next entry of the raw contents."""
         if self._tensor.HasField("contents") and self._filled():
@@ -150,6 +170,9 @@ class _TensorDecoder:
         data = next(entries, None)
         if data is None:
             raise InvalidRequestError("raw_input_contents", f"has no entry for input {self._name!r}")
+        return self._elements(data)
+
+    def _elements(self, data: Raw) -> Array:
         if self._datatype == BYTES:
             count = self._bytes_count()
             return self._bytes(list(islice(_split_bytes(self._name, data), max(count, 0) + 1)))

@@ -150,7 +150,8 @@ def test_sessions_on_all_threads_give_the_same_results(artifacts: Path) -> None:
     assert set(model.parallel_costs) == set(model.parallel_sessions)
     request = validated_of(model, [(7, 7)])
     one, all_threads = (
-        run_batch(model, GraphKind.PLAIN, request.sequences, parallel=parallel) for parallel in (False, True)
+        run_batch(model, GraphKind.PLAIN, request.sequences, parallel=parallel).outputs
+        for parallel in (False, True)
     )
     np.testing.assert_allclose(values(one[0]), values(all_threads[0]), rtol=1e-5, atol=1e-6)
 

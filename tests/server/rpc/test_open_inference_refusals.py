@@ -138,8 +138,8 @@ REFUSALS: dict[str, tuple[str, Message, str, str]] = {
     "output to shared memory": (
         SELF,
         shared_output,
-        "outputs[context_vectors]",
-        "shared memory is not supported by this server",
+        "outputs[context_vectors].parameters[shared_memory_byte_size]",
+        "is missing",
     ),
     "output twice": (
         SELF,

@@ -128,8 +128,8 @@ REFUSALS = {
     ),
     "shared memory": (
         prepared(lambda m: setattr(m.inputs[1].parameters["shared_memory_region"], "string_param", "r")),
-        "key",
-        "is in shared memory, which this server does not support",
+        "key.parameters[shared_memory_byte_size]",
+        "is missing",
     ),
     "typed count": (
         typed("FP32", [2, 2], fp32_contents=[1]),

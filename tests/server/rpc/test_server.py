@@ -166,15 +166,23 @@ def test_a_port_in_use_is_refused(transport: TransportKind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "inputs"),
-    [(SELF, [("query", pb.TYPE_FP32, [-1, -1, 4])]), (TEXT, [("text", pb.TYPE_STRING, [-1])])],
+    ("name", "max_batch_size", "inputs"),
+    [
+        # The batch axis is not part of the shape, unless there is no other.
+        (SELF, Limits().max_sequences, [("query", pb.TYPE_FP32, [-1, 4])]),
+        (TEXT, 0, [("text", pb.TYPE_STRING, [-1])]),
+    ],
     ids=["vectors", "text"],
 )
 def test_a_configuration_names_the_tensors_of_a_model(
-    open_inference: GRPCInferenceServiceStub, name: str, inputs: list[tuple[str, int, list[int]]]
+    open_inference: GRPCInferenceServiceStub,
+    name: str,
+    max_batch_size: int,
+    inputs: list[tuple[str, int, list[int]]],
 ) -> None:
     config = open_inference.ModelConfig(pb.ModelConfigRequest(name=name), timeout=30).config
-    assert (config.name, config.max_batch_size) == (name, 0)
+    assert (config.name, config.max_batch_size) == (name, max_batch_size)
+    assert config.HasField("dynamic_batching") == (max_batch_size > 0)
     assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in config.input] == inputs
     assert config.output[0].name == "context_vectors"
 

@@ -15,8 +15,10 @@ from server.engine.errors import (
     ModelNotFoundError,
     ModelNotReadyError,
     OverloadedError,
+    RegionNotFoundError,
     RunFailedError,
     ShuttingDownError,
+    UnsupportedError,
 )
 from server.rpc.admission import IdleStreamError, ReceiveTimeoutError
 from server.rpc.status import code_of, status_of
@@ -27,6 +29,8 @@ EXPECTED = [
     (LimitExceededError("key", "m"), grpc.StatusCode.INVALID_ARGUMENT, 3, "LIMIT_EXCEEDED"),
     (ModelNotFoundError("m", field="model_name"), grpc.StatusCode.NOT_FOUND, 5, "MODEL_NOT_FOUND"),
     (ModelNotReadyError("m"), grpc.StatusCode.FAILED_PRECONDITION, 9, "MODEL_NOT_READY"),
+    (RegionNotFoundError("m", field="key"), grpc.StatusCode.NOT_FOUND, 5, "REGION_NOT_FOUND"),
+    (UnsupportedError("m"), grpc.StatusCode.UNIMPLEMENTED, 12, "UNSUPPORTED"),
     (OverloadedError("m"), grpc.StatusCode.RESOURCE_EXHAUSTED, 8, "OVERLOADED"),
     (DeadlineExceededError("m"), grpc.StatusCode.DEADLINE_EXCEEDED, 4, "DEADLINE_EXCEEDED"),
     (ShuttingDownError("m"), grpc.StatusCode.UNAVAILABLE, 14, "SHUTTING_DOWN"),

@@ -1,0 +1,86 @@
+"""The routes of the Open Inference Protocol."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from protos.inference import open_inference_pb2 as pb
+from server.engine.engine import Engine
+from server.rpc.calls.intake import Intake
+from server.rpc.calls.route import CallKind, Route, tensors, unary
+from server.rpc.open_inference import codec, stream
+from server.rpc.open_inference.logging_settings import LogService
+from server.rpc.open_inference.models import ModelService
+from server.rpc.open_inference.regions import RegionService
+from server.rpc.open_inference.service import OpenInferenceService
+from server.rpc.shared_memory import SharedMemory
+
+SERVICE: str = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+
+
+def routes(
+    engine: Engine, is_serving: Callable[[], bool], intake: Intake, memory: SharedMemory | None
+) -> dict[str, Route]:
+    """The route of each method by its full name.
+
+    Args:
+        engine: Computes results.
+        is_serving: Whether the server is ready for requests.
+        intake: What calls with tensors share.
+        memory: The regions of shared memory; None if it is switched off.
+    """
+    service, regions = OpenInferenceService(engine, is_serving, memory), RegionService(memory)
+    models, logs = ModelService(engine), LogService()
+    return {
+        **_without_tensors(
+            {
+                "ServerLive": service.server_live,
+                "ServerReady": service.server_ready,
+                "ServerMetadata": service.server_metadata,
+                "ModelReady": service.model_ready,
+                "ModelMetadata": models.metadata,
+                "ModelConfig": models.config,
+                "ModelStatistics": models.statistics,
+                "RepositoryIndex": models.index,
+                "RepositoryModelLoad": models.load,
+                "RepositoryModelUnload": models.unload,
+                "SystemSharedMemoryStatus": regions.status,
+                "SystemSharedMemoryRegister": regions.register,
+                "SystemSharedMemoryUnregister": regions.unregister,
+                "CudaSharedMemoryStatus": regions.status_cuda,
+                "CudaSharedMemoryRegister": regions.register_cuda,
+                "CudaSharedMemoryUnregister": regions.unregister_cuda,
+                "TraceSetting": logs.trace_settings,
+                "LogSettings": logs.log_settings,
+            }
+        ),
+        f"/{SERVICE}/ModelInfer": tensors(
+            CallKind.UNARY,
+            codec.reader(engine.limits),
+            service.model_infer,
+            pb.ModelInferResponse.SerializeToString,
+            intake,
+            is_slow=codec.is_slow,
+        ),
+        f"/{SERVICE}/ModelStreamInfer": tensors(
+            CallKind.ORDERED_STREAM,
+            codec.reader(engine.limits),
+            service.model_stream_infer,
+            pb.ModelStreamInferResponse.SerializeToString,
+            intake,
+            is_slow=codec.is_slow,
+            refuse=stream.refuse,
+        ),
+    }
+
+
+def _without_tensors(handlers: Mapping[str, Callable[..., Any]]) -> dict[str, Route]:
+    """Routes of methods that take no place of inference: a busy server still tells what it is and has."""
+    return {
+        f"/{SERVICE}/{name}": unary(
+            getattr(pb, f"{name}Request").FromString,
+            handler,
+            getattr(pb, f"{name}Response").SerializeToString,
+            takes_place=False,
+        )
+        for name, handler in handlers.items()
+    }

@@ -1,0 +1,72 @@
+"""Streams of inference: one reply for each request, in their order. A request that fails does not end one."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+
+from google.protobuf.message import Message
+
+from protos.inference import open_inference_pb2 as pb
+from server.engine.budget import Reservation
+from server.engine.errors import EngineError, OverloadedError
+from server.engine.types import Result
+from server.rpc.calls.deferred import DeferredReply
+from server.rpc.protobuf_bytes import Parsed, field
+from server.rpc.status import UNEXPECTED
+from server.rpc.transport.seam import Call
+
+log = logging.getLogger(__name__)
+RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
+# A client that sets the first parameter expects the second in the last response to each request.
+WANTS_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
+Infer = Callable[[Parsed[pb.ModelInferRequest], Call, Reservation], DeferredReply]
+
+
+def answer(
+    infer: Infer, request: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
+) -> DeferredReply | pb.ModelStreamInferResponse:
+    """Answers one request of a stream as `infer` answers a call of its own."""
+    request_id, final = request.message.id, _final(request.message)
+    try:
+        reply = infer(request, call, reservation)
+    except Exception as error:
+        return _failed(request_id, error)
+
+    def encode(resolved: Future[Result]) -> bytes | pb.ModelStreamInferResponse:
+        try:
+            response = _serialized(reply.encode(resolved))
+        except CancelledError:  # the call has ended
+            raise
+        except Exception as error:
+            return _failed(request_id, error)
+        return b"".join(field(RESPONSE, [final, response]))
+
+    return DeferredReply(reply.future, encode, reply.deadline)
+
+
+def _serialized(reply: Message | bytes) -> bytes:
+    return reply if isinstance(reply, bytes) else reply.SerializeToString()
+
+
+def refuse(_message: bytes, error: OverloadedError) -> pb.ModelStreamInferResponse:
+    """Answers a request that is not parsed, because there is no memory for it."""
+    return _failed("", error)
+
+
+def _final(message: pb.ModelInferRequest) -> bytes:
+    """The serialized parameter of a response, the only one to its request, that the client expects."""
+    if WANTS_FINAL not in message.parameters or not message.parameters[WANTS_FINAL].bool_param:
+        return b""
+    return pb.ModelInferResponse(
+        parameters={IS_FINAL: pb.InferParameter(bool_param=True)}
+    ).SerializeToString()
+
+
+def _failed(request_id: str, error: Exception) -> pb.ModelStreamInferResponse:
+    """The reply to a request that failed. An unexpected error is described in the log only."""
+    if not isinstance(error, EngineError):
+        log.error("stream request failed", exc_info=error)
+        error = EngineError(UNEXPECTED)
+    return pb.ModelStreamInferResponse(
+        error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
+    )
