@@ -3,7 +3,7 @@
 import logging
 import os
 
-from server import grpc_core, logs
+from server import logs
 from server.command_line import make_application, unknown_variables
 from server.errors import ServerError
 from server.settings import Settings
@@ -20,7 +20,6 @@ def main() -> None:
 def serve(settings: Settings) -> int:
     """Serves until the process is asked to stop; returns its exit status."""
     logs.configure(settings.log_level, settings.log_format)
-    grpc_core.configure(completion_queue=settings.transport == "completion-queue")
     for name, similar in unknown_variables(os.environ):
         log.warning("unknown environment variable", extra={"variable": name, "similar": similar or "none"})
     try:

@@ -8,24 +8,37 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn, Protocol
 
+from server import memory
 from server.call_log import CallLog
+from server.engine.control import RepositoryControl
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
-from server.engine.repository import Repository, RepositoryError, find_artifacts, load_repository
+from server.engine.repository import Key, Repository
+from server.engine.store import ModelStore, RepositoryError
+from server.engine.version_policy import VersionPolicy
 from server.errors import LoadError
 from server.metrics import Metrics
 from server.metrics_endpoint import MetricsEndpoint
+from server.model_control import ALL, ControlMode, ModelControl, read_loaded
 from server.rpc.options import RpcOptions
 from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
 from server.shutdown import EXIT_SECONDS, Inbox, StopRequest
+from server.workers.peers import WorkerPeers
 
 log = logging.getLogger(__name__)
+# Memory that a model needs, as a multiple of its files (weights in the layout of the kernels, for runs on one
+# thread and on all) and in addition to it.
+HEADROOM_FACTOR, HEADROOM_BYTES = 3, 64 << 20
 
 
 class Lifecycle(Protocol):
     """Hooks at the stages of a server process, which runs alone or as one of several workers."""
+
+    @property
+    def peers(self) -> WorkerPeers | None:
+        """The processes of the service, if there are several."""
 
     def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
         """Called before any model is loaded.
@@ -51,6 +64,8 @@ class Lifecycle(Protocol):
 class Standalone:
     """The only process of the service. It binds its ports and serves its metrics before models load."""
 
+    peers = None
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._endpoint: MetricsEndpoint | None = None
@@ -64,8 +79,7 @@ class Standalone:
             BindError: An address cannot be listened on.
         """
         host = self._settings.host
-        artifacts = find_artifacts(self._settings.model_repository)
-        metrics.loading((artifact.parent.name, artifact.name) for artifact in artifacts)
+        metrics.loading(initial_models(self._settings, model_store(self._settings)))
         port = server.bind()
         self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port, metrics.refresh)
         self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
@@ -112,13 +126,37 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
                 parallel_runs=settings.device.parallel_runs,
             )
             metrics.watch(engine.load, server.load)
-            _serve(settings, server, engine, lifecycle, inbox)
+            _serve(settings, server, engine, metrics, lifecycle, inbox)
     except RepositoryError as error:
         raise LoadError(str(error)) from error
     finally:
         server.stop(0)
         lifecycle.close()
     log.info("stopped")
+
+
+def model_store(settings: Settings) -> ModelStore:
+    """The model repository on disk."""
+    policy = VersionPolicy.parse(settings.version_policy)
+    return ModelStore(settings.model_repository, settings.device, settings.max_tolerance, policy)
+
+
+def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
+    """Name and version of the artifacts that are loaded at startup.
+
+    Raises:
+        RepositoryError: The folder does not exist, or a model that is to be loaded does not exist.
+    """
+    names, mode = store.names(), ControlMode(settings.model_control)
+    if mode is ControlMode.NONE:
+        return store.artifacts(names)
+    if mode is ControlMode.EXPLICIT:
+        asked = [name.strip() for name in settings.load_model.split(",") if name.strip()]
+        if unknown := sorted(set(asked) - {ALL, *names}):
+            raise RepositoryError(f"--load-model: the repository does not contain {', '.join(unknown)}")
+        if ALL not in asked:
+            names = sorted({*asked, *read_loaded(store.folder)} & set(names))
+    return [(name, version) for name in names for version in store.chosen(name)]
 
 
 def rpc_options(settings: Settings) -> RpcOptions:
@@ -150,16 +188,18 @@ def rpc_options(settings: Settings) -> RpcOptions:
 def _load(settings: Settings, inbox: Inbox) -> Repository:
     """Loads the models on another thread, so that this one can receive a request to stop."""
     log.info("loading", extra={"model_repository": settings.model_repository})
+    store = model_store(settings)
+    keys = initial_models(settings, store)
     loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
-    load = partial(load_repository, settings.model_repository, settings.device)
-    loading: Future[Repository] = loader.submit(load, max_tolerance=settings.max_tolerance)
+    loading: Future[Repository] = loader.submit(lambda: Repository(store.load(*key) for key in keys))
     loading.add_done_callback(inbox.put)
     message = inbox.get()
     if isinstance(message, StopRequest):
         _abandon_loading(message)
     loader.shutdown()
     repository = loading.result()
-    if not any(isinstance(model, LoadedModel) for model in repository):
+    is_fixed = ControlMode(settings.model_control) is ControlMode.NONE
+    if is_fixed and not any(isinstance(model, LoadedModel) for model in repository):
         raise RepositoryError(
             f"no model of {settings.model_repository} can be served; the log gives the reasons"
         )
@@ -173,19 +213,46 @@ def _abandon_loading(request: StopRequest) -> NoReturn:
     os._exit(0)
 
 
-def _serve(settings: Settings, server: RpcServer, engine: Engine, lifecycle: Lifecycle, inbox: Inbox) -> None:
-    repository = list(engine.repository)
-    ready = sum(isinstance(model, LoadedModel) for model in repository)
+def _serve(
+    settings: Settings,
+    server: RpcServer,
+    engine: Engine,
+    metrics: Metrics,
+    lifecycle: Lifecycle,
+    inbox: Inbox,
+) -> None:
+    def changed() -> None:
+        metrics.loaded(engine.repository)
+        server.show_models()
+
+    store = model_store(settings)
+    changes = RepositoryControl(store, engine.repository, changed, partial(_lack_of_memory, store))
+    control = ModelControl(changes, ControlMode(settings.model_control), lifecycle.peers)
+    if lifecycle.peers is not None:
+        lifecycle.peers.start(control.take)
+    # Numbers only: a model that is replaced must not be kept.
+    ready = [isinstance(model, LoadedModel) for model in engine.repository]
     try:
         _freeze_loaded_objects()
-        server.start(engine)
-        lifecycle.serving(ready=ready, failed=len(repository) - ready)
+        server.start(engine, control)
+        if ControlMode(settings.model_control) is ControlMode.POLL:
+            control.poll(settings.repository_poll_seconds)
+        lifecycle.serving(ready=ready.count(True), failed=ready.count(False))
         _wait_for_stop(inbox)
         _end_after(settings.grace_seconds + EXIT_SECONDS)
         seconds = server.stop(settings.grace_seconds)
         log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
     finally:
+        control.close()
         engine.close()
+
+
+def _lack_of_memory(store: ModelStore, name: str, version: str) -> str:
+    """Why an artifact cannot be loaded beside what is there; empty if it can."""
+    files = (store.folder / name / version).iterdir()
+    needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(file.stat().st_size for file in files)
+    free = memory.free_bytes()
+    return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""
 
 
 def _end_after(seconds: float) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import sys
 import time
 from typing import Any, Literal
@@ -66,8 +67,10 @@ def configure(level: str, style: Literal["text", "json"] = "text", **fields: obj
     handler.setFormatter(FORMATTERS[style]())
     handler.addFilter(add)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Everything on standard error has one format: Python's warnings become events.
+    # Everything on standard error has one format: Python's warnings become events, and gRPC's core, which has
+    # a log of its own, is silent unless the variable asks for it. What it calls errors its callers report.
     logging.captureWarnings(capture=True)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

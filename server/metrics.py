@@ -133,6 +133,7 @@ class Metrics:
         self._load = [
             (self._gauge(name, text, [], among_workers), read) for name, text, among_workers, read in _LOAD
         ]
+        self._published: set[tuple[str, str]] = set()
         self._engine_load: Callable[[], EngineLoad] = EngineLoad
         self._call_load: Callable[[], CallLoad] = CallLoad
 
@@ -154,7 +155,14 @@ class Metrics:
             self._ready.labels(name, version).set(0)
 
     def loaded(self, repository: Repository) -> None:
-        """Publishes the state of every model, and the measured parity error of those that are ready."""
+        """Publishes the state of every model, and the measured parity error of those that are ready.
+
+        Models that were published before and are gone are not ready.
+        """
+        models = {(model.name, model.version) for model in repository}
+        for key in self._published - models:
+            self._ready.labels(*key).set(0)
+        self._published |= models
         for model in repository:
             ready = isinstance(model, LoadedModel)
             self._ready.labels(model.name, model.version).set(ready)

@@ -17,6 +17,7 @@ from pydantic import (
 from server import cores, memory
 from server.engine.limits import MAX_TOLERANCE, MIB, Limits
 from server.engine.provider import Device, Provider
+from server.engine.version_policy import VersionPolicy
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
 HEADER_BYTES = MIB // 16
@@ -35,6 +36,29 @@ class Models(BaseModel):
 
     model_repository: Path = Field(description="Folder that contains the artifacts as NAME/VERSION/.")
     provider: Provider = Field(Provider.CPU, description="Execution provider that runs the graphs.")
+    model_control: Literal["none", "poll", "explicit"] = Field(
+        "none",
+        description="When models are loaded: none loads all of them at startup; poll also loads, replaces and"
+        " unloads them when the repository changes; explicit loads those of load_model, and more on request.",
+    )
+    repository_poll_seconds: float = Field(
+        15.0,
+        ge=0.1,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="How often the repository is looked at with model_control poll, in seconds, 0.1 to"
+        " 1000000. A change is made when it was seen twice.",
+    )
+    load_model: str = Field(
+        "",
+        description="Models to load at startup with model_control explicit: names with commas between them,"
+        " or * for all. Those that were loaded when the last server of the repository ended are added.",
+    )
+    version_policy: str = Field(
+        "all",
+        description="Versions of each model that are served: all, latest, latest:N (the N highest) or"
+        " specific:V,V.",
+    )
     max_tolerance: float = Field(
         MAX_TOLERANCE,
         ge=0,
@@ -55,6 +79,12 @@ class Models(BaseModel):
         " millisecond, in a run and between requests, which answers a single caller sooner and uses more"
         " processor time.",
     )
+
+    @field_validator("version_policy")
+    @classmethod
+    def _is_a_policy(cls, value: str) -> str:
+        VersionPolicy.parse(value)
+        return value
 
 
 class Network(BaseModel):

@@ -5,7 +5,6 @@ Kept between requests, because callers send the same few lengths again and again
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from artifact.manifest import BATCH_AXIS, GraphKind, TensorSpec
 from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
+from server.engine.model_caches import cached_by_model
 from server.engine.types import SequenceShape
 
 Sizes = dict[str, int]
@@ -69,7 +69,7 @@ def _shape(model: LoadedModel, graph: GraphKind, sizes: Sizes, lengths: tuple[in
     return SequenceShape(sizes, lengths, own, seconds, run_bytes, least_seconds)
 
 
-_cached = lru_cache(maxsize=CACHED_REQUESTS)(_dimensions)
+_cached = cached_by_model(CACHED_REQUESTS)(_dimensions)
 
 
 def _bind_axes(specs: Sequence[TensorSpec], lengths: Lengths) -> list[Sizes]:

@@ -29,7 +29,7 @@ from server.engine.limits import Limits
 from server.engine.loading import load_model
 from server.engine.model import LoadedModel
 from server.engine.provider import Device, Provider, ProviderError
-from server.engine.repository import versions
+from server.engine.store import versions
 from server.engine.types import Array, Ragged, Request, Result, SequenceInputs
 from server.engine.validation import ValidatedRequest, validate
 

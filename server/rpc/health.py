@@ -14,7 +14,7 @@ SERVICE_NAME: str = health.SERVICE_NAME
 
 
 class HealthService:
-    """Answers for the server as a whole, whose name is empty, and for each of its services."""
+    """Answers for the server as a whole, whose name is empty, for its services and for its models."""
 
     def __init__(self, services: Iterable[str]) -> None:
         """Begins with NOT_SERVING.
@@ -23,6 +23,7 @@ class HealthService:
             services: Full names of the services.
         """
         self._names = ("", *services)
+        self._models: set[str] = set()
         self._servicer = health.HealthServicer()
         self.set_serving(serving=False)
 
@@ -31,6 +32,13 @@ class HealthService:
         status = health_pb2.HealthCheckResponse
         for name in self._names:
             self._servicer.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    def set_models(self, ready: set[str]) -> None:
+        """Sets the status of models: SERVING for those that are ready, NOT_SERVING for those that were."""
+        status = health_pb2.HealthCheckResponse
+        for name in sorted((self._models | ready) - set(self._names)):
+            self._servicer.set(name, status.SERVING if name in ready else status.NOT_SERVING)
+        self._models |= ready
 
     def check(self, request: health_pb2.HealthCheckRequest, call: Call) -> health_pb2.HealthCheckResponse:
         """Replies with the current status; NOT_FOUND for an unknown service."""

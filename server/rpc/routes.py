@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from protos.attention.v1 import attention_pb2 as attention_pb
 from server.engine.engine import Engine
 from server.engine.limits import Limits
+from server.model_control import ModelControl
 from server.rpc import reflection
 from server.rpc.attention import fields
 from server.rpc.attention.service import AttentionService
@@ -32,6 +33,7 @@ def route_table(
     threads: CodecThreads,
     health: HealthService,
     is_serving: Callable[[], bool],
+    control: ModelControl | None = None,
     memory: SharedMemory | None = None,
 ) -> Mapping[str, Route]:
     """The route of each method by its full name.
@@ -41,12 +43,13 @@ def route_table(
         threads: Decode and encode what is large.
         health: The state of the server.
         is_serving: Whether the server is ready for requests.
+        control: Loads and unloads models on request; None if the models never change.
         memory: The regions of shared memory; None if it is switched off.
     """
     intake = Intake(engine.budget, threads)
     return {
         **_attention(AttentionService(engine), engine.limits, intake),
-        **open_inference.routes(engine, is_serving, intake, memory),
+        **open_inference.routes(engine, is_serving, intake, control, memory),
         **_health(health),
         **_reflection(ReflectionService((*SERVICES, *reflection.SERVICE_NAMES, HEALTH))),
     }

@@ -4,7 +4,9 @@ import dataclasses
 import time
 
 from server.engine.engine import Engine
+from server.engine.model import LoadedModel
 from server.errors import BindError
+from server.model_control import ModelControl
 from server.rpc.admission import CallLimits
 from server.rpc.calls.codec_threads import CodecThreads
 from server.rpc.channel_options import channel_options
@@ -43,6 +45,7 @@ class RpcServer:
         self._codec_threads = CodecThreads()
         self._serving = False
         self._dispatcher: Dispatcher | None = None
+        self._engine: Engine | None = None
         self._addresses: list[Address] = []
         self._socket = UnixSocket(options.unix_socket) if options.unix_socket else None
         self._transport = create_transport(
@@ -74,18 +77,21 @@ class RpcServer:
         self._addresses.append(listening_address(target, port))
         return port
 
-    def start(self, engine: Engine) -> None:
+    def start(self, engine: Engine, control: ModelControl | None = None) -> None:
         """Begins to answer calls, and reports health SERVING. `bind` comes first.
 
         Args:
             engine: Computes what calls ask for. Its owner closes it after `stop`.
+            control: Loads and unloads models on request; None if the models never change.
         """
+        self._engine = engine
         self._dispatcher = dispatcher = Dispatcher(
             route_table(
                 engine,
                 self._codec_threads,
                 self._health,
                 self._is_serving,
+                control,
                 SharedMemory() if self._options.allow_shared_memory else None,
             ),
             self._observer,
@@ -126,6 +132,12 @@ class RpcServer:
         if self._dispatcher is not None:
             self._dispatcher.drain()
 
+    def show_models(self) -> None:
+        """Reports the health of every model, by its name: SERVING while a version of it is ready."""
+        models = self._engine.repository if self._engine is not None else ()
+        ready = {model.name for model in models if isinstance(model, LoadedModel)}
+        self._health.set_models(ready if self._serving else set())
+
     def is_responsive(self) -> bool:
         """Whether the transport's thread takes events and callbacks. For any thread, once started."""
         return time.monotonic() - self._transport.turned_at() <= RESPONSIVE_SECONDS
@@ -136,6 +148,7 @@ class RpcServer:
     def _set_serving(self, *, serving: bool) -> None:
         self._serving = serving
         self._health.set_serving(serving=serving)
+        self.show_models()
 
 
 def _call_limits(options: RpcOptions) -> CallLimits:

@@ -12,6 +12,7 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Any
 
 from server.workers.assignment import Assignment, Failure, Heartbeat, Ping, State
+from server.workers.peers import Answer, Question
 from server.workers.watchdog import Watchdog
 
 FIRST_BACKOFF_SECONDS = 0.5
@@ -49,6 +50,7 @@ class WorkerHandle:
         watchdog: Judges whether its process answers.
         state: State of its process.
         connection: The supervisor's end of the pipe; None while no process is running.
+        messages: What the worker asked and answered, for the supervisor to take.
         restart_at: When the next process is to start, on the clock `time.monotonic`; None unless one is due.
     """
 
@@ -58,6 +60,7 @@ class WorkerHandle:
         self.state = State.STOPPED
         # The pipe's type has two parameters in the type stubs and none at run time.
         self.connection: Any = None
+        self.messages: list[Question | Answer] = []
         self.restart_at: float | None = None
         self._assignment = assignment
         self._process: Popen[bytes] | None = None
@@ -102,7 +105,9 @@ class WorkerHandle:
             message = self.connection.recv()
         except (EOFError, OSError):
             return False
-        if isinstance(message, Heartbeat):
+        if isinstance(message, Question | Answer):
+            self.messages.append(message)
+        elif isinstance(message, Heartbeat):
             self.watchdog.heard(responsive=message.responsive)
         elif isinstance(message, Failure):
             self._failure = message.reason
@@ -191,7 +196,12 @@ class WorkerHandle:
             return True
         return False
 
-    def _send(self, message: Assignment | State | Ping) -> None:
+    def send(self, message: object) -> None:
+        """Sends a message. Does nothing if no process is running."""
+        if self.connection:
+            self._send(message)
+
+    def _send(self, message: object) -> None:
         with suppress(OSError):  # the process has exited; the closed pipe reports that too
             self.connection.send(message)
 

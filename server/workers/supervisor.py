@@ -18,6 +18,7 @@ from server.workers.assignment import Assignment, State
 from server.workers.folder import temporary_folder
 from server.workers.handle import Exit, ExitKind, WorkerHandle
 from server.workers.metrics import MultiprocessMetrics
+from server.workers.peers import Question, Questions
 from server.workers.reservation import reserved
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Supervisor:
         self._metrics = metrics
         self._requests = requests
         self._workers = [WorkerHandle(assignment) for assignment in assignments(settings, folder)]
+        self._questions = Questions(lambda worker, message: self._workers[worker].send(message))
         self._stopping = False
         self._checked_at = time.monotonic()
         self._check_seconds = self._workers[0].watchdog.interval
@@ -109,10 +111,22 @@ class Supervisor:
         for worker in map(workers.get, readable):
             if worker and not worker.receive():
                 self._reap(worker)
+            elif worker:
+                self._pass_on(worker)
         self._check()
         for worker in self._workers:
             if worker.restart_at is not None and worker.restart_at <= time.monotonic():
                 self._start(worker)
+
+    def _pass_on(self, worker: WorkerHandle) -> None:
+        """Passes on what a worker asked or answered."""
+        messages, worker.messages = worker.messages, []
+        for message in messages:
+            if isinstance(message, Question):
+                serving = [other.number for other in self._workers if other.state is State.SERVING]
+                self._questions.ask(message, serving)
+            else:
+                self._questions.answered(worker.number, message)
 
     def _check(self) -> None:
         """Pings the workers, and kills those that do not answer. Their pipes then close."""
@@ -133,6 +147,7 @@ class Supervisor:
 
     def _reap(self, worker: WorkerHandle) -> None:
         ended = worker.reap()
+        self._questions.ended(worker.number)
         self._metrics.remove_gauges(worker.number)
         self._schedule_restart(worker, ended)
 

@@ -17,6 +17,7 @@ from server.shutdown import Inbox, StopRequest, handle_signals
 from server.workers import folder
 from server.workers import metrics as multiprocess_metrics
 from server.workers.assignment import Assignment, Failure, Heartbeat, Ping, State
+from server.workers.peers import Answers, Question, WorkerPeers
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +29,17 @@ class WorkerLifecycle:
     no worker outlives it. A thread of its own answers the supervisor's pings.
     """
 
-    def __init__(self, connection: Any, inbox: Inbox, folder: Path) -> None:
+    def __init__(self, worker: int, connection: Any, inbox: Inbox, folder: Path) -> None:
         """Starts nothing yet.
 
         Args:
+            worker: Number of the worker.
             connection: The worker's end of the pipe; a `Connection`, whose stubs have two parameters more
                 than the class.
             inbox: Messages to the main thread.
             folder: The service's temporary folder.
         """
+        self.peers = WorkerPeers(worker, self._send)
         self._connection = connection
         self._inbox = inbox
         self._folder = folder
@@ -86,13 +89,16 @@ class WorkerLifecycle:
             if isinstance(message, Ping):
                 metrics.refresh()
                 self._send(Heartbeat(not self._is_serving or server.is_responsive()))
+            elif isinstance(message, Question | Answers):
+                self.peers.received(message)
             elif message is not State.DRAINING:
                 self._inbox.put(message)
+        self.peers.close()
         if message is not State.DRAINING:  # the supervisor was killed
             folder.remove(self._folder)
         self._inbox.put(StopRequest({"reason": "the supervisor closed the pipe"}))
 
-    def _send(self, message: State | Heartbeat) -> None:
+    def _send(self, message: object) -> None:
         with self._sending, suppress(OSError):  # the supervisor has ended; the closed pipe reports that too
             self._connection.send(message)
 
@@ -108,7 +114,7 @@ def main() -> int:
     _prepare_process(assignment)
     inbox = Inbox()
     handle_signals(inbox.put)
-    lifecycle = WorkerLifecycle(connection, inbox, assignment.metrics)
+    lifecycle = WorkerLifecycle(assignment.worker, connection, inbox, assignment.metrics)
     try:
         application.run(assignment.settings, lifecycle, inbox)
     except ServerError as error:

@@ -23,7 +23,8 @@ from server.engine.engine import Engine
 from server.engine.errors import EngineError
 from server.engine.model import LoadedModel
 from server.engine.provider import Device
-from server.engine.repository import FailedModel, Repository, load_repository
+from server.engine.repository import FailedModel, Repository
+from server.engine.store import load_repository
 from server.engine.types import Ragged, Request
 from tests.artifact.mutations import mutate
 

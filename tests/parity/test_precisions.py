@@ -27,7 +27,8 @@ from scripts.local_server import ServerProcess
 from server.engine.engine import Engine
 from server.engine.errors import ModelNotReadyError
 from server.engine.provider import Device
-from server.engine.repository import FailedModel, load_repository
+from server.engine.repository import FailedModel
+from server.engine.store import load_repository
 from server.engine.types import Ragged, Request
 from tests.parity import paths
 from tests.support.artifacts import ModelSet, cached_repositories

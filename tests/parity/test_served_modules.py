@@ -18,7 +18,7 @@ from scripts.local_server import ServerProcess
 from server.engine.engine import Engine
 from server.engine.errors import InvalidRequestError
 from server.engine.provider import Device
-from server.engine.repository import load_repository
+from server.engine.store import load_repository
 from server.engine.types import Ragged, Request, Result
 from server.rpc.attention import codec as attention_codec
 from server.rpc.open_inference import codec as open_inference_codec

@@ -6,7 +6,8 @@ import pytest
 
 from server.engine.model import LoadedModel
 from server.engine.provider import Device
-from server.engine.repository import Repository, load_repository
+from server.engine.repository import Repository
+from server.engine.store import load_repository
 from tests.server.samples import CROSS, SELF, TEXT
 
 

@@ -183,8 +183,6 @@ def test_the_runtime_and_grpc_write_nothing_beside_the_log(artifacts: Path, tmp_
     onnx.save(model, tmp_path / "model.onnx")
     code = f"""
 logs.configure('INFO')
-from server import grpc_core
-grpc_core.configure(completion_queue=True)
 import grpc, numpy as np
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress

@@ -11,6 +11,7 @@ from protos.attention.v1 import attention_pb2 as pb
 from server.engine.dimensions import MAX_CACHED_SEQUENCES
 from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
+from server.engine.model_caches import cached_by_model
 from server.engine.types import BITS_PER_BYTE, Array, Mask, MaskKind, Ragged, Request, Result, Text
 from server.rpc import protobuf_bytes
 from server.rpc.allowance import UNCOUNTED, Allowance
@@ -59,7 +60,7 @@ STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 UINT32, INT64 = np.dtype("<u4"), np.dtype("<i8")
 
 
-@lru_cache(maxsize=CACHED_MODELS)
+@cached_by_model(CACHED_MODELS)
 def input_names(model: LoadedModel) -> dict[str, str]:
     """The model's input for each field of a request, if the names differ, as for non-attention modules.
 

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
 
 from server.engine.errors import DeadlineExceededError
-from server.engine.types import Result
 from server.rpc.transport.seam import Call, Callback
 
 
@@ -18,14 +17,15 @@ class DeferredReply(NamedTuple):
     """A reply that is sent once its result is available.
 
     Attributes:
-        future: Resolves with the engine's result or an `EngineError`; cancelled if the call ends first.
+        future: Resolves with a result, such as the engine's, or an `EngineError`; cancelled if the call ends
+            first.
         encode: Makes the reply of the resolved future; raises what `Future.result` raises.
         deadline: When the caller stops waiting for this reply, on `time.monotonic`'s clock. The call's own
             deadline applies as well.
     """
 
-    future: Future[Result]
-    encode: "Callable[[Future[Result]], Message | bytes]"
+    future: Future[Any]
+    encode: "Callable[[Future[Any]], Message | bytes]"
     deadline: float = math.inf
 
 
@@ -33,7 +33,7 @@ class DeferredReply(NamedTuple):
 Reply: TypeAlias = Message | bytes | DeferredReply
 
 
-def wait(call: Call, reply: DeferredReply, then: Callable[[Future[Result]], None]) -> None:
+def wait(call: Call, reply: DeferredReply, then: Callable[[Future[Any]], None]) -> None:
     """Calls back on the transport's thread with the resolved future of a reply.
 
     The future fails with DeadlineExceededError at the reply's deadline. If the call ends first, the future
@@ -50,16 +50,16 @@ def wait(call: Call, reply: DeferredReply, then: Callable[[Future[Result]], None
     future.add_done_callback(partial(_resolved, call, then, cancel_timer))
 
 
-def _expire(future: Future[Result]) -> None:
+def _expire(future: Future[Any]) -> None:
     with suppress(InvalidStateError):  # resolved at this moment
         future.set_exception(DeadlineExceededError("the deadline passed before the result was computed"))
 
 
 def _resolved(
     call: Call,
-    then: Callable[[Future[Result]], None],
+    then: Callable[[Future[Any]], None],
     cancel_timer: Callback | None,
-    future: Future[Result],
+    future: Future[Any],
 ) -> None:
     """Runs on the thread that resolved the future."""
     call.call_soon_threadsafe(partial(_complete, call, then, cancel_timer, future))
@@ -67,9 +67,9 @@ def _resolved(
 
 def _complete(
     call: Call,
-    then: Callable[[Future[Result]], None],
+    then: Callable[[Future[Any]], None],
     cancel_timer: Callback | None,
-    future: Future[Result],
+    future: Future[Any],
 ) -> None:
     if call.ended_with is not None:
         return

@@ -1,15 +1,20 @@
 """The handlers of the Open Inference Protocol that describe models, load and unload them."""
 
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from artifact.manifest import POSITIONS, TensorSpec
 from protos.inference import open_inference_pb2 as pb
+from server.engine.control import ModelState, index_of
 from server.engine.engine import Engine
 from server.engine.errors import InvalidRequestError, UnsupportedError
 from server.engine.model import LoadedModel
 from server.engine.tokenizer import TEXT
+from server.model_control import CONTROL_IS_OFF, ModelControl
+from server.rpc.calls.deferred import DeferredReply
 from server.rpc.open_inference import response
 from server.rpc.open_inference.statistics import describe
 from server.rpc.open_inference.tensors import BYTES, DATATYPES
@@ -17,15 +22,17 @@ from server.rpc.transport.seam import Call
 
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
-CONTROL_IS_OFF = "models cannot be loaded and unloaded; start the server with --model-control explicit"
+UNLOAD_DEPENDENTS = "unload_dependents"
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 
 
 class ModelService:
     """Describes models, loads and unloads them."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, control: ModelControl | None) -> None:
+        """Creates the handlers; `control` is None if the models never change."""
         self._engine = engine
+        self._control = control
 
     def metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
         """Lists the inputs that a request must contain, and the outputs of a request that names none."""
@@ -77,27 +84,45 @@ class ModelService:
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Lists the models, and why those that are not ready are not."""
         _check_repository(request.repository_name)
-        response = pb.RepositoryIndexResponse()
-        for model in self._engine.repository:
-            ready = isinstance(model, LoadedModel)
-            if ready or not request.ready:
-                response.models.add(
-                    name=model.name,
-                    version=model.version,
-                    state="READY" if ready else "UNAVAILABLE",
-                    reason="" if isinstance(model, LoadedModel) else model.reason,
+        entries = self._control.index() if self._control else index_of(self._engine.repository)
+        return pb.RepositoryIndexResponse(
+            models=[
+                pb.RepositoryIndexResponse.ModelIndex(
+                    name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
                 )
-        return response
+                for entry in entries
+                if entry.state is ModelState.READY or not request.ready
+            ]
+        )
 
-    def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> pb.RepositoryModelLoadResponse:
-        """Loads a model."""
-        raise UnsupportedError(CONTROL_IS_OFF)
+    def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> DeferredReply:
+        """Loads a model, and replies once it is served."""
+        _check_repository(request.repository_name)
+        for name in request.parameters:
+            raise InvalidRequestError(
+                f"parameters[{name}]", "is not supported: an artifact states its own configuration"
+            )
+        return _after(self._explicit().load(request.model_name), pb.RepositoryModelLoadResponse())
 
-    def unload(
-        self, request: pb.RepositoryModelUnloadRequest, call: Call
-    ) -> pb.RepositoryModelUnloadResponse:
-        """Unloads a model."""
-        raise UnsupportedError(CONTROL_IS_OFF)
+    def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> DeferredReply:
+        """Unloads a model, and replies once it takes no more requests."""
+        _check_repository(request.repository_name)
+        for name in set(request.parameters) - {UNLOAD_DEPENDENTS}:
+            raise InvalidRequestError(f"parameters[{name}]", "is not supported")
+        return _after(self._explicit().unload(request.model_name), pb.RepositoryModelUnloadResponse())
+
+    def _explicit(self) -> ModelControl:
+        if self._control is None:
+            raise UnsupportedError(CONTROL_IS_OFF)
+        return self._control
+
+
+def _after(change: "Future[None]", reply: Message) -> DeferredReply:
+    def encode(made: "Future[Any]") -> Message:
+        made.result()
+        return reply
+
+    return DeferredReply(change, encode)
 
 
 def _check_repository(name: str) -> None:

@@ -11,6 +11,7 @@ from artifact.manifest import BATCH_AXIS
 from protos.inference import open_inference_pb2 as pb
 from server.engine.dimensions import DTYPES, MAX_CACHED_SEQUENCES
 from server.engine.model import LoadedModel
+from server.engine.model_caches import cached_by_model
 from server.engine.types import Array, Request, Result
 from server.rpc.half_precision import WireFloat, narrowed
 from server.rpc.open_inference.parameters import REGION, REGION_OFFSET, REGION_SIZE
@@ -46,7 +47,7 @@ class ResponseLayout(NamedTuple):
     padding: int
 
 
-@lru_cache(maxsize=CACHED_MODELS)
+@cached_by_model(CACHED_MODELS)
 def default_outputs(model: LoadedModel) -> tuple[str, ...]:
     """Outputs of a request that names none. Texts differ in length, so their lengths are an output."""
     return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
@@ -74,7 +75,7 @@ def layout(
     return compute(tuple(outputs), model, tuple(lengths.items()), tuple(sizes.items()))
 
 
-@lru_cache(maxsize=CACHED_SHAPES)
+@cached_by_model(CACHED_SHAPES)
 def _layout(
     outputs: tuple[str, ...],
     model: LoadedModel,

@@ -5,6 +5,7 @@ from typing import Any
 
 from protos.inference import open_inference_pb2 as pb
 from server.engine.engine import Engine
+from server.model_control import ModelControl
 from server.rpc.calls.intake import Intake
 from server.rpc.calls.route import CallKind, Route, tensors, unary
 from server.rpc.open_inference import codec, stream
@@ -18,7 +19,11 @@ SERVICE: str = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
 
 def routes(
-    engine: Engine, is_serving: Callable[[], bool], intake: Intake, memory: SharedMemory | None
+    engine: Engine,
+    is_serving: Callable[[], bool],
+    intake: Intake,
+    control: ModelControl | None = None,
+    memory: SharedMemory | None = None,
 ) -> dict[str, Route]:
     """The route of each method by its full name.
 
@@ -26,10 +31,11 @@ def routes(
         engine: Computes results.
         is_serving: Whether the server is ready for requests.
         intake: What calls with tensors share.
+        control: Loads and unloads models on request; None if the models never change.
         memory: The regions of shared memory; None if it is switched off.
     """
-    service, regions = OpenInferenceService(engine, is_serving, memory), RegionService(memory)
-    models, logs = ModelService(engine), LogService()
+    service, regions = OpenInferenceService(engine, is_serving, control, memory), RegionService(memory)
+    models, logs = ModelService(engine, control), LogService()
     return {
         **_without_tensors(
             {

@@ -9,6 +9,7 @@ from server.engine.budget import Reservation
 from server.engine.engine import Engine
 from server.engine.errors import EngineError
 from server.engine.types import Result
+from server.model_control import ModelControl
 from server.rpc.allowance import Allowance
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.open_inference import codec, response, stream
@@ -18,22 +19,31 @@ from server.rpc.transport.seam import Call
 
 SERVER_NAME = "attention-serving"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics", "logging")
-SHARED_MEMORY_EXTENSION = "system_shared_memory"
 
 
 class OpenInferenceService:
     """Resolves the model, decodes, submits, encodes; and describes server and models."""
 
     def __init__(
-        self, engine: Engine, is_serving: Callable[[], bool], memory: SharedMemory | None = None
+        self,
+        engine: Engine,
+        is_serving: Callable[[], bool],
+        control: ModelControl | None = None,
+        memory: SharedMemory | None = None,
     ) -> None:
         """Creates the handlers.
 
         Args:
             engine: Computes results.
             is_serving: Whether the server is ready for requests.
+            control: Loads and unloads models on request; None if the models never change.
             memory: The regions of shared memory; None if it is switched off.
         """
+        self._extensions = list(EXTENSIONS)
+        if control is not None and control.is_explicit:
+            self._extensions.append("model_repository")
+        if memory is not None:
+            self._extensions.append("system_shared_memory")
         self._engine = engine
         self._memory = memory
         self._is_serving = is_serving
@@ -56,8 +66,7 @@ class OpenInferenceService:
 
     def server_metadata(self, request: pb.ServerMetadataRequest, call: Call) -> pb.ServerMetadataResponse:
         """Describes the server."""
-        extensions = EXTENSIONS if self._memory is None else (*EXTENSIONS, SHARED_MEMORY_EXTENSION)
-        return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=extensions)
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=self._extensions)
 
     def model_infer(
         self, request: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation

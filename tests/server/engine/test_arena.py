@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from server.engine import arena
 from server.engine.engine import Engine
-from server.engine.repository import load_repository
+from server.engine.store import load_repository
 from server.engine.provider import Device
 from server.engine.types import Ragged, Request
 

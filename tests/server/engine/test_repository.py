@@ -14,12 +14,13 @@ import pytest
 from onnx.external_data_helper import set_external_data
 from safetensors.numpy import load_file, save_file
 
-from server.engine import repository as repository_module
+from server.engine import store
 from server.engine.engine import Engine
 from server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from server.engine.model import LoadedModel
 from server.engine.provider import Device
-from server.engine.repository import FailedModel, Repository, RepositoryError, load_repository
+from server.engine.repository import FailedModel, Repository
+from server.engine.store import RepositoryError, load_repository
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 
 DEVICE = Device(threads=1)
@@ -273,7 +274,7 @@ def test_an_unexpected_error_names_no_path(copies: Path, monkeypatch: pytest.Mon
             raise TypeError(str(copies))
         return model
 
-    monkeypatch.setattr(repository_module, "calibrated", fail)
+    monkeypatch.setattr(store, "calibrated", fail)
     failed = assert_only_one_failed(load_repository(copies, DEVICE))
     assert failed.reason == "unexpected TypeError; the server's log has details"
 

@@ -9,8 +9,9 @@ import pytest
 from artifact.golden import load_golden
 from artifact.manifest import GraphKind
 from server.engine.provider import Device, Provider, ProviderError
-from server.engine.repository import FailedModel, load_repository
+from server.engine.repository import FailedModel
 from server.engine.session import Session
+from server.engine.store import load_repository
 from tests.server.samples import HEADS, SELF
 
 WITHOUT_CUDA = pytest.mark.skipif(

@@ -1,0 +1,245 @@
+"""Changes the models of a running server: loads versions beside those that serve, and swaps them in one step.
+
+A change has two phases, so that several processes make it together or not at all: `prepare` loads and proves
+the new versions, and `commit` puts them in place of the old ones, which then serve no new requests and are
+freed once their last request has ended.
+"""
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from server.engine.model import LoadedModel
+from server.engine.model_caches import forget_models
+from server.engine.repository import FailedModel, Key, Model, Repository
+from server.engine.store import ModelStore, Signature
+
+log = logging.getLogger(__name__)
+INCOMPLETE = "the artifact is incomplete: it has no manifest"
+UNLOADED = "unloaded"
+# How often it is checked whether a model that was replaced is still in use, in seconds.
+FREE_SECONDS = 0.05
+
+
+class ModelState(StrEnum):
+    """What a version of a model is doing, in the words of the Open Inference Protocol."""
+
+    READY = "READY"
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """One version of a model.
+
+    Attributes:
+        name: Name of the model.
+        version: Its version.
+        state: What it is doing.
+        reason: Why, if the state does not say it.
+    """
+
+    name: str
+    version: str
+    state: ModelState
+    reason: str = ""
+
+
+@dataclass
+class _Change:
+    """A change that is prepared: the versions of a model that will be served."""
+
+    name: str
+    models: list[Model] = field(default_factory=list)
+    signatures: dict[Key, Signature | None] = field(default_factory=dict)
+    failures: list[FailedModel] = field(default_factory=list)
+
+
+class RepositoryControl:
+    """Makes changes of one repository. One thread at a time prepares and commits; any thread may look."""
+
+    def __init__(
+        self,
+        store: ModelStore,
+        repository: Repository,
+        changed: Callable[[], None] = lambda: None,
+        check_memory: Callable[[str, str], str] = lambda _name, _version: "",
+    ) -> None:
+        """Begins with the models that the repository has.
+
+        Args:
+            store: The artifacts on disk.
+            repository: The models that are served.
+            changed: Called after each change.
+            check_memory: Is given name and version of an artifact; returns why there is no memory to load
+                it, or nothing.
+        """
+        self.store = store
+        self.repository = repository
+        self._changed = changed
+        self._check_memory = check_memory
+        # Of what was loaded last, also if it failed: it is not tried again until it changes.
+        self._signatures = {
+            (model.name, model.version): store.signature(model.name, model.version) for model in repository
+        }
+        self._prepared: dict[str, _Change] = {}
+        # Versions that are being loaded or freed, or that are not served, with the reason.
+        self._states: dict[Key, IndexEntry] = {}
+
+    def prepare_load(self, number: str, name: str, *, strict: bool = True) -> str:
+        """Loads the versions of a model that its policy chooses; those that have not changed are kept.
+
+        Args:
+            number: Identifies the change.
+            name: Name of the model.
+            strict: Whether one version that fails makes the change fail. Otherwise the good ones are served,
+                and the versions that serve now go on.
+
+        Returns:
+            Why the change cannot be made; empty if it can.
+        """
+        change, served = _Change(name), self.repository.versions(name)
+        wanted = self.store.chosen(name)
+        if not wanted:
+            return f"model {name!r} does not exist in the repository"
+        for version in wanted:
+            self._prepare_version(change, version, served.get(version))
+        if change.failures and strict:
+            failed = change.failures[0]
+            self._note_failures(change)
+            return f"model {name!r} version {failed.version} failed to load: {failed.reason}"
+        if change.failures:
+            kept = {model.version for model in change.models}
+            change.models += [
+                model
+                for version, model in served.items()
+                if isinstance(model, LoadedModel) and version not in kept
+            ]
+        self._keep(number, change)
+        return ""
+
+    def prepare_unload(self, number: str, name: str) -> str:
+        """Prepares that no version of a model is served. Returns why it cannot be done; empty if it can."""
+        if not self.repository.versions(name):
+            return f"model {name!r} is not loaded"
+        self._keep(number, _Change(name))
+        return ""
+
+    def abort(self, number: str) -> None:
+        """Drops a prepared change. Does nothing if there is none of that number."""
+        self._prepared.pop(number, None)
+
+    def commit(self, number: str) -> None:
+        """Makes a prepared change. Does nothing if there is none of that number."""
+        change = self._prepared.pop(number, None)
+        if change is None:
+            return
+        good = {model.version for model in change.models}
+        models = [*change.models, *(failed for failed in change.failures if failed.version not in good)]
+        removed = self.repository.replace(change.name, models)
+        self._signatures = {
+            key: signature for key, signature in self._signatures.items() if key[0] != change.name
+        } | change.signatures
+        for key in [key for key in self._states if key[0] == change.name]:
+            del self._states[key]
+        self._note_failures(change)
+        for model in removed:
+            if isinstance(model, LoadedModel):
+                self._free(model, is_replaced=model.version in good)
+        log.info("models changed", extra={"model": change.name, "versions": sorted(good, key=int)})
+        self._changed()
+
+    def index(self) -> list[IndexEntry]:
+        """Every version in the repository or on disk, sorted by name and version."""
+        found = dict[Key, IndexEntry]()
+        for name in self.store.names():
+            for version in self.store.chosen(name):
+                found[name, version] = IndexEntry(name, version, ModelState.UNAVAILABLE, UNLOADED)
+        found |= {(entry.name, entry.version): entry for entry in index_of(self.repository)}
+        for key, entry in list(self._states.items()):
+            serving = key in found and found[key].state is ModelState.READY
+            found[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
+        return [found[key] for key in sorted(found, key=lambda key: (key[0], int(key[1])))]
+
+    def changed_on_disk(self) -> list[str]:
+        """Names of the models whose artifacts are not those that were loaded last. Incomplete ones wait.
+
+        Raises:
+            RepositoryError: The folder does not exist.
+        """
+        now = {
+            (name, version): signature
+            for name in self.store.names()
+            for version in self.store.chosen(name)
+            if (signature := self.store.signature(name, version)) is not None
+        }
+        names = {name for name, _ in now.keys() | self._signatures.keys()}
+        return sorted(name for name in names if _of(name, now) != _of(name, self._signatures))
+
+    def _keep(self, number: str, change: _Change) -> None:
+        """Keeps a prepared change, in place of one that was never made: its process may have ended."""
+        for other in [other for other, own in self._prepared.items() if own.name == change.name]:
+            del self._prepared[other]
+        self._prepared[number] = change
+
+    def _prepare_version(self, change: _Change, version: str, served: Model | None) -> None:
+        key = change.name, version
+        signature = self.store.signature(*key)
+        change.signatures[key] = signature
+        is_unchanged = signature is not None and signature == self._signatures.get(key)
+        if isinstance(served, LoadedModel) and is_unchanged:
+            change.models.append(served)
+            return
+        reason = INCOMPLETE if signature is None else self._check_memory(*key)
+        if reason:
+            change.failures.append(FailedModel(*key, reason))
+            return
+        self._states[key] = IndexEntry(*key, ModelState.LOADING)
+        model = self.store.load(*key)
+        self._states.pop(key, None)
+        if isinstance(model, LoadedModel):
+            change.models.append(model)
+        else:
+            change.failures.append(model)
+
+    def _note_failures(self, change: _Change) -> None:
+        for failed in change.failures:
+            key = failed.name, failed.version
+            self._states[key] = IndexEntry(*key, ModelState.UNAVAILABLE, failed.reason)
+
+    def _free(self, model: LoadedModel, *, is_replaced: bool) -> None:
+        key = model.name, model.version
+        if not is_replaced:
+            self._states[key] = IndexEntry(*key, ModelState.UNLOADING)
+        arguments = (weakref.ref(model), key)
+        threading.Thread(target=self._wait_until_free, args=arguments, name="unload", daemon=True).start()
+
+    def _wait_until_free(self, model: "weakref.ref[LoadedModel]", key: Key) -> None:
+        """Waits until the last request of a model has ended. Requests in progress add to the caches."""
+        while model() is not None:
+            forget_models()
+            time.sleep(FREE_SECONDS)
+        entry = self._states.get(key)
+        if entry is not None and entry.state is ModelState.UNLOADING:
+            del self._states[key]
+        log.info("model freed", extra={"model": key[0], "version": key[1]})
+
+
+def index_of(repository: Repository) -> list[IndexEntry]:
+    """Every version that is served or failed to load."""
+    return [
+        IndexEntry(model.name, model.version, ModelState.READY)
+        if isinstance(model, LoadedModel)
+        else IndexEntry(model.name, model.version, ModelState.UNAVAILABLE, model.reason)
+        for model in repository
+    ]
+
+
+def _of(name: str, signatures: Mapping[Key, Signature | None]) -> dict[str, Signature | None]:
+    return {version: signature for (own, version), signature in signatures.items() if own == name}

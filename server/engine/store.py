@@ -1,0 +1,130 @@
+"""The model repository on disk: which artifacts it has, and how one is loaded."""
+
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from artifact.errors import ArtifactError
+from artifact.manifest import MANIFEST_FILE
+from server.engine.calibration import calibrated
+from server.engine.limits import MAX_TOLERANCE
+from server.engine.loading import load_model
+from server.engine.provider import Device, ProviderError
+from server.engine.repository import FailedModel, Key, Model, Repository
+from server.engine.version_policy import VersionPolicy
+
+log = logging.getLogger(__name__)
+
+# Identifies the content of an artifact without reading it: inode, size and time of its manifest.
+Signature = tuple[int, int, int]
+
+
+class RepositoryError(Exception):
+    """The model repository cannot be read."""
+
+
+@dataclass(frozen=True)
+class ModelStore:
+    """A folder of artifacts, `<name>/<version>/`.
+
+    Attributes:
+        folder: The folder.
+        device: Where graphs run.
+        max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
+        policy: Which versions are served.
+    """
+
+    folder: Path
+    device: Device
+    max_tolerance: float = MAX_TOLERANCE
+    policy: VersionPolicy = field(default_factory=VersionPolicy)
+
+    def names(self) -> list[str]:
+        """The names of all models, sorted.
+
+        Raises:
+            RepositoryError: The folder does not exist.
+        """
+        if not self.folder.is_dir():
+            raise RepositoryError(f"model repository {self.folder} does not exist or is not a folder")
+        # Model names do not begin with a dot. Kubernetes keeps the content of volumes in such folders.
+        names = (path.name for path in self.folder.iterdir() if path.is_dir() and path.name[0] != ".")
+        return sorted(name for name in names if versions(self.folder, name))
+
+    def chosen(self, name: str) -> list[str]:
+        """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
+        return self.policy.choose(versions(self.folder, name))
+
+    def artifacts(self, names: Iterable[str]) -> list[Key]:
+        """Name and version of every artifact that is to be served, of some models.
+
+        Raises:
+            RepositoryError: There is none.
+        """
+        found = [(name, version) for name in names for version in self.chosen(name)]
+        if not found:
+            raise RepositoryError(
+                f"model repository {self.folder} does not contain a <name>/<version>/ folder"
+            )
+        return found
+
+    def signature(self, name: str, version: str) -> Signature | None:
+        """Identifies the content of an artifact; None while it is incomplete.
+
+        The manifest is the last file of an artifact that is written.
+        """
+        try:
+            found = (self.folder / name / version / MANIFEST_FILE).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def load(self, name: str, version: str) -> Model:
+        """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
+        path = self.folder / name / version
+        try:
+            model = calibrated(load_model(path, self.device, max_tolerance=self.max_tolerance))
+        except (ArtifactError, ProviderError) as error:
+            log.error("model failed to load", extra={"model": name, "version": version, "reason": str(error)})
+            reason = error.reason if isinstance(error, ArtifactError) else str(error)
+            return FailedModel(name, version, reason)
+        except Exception as error:  # one model must not keep the others from being served
+            fields = {"model": name, "version": version, "path": str(path)}
+            log.exception("model failed to load", extra=fields)
+            return FailedModel(
+                name, version, f"unexpected {type(error).__name__}; the server's log has details"
+            )
+        log.info(
+            "model ready",
+            extra={
+                "model": name,
+                "version": version,
+                "provider": model.provider,
+                "parity_max_abs_error": float(f"{model.measured_error:.3g}"),
+            },
+        )
+        return model
+
+
+def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> Repository:
+    """Loads every artifact of a folder. A damaged artifact affects only its own model.
+
+    Args:
+        folder: The repository.
+        device: Where graphs run.
+        max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
+
+    Raises:
+        RepositoryError: The folder does not exist or does not contain a model.
+    """
+    store = ModelStore(folder, device, max_tolerance)
+    return Repository(store.load(*key) for key in store.artifacts(store.names()))
+
+
+def versions(repository: Path, name: str) -> list[str]:
+    """The versions of a model on disk, lowest first; empty if the model does not exist."""
+    folders = (repository / name).glob("*")
+    found = [path.name for path in folders if path.is_dir() and re.fullmatch(r"[1-9][0-9]*", path.name)]
+    return sorted(found, key=int)
