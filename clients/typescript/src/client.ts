@@ -1,0 +1,149 @@
+/** The client: its public methods. */
+
+import { create } from "@bufbuild/protobuf";
+
+import { Connection } from "./connection.js";
+import { decodeResult } from "./decoding.js";
+import { encodeRequest } from "./encoding.js";
+import { AttentionClientError } from "./errors.js";
+import {
+  AttentionService,
+  GetModelRequestSchema,
+  ListModelsRequestSchema,
+} from "./generated/attention/v1/attention_pb.js";
+import { modelInfo, type ModelInfo } from "./models.js";
+import { count, type ClientOptions } from "./settings.js";
+import { attendStream, type Outcome } from "./stream.js";
+import type {
+  AttendOptions,
+  AttendTextOptions,
+  AttentionResult,
+  AttentionResults,
+  CallOptions,
+  ComputeOptions,
+  Inputs,
+  Integers,
+  OneOrMany,
+  ResultOf,
+  Sequence,
+  StreamItem,
+  StreamOptions,
+} from "./values.js";
+
+const { attend, attendStream: stream, listModels, getModel } = AttentionService.method;
+const DEFAULT_MAX_IN_FLIGHT = 64;
+
+/**
+ * Computes context vectors on an attention server.
+ *
+ * Every error is an AttentionClientError. A call that fails with UNAVAILABLE is repeated with exponential backoff; one
+ * that fails with RESOURCE_EXHAUSTED is repeated after the delay that the server states (google.rpc.RetryInfo). Both end
+ * after `maxRetries` repetitions, or if the next would begin after the call's deadline.
+ */
+export class AttentionClient {
+  readonly #connection: Connection;
+
+  /** `target` is HOST:PORT or another target of gRPC's, such as `unix:PATH` or `dns:///HOST:PORT`. */
+  constructor(target = "127.0.0.1:8001", options: ClientOptions = {}) {
+    this.#connection = new Connection(target, options);
+  }
+
+  /** Closes the connection. Calls in progress and later calls fail with CANCELLED. */
+  close(): void {
+    this.#connection.close();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+
+  /** Computes context vectors of one sequence, or of a list of sequences of any lengths; the result has the query's form. */
+  async attend<Form extends OneOrMany<Sequence>>(
+    model: string,
+    query: Form,
+    options: AttendOptions<Form> = {},
+  ): Promise<ResultOf<Form>> {
+    return (await this.#attend(model, { ...options, query }, options)) as ResultOf<Form>;
+  }
+
+  /** Computes self-attention over the tokens of one text or of a list of texts. */
+  async attendText<Form extends OneOrMany<string>>(
+    model: string,
+    text: Form,
+    options: AttendTextOptions<Form> = {},
+  ): Promise<ResultOf<Form>> {
+    return (await this.#attend(model, { text, mask: options.mask }, options)) as ResultOf<Form>;
+  }
+
+  /** Computes self-attention over the token ids of one sequence or of a list of sequences. */
+  async attendTokens<Form extends OneOrMany<Integers>>(
+    model: string,
+    tokenIds: Form,
+    options: AttendTextOptions<Form> = {},
+  ): Promise<ResultOf<Form>> {
+    return (await this.#attend(model, { tokenIds, mask: options.mask }, options)) as ResultOf<Form>;
+  }
+
+  /**
+   * Computes context vectors for many requests on one stream; yields their results in order.
+   *
+   * At most `maxInFlight` requests are read ahead of the results, so the input may be endless. An error that it throws is
+   * thrown here, after the results of the requests before it. Leaving the loop cancels the call. `timeoutMs` bounds the
+   * whole stream; without it, the client's bounds the wait for each result. The stream is repeated only until its first
+   * response.
+   */
+  attendStream<Item extends StreamItem>(
+    model: string,
+    requests: Iterable<Item> | AsyncIterable<Item>,
+    options: StreamOptions & { returnErrors: true },
+  ): AsyncGenerator<ResultOf<Item> | AttentionClientError, void, undefined>;
+  attendStream<Item extends StreamItem>(
+    model: string,
+    requests: Iterable<Item> | AsyncIterable<Item>,
+    options?: StreamOptions,
+  ): AsyncGenerator<ResultOf<Item>, void, undefined>;
+  async *attendStream(
+    model: string,
+    requests: Iterable<StreamItem> | AsyncIterable<StreamItem>,
+    options: StreamOptions = {},
+  ): AsyncGenerator<Outcome, void, undefined> {
+    const maxInFlight = count("maxInFlight", options.maxInFlight ?? DEFAULT_MAX_IN_FLIGHT, 1);
+    const { call, idleTimeoutMs } = this.#connection.open(stream, options);
+    try {
+      for await (const outcome of attendStream(call, requests, {
+        model,
+        options,
+        maxInFlight,
+        idleTimeoutMs,
+      })) {
+        if (outcome instanceof AttentionClientError && !options.returnErrors) throw outcome;
+        yield outcome;
+      }
+    } catch (error) {
+      throw this.#connection.refined(error, options.timeoutMs);
+    }
+  }
+
+  /** Lists all models, including those that failed to load, sorted by name and then by version. */
+  async models(options: CallOptions = {}): Promise<ModelInfo[]> {
+    const { models } = await this.#connection.unary(listModels, create(ListModelsRequestSchema), options);
+    return models.map(modelInfo);
+  }
+
+  /** Describes one model; without a version, the highest that is ready. */
+  async model(name: string, options: CallOptions & { version?: string | number } = {}): Promise<ModelInfo> {
+    const request = create(GetModelRequestSchema, { name, version: String(options.version ?? "") });
+    const { model } = await this.#connection.unary(getModel, request, options);
+    if (!model) throw new AttentionClientError("INTERNAL", "the server's response does not describe a model");
+    return modelInfo(model);
+  }
+
+  async #attend(
+    model: string,
+    inputs: Inputs,
+    options: ComputeOptions,
+  ): Promise<AttentionResult | AttentionResults> {
+    const { request, shape } = encodeRequest(model, inputs, options);
+    return decodeResult(await this.#connection.unary(attend, request, options), shape);
+  }
+}

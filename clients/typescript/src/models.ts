@@ -1,0 +1,113 @@
+/** Descriptions of models, as plain values. */
+
+import {
+  DataType,
+  Model_State as State,
+  type Model,
+  type Tensor,
+} from "./generated/attention/v1/attention_pb.js";
+
+const DATA_TYPES: Partial<Record<DataType, string>> = {
+  [DataType.FP32]: "float32",
+  [DataType.FP16]: "float16",
+  [DataType.BF16]: "bfloat16",
+  [DataType.INT64]: "int64",
+  [DataType.BOOL]: "bool",
+  [DataType.STRING]: "string",
+};
+
+/** A named input or output of a model. */
+export interface TensorInfo {
+  /** Name, as in the ONNX graph. */
+  readonly name: string;
+  /** Element type, such as "float32"; "unknown" if the client is older than the server. */
+  readonly dataType: string;
+  /** Outermost first: the size of a fixed axis, or the name of an axis whose size varies. */
+  readonly axes: readonly (string | number)[];
+  /** For an input, whether a request may omit it; for an output, whether it is returned on request only. */
+  readonly optional: boolean;
+  /** Largest sizes that the model accepts, by the name of the axis. */
+  readonly maxLengths: Readonly<Record<string, number>>;
+}
+
+/** The tolerance to eager PyTorch: |served - eager| <= absolute + relative * |eager|. */
+export interface ParityInfo {
+  readonly relativeTolerance: number;
+  readonly absoluteTolerance: number;
+  /** Largest |served - eager| that the server measured on its own hardware. */
+  readonly measuredMaxAbsError: number;
+}
+
+/** Floating-point operations of a model; a multiply-add counts as two. */
+export interface CostInfo {
+  readonly flopsPerQuery: number;
+  readonly flopsPerKey: number;
+  readonly flopsPerPair: number;
+}
+
+/** One version of one model. */
+export interface ModelInfo {
+  readonly name: string;
+  readonly version: string;
+  readonly state: "ready" | "failed" | "unknown";
+  /** Why the model is not ready; empty if it is. */
+  readonly stateReason: string;
+  readonly description: string;
+  readonly inputs: readonly TensorInfo[];
+  readonly outputs: readonly TensorInfo[];
+  /** Undefined for a module without attention heads. */
+  readonly numHeads: number | undefined;
+  /** Whether a query row cannot attend to keys after its own position. */
+  readonly causal: boolean;
+  readonly acceptsText: boolean;
+  readonly parity: ParityInfo | undefined;
+  /** Number of trainable parameters. */
+  readonly parameters: number;
+  readonly cost: CostInfo | undefined;
+  /** Execution provider of ONNX Runtime. */
+  readonly provider: string;
+}
+
+export function modelInfo(model: Model): ModelInfo {
+  const { parity, cost } = model;
+  return {
+    name: model.name,
+    version: model.version,
+    state: stateName(model.state),
+    stateReason: model.stateReason,
+    description: model.description,
+    inputs: model.inputs.map(tensorInfo),
+    outputs: model.outputs.map(tensorInfo),
+    numHeads: model.numHeads || undefined,
+    causal: model.causal,
+    acceptsText: model.acceptsText,
+    parity: parity && {
+      relativeTolerance: parity.relativeTolerance,
+      absoluteTolerance: parity.absoluteTolerance,
+      measuredMaxAbsError: parity.measuredMaxAbsError,
+    },
+    parameters: Number(model.parameters),
+    cost: cost && {
+      flopsPerQuery: Number(cost.flopsPerQuery),
+      flopsPerKey: Number(cost.flopsPerKey),
+      flopsPerPair: Number(cost.flopsPerPair),
+    },
+    provider: model.provider,
+  };
+}
+
+function stateName(state: State): ModelInfo["state"] {
+  if (state === State.READY) return "ready";
+  return state === State.FAILED ? "failed" : "unknown";
+}
+
+function tensorInfo({ name, dataType, axes, optional }: Tensor): TensorInfo {
+  const limited = axes.filter((axis) => axis.maxLength > 0n);
+  return {
+    name,
+    dataType: DATA_TYPES[dataType] ?? "unknown",
+    axes: axes.map((axis) => axis.name || Number(axis.size)),
+    optional,
+    maxLengths: Object.fromEntries(limited.map((axis) => [axis.name, Number(axis.maxLength)])),
+  };
+}

@@ -1,0 +1,150 @@
+/** The values that calls take and return. Every array is row-major. */
+
+/** One sequence of vectors: `rows * width` elements. */
+export interface Sequence {
+  readonly data: Float32Array;
+  readonly rows: number;
+  readonly width: number;
+}
+
+/** Attention weights of one sequence: `heads * queryRows * keyRows` elements. */
+export interface AttentionWeights {
+  readonly data: Float32Array;
+  readonly heads: number;
+  readonly queryRows: number;
+  readonly keyRows: number;
+}
+
+/**
+ * Which keys may be attended to: 1 or true means that the query row may attend to the key.
+ *
+ * `data` has `keyRows` elements, which hold for every query row and head; with `queryRows`, one such row for each
+ * query row; with `heads` as well, one such matrix for each head.
+ */
+export interface Mask {
+  readonly data: Uint8Array | readonly boolean[];
+  readonly keyRows: number;
+  readonly queryRows?: number;
+  readonly heads?: number;
+}
+
+/** Integers of one sequence: token ids or positions. */
+export type Integers = readonly number[] | Int32Array | Uint32Array;
+
+export type OneOrMany<T> = T | readonly T[];
+
+type Many = readonly object[] | readonly string[];
+
+/** A list of T if `Form` is a list, otherwise one T. */
+export type InKind<Form, T> = Form extends Many ? readonly T[] : T;
+
+/** The options of `attend` that belong to its inputs. */
+export interface VectorOptions<Form> {
+  /** For cross-attention: one sequence or as many sequences as the query has. */
+  key?: InKind<Form, Sequence> | undefined;
+  /** For models that separate it from the key: as many rows as the key. */
+  value?: InKind<Form, Sequence> | undefined;
+  /** Which keys may be attended to; by default all. Masks of a list have the same axes. */
+  mask?: InKind<Form, Mask> | undefined;
+  /**
+   * For a list of padded sequences: valid rows of each key sequence; in self-attention, of each sequence. The other rows
+   * are not sent, and their results are zeros.
+   */
+  lengths?: readonly number[] | undefined;
+  /** For models with rotary position embedding: the position of each query row; by default 0 to `rows - 1`. */
+  positions?: InKind<Form, Integers> | undefined;
+}
+
+/** One request of a stream: the inputs of `attend`. */
+export interface VectorInputs<
+  Form extends OneOrMany<Sequence> = OneOrMany<Sequence>,
+> extends VectorOptions<Form> {
+  query: Form;
+}
+
+/** One request of a stream: the inputs of `attendText`. */
+export interface TextInputs<Form extends OneOrMany<string> = OneOrMany<string>> {
+  text: Form;
+  mask?: InKind<Form, Mask> | undefined;
+}
+
+/** One request of a stream: the inputs of `attendTokens`. */
+export interface TokenInputs<Form extends OneOrMany<Integers> = OneOrMany<Integers>> {
+  tokenIds: Form;
+  mask?: InKind<Form, Mask> | undefined;
+}
+
+export type Inputs = VectorInputs | TextInputs | TokenInputs;
+
+/** One request of a stream; a query alone stands for `{ query }`. */
+export type StreamItem = Inputs | OneOrMany<Sequence>;
+
+/** The result for one sequence. */
+export interface AttentionResult {
+  /** One row for each query row. */
+  readonly contextVectors: Sequence;
+  /** Undefined unless the call set `returnWeights`. */
+  readonly attentionWeights: AttentionWeights | undefined;
+  readonly modelName: string;
+  readonly modelVersion: string;
+}
+
+/** The result for a list of sequences, in their order. The arrays are views of one buffer. */
+export interface AttentionResults {
+  readonly contextVectors: readonly Sequence[];
+  /** Undefined unless the call set `returnWeights`. */
+  readonly attentionWeights: readonly AttentionWeights[] | undefined;
+  readonly modelName: string;
+  readonly modelVersion: string;
+}
+
+/** The result of a query, a text or token ids, or of a stream's request with them: it has the form of its input. */
+export type ResultOf<Item> = Item extends
+  { query: infer Form } | { text: infer Form } | { tokenIds: infer Form }
+  ? ResultOf<Form>
+  : Item extends Many
+    ? AttentionResults
+    : AttentionResult;
+
+/** Options of every call. */
+export interface CallOptions {
+  /** Milliseconds that the call with its retries may take; by default the client's. */
+  timeoutMs?: number | undefined;
+  /** Cancels the call. */
+  signal?: AbortSignal | undefined;
+}
+
+/** Options of calls that compute. */
+export interface ComputeOptions extends CallOptions {
+  /** Whether to return the attention weights as well. */
+  returnWeights?: boolean | undefined;
+  /** Version of the model; by default the highest that is ready. */
+  version?: string | number | undefined;
+}
+
+export interface AttendOptions<Form> extends VectorOptions<Form>, ComputeOptions {}
+
+export interface AttendTextOptions<Form> extends ComputeOptions {
+  /** Which tokens may be attended to; `keyRows` and `queryRows` are the number of tokens. */
+  mask?: InKind<Form, Mask> | undefined;
+}
+
+export interface StreamOptions extends ComputeOptions {
+  /** Largest number of requests that are read and not yet answered; 64 by default. */
+  maxInFlight?: number | undefined;
+  /** Whether to yield the error of a refused request in place of its result, rather than throw it. */
+  returnErrors?: boolean | undefined;
+}
+
+/** A sequence from nested numbers, `rows[i][j]`; all rows have the same width. */
+export function sequence(rows: readonly ArrayLike<number>[]): Sequence {
+  const width = rows[0]?.length ?? 0;
+  const data = new Float32Array(rows.length * width);
+  rows.forEach((row, index) => {
+    if (row.length !== width) {
+      throw new RangeError(`row ${index} has ${row.length} elements; expected ${width}, as in row 0`);
+    }
+    data.set(row, index * width);
+  });
+  return { data, rows: rows.length, width };
+}
