@@ -34,6 +34,7 @@ lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m mypy
 	$(PYTHON) -m protos.generate --check
 	cd protos && $(BUF) lint
+	if command -v npm >/dev/null; then cd clients/typescript && npm ci --silent && npm run --silent lint; fi
 
 format: env ## format the code
 	$(PYTHON) -m ruff check --fix

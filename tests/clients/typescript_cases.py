@@ -1,0 +1,176 @@
+"""Calls that both clients make, as Python values and as the JSON that the TypeScript tests read."""
+
+import base64
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from attention_client import AttentionClient, AttentionClientError, AttentionResult, ModelInfo
+
+from tests.server.samples import CROSS, HEADS, SELF, TEXT
+
+_RANDOM = np.random.default_rng(7)
+
+
+def vectors(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Standard normal vectors."""
+    return _RANDOM.standard_normal(shape, dtype=np.float32)
+
+
+def mask(*shape: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """A random mask; some query rows may attend to nothing."""
+    return _RANDOM.random(shape) < 0.6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a client.
+
+    Attributes:
+        method: The method's name in Python.
+        model: Name of the model.
+        given: The query, the text or the token ids.
+        options: The other arguments, by their names in Python.
+    """
+
+    method: str
+    model: str
+    given: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def call(self, client: AttentionClient) -> AttentionResult[Any]:
+        """Makes the call."""
+        result: AttentionResult[Any] = getattr(client, self.method)(self.model, self.given, **self.options)
+        return result
+
+    def to_json(self, client: AttentionClient) -> dict[str, Any]:
+        """The call and its outcome: a result or an error."""
+        batched = isinstance(self.given, np.ndarray) and self.given.ndim == 3
+        given = _value(list(self.given) if batched else self.given)
+        options = {
+            _camel(name): _value(list(value) if batched and isinstance(value, np.ndarray) else value)
+            for name, value in self.options.items()
+        }
+        call = {"method": _camel(self.method), "model": self.model, "given": given, "options": options}
+        try:
+            return call | {"result": _result(self.call(client))}
+        except AttentionClientError as error:
+            code = error.code.name if error.code else ""
+            return call | {
+                "error": {
+                    "code": code,
+                    "reason": error.reason,
+                    "field": error.field,
+                    "message": error.message,
+                }
+            }
+
+
+QUERY, RAGGED, BATCH = vectors(5, 4), [vectors(rows, 4) for rows in (3, 1, 7)], vectors(3, 6, 4)
+CROSS_ONE = {"key": vectors(9, 6), "value": vectors(9, 5)}
+CASES = {
+    "one": Case("attend", SELF, QUERY),
+    "one-weights": Case("attend", SELF, QUERY, {"return_weights": True}),
+    "ragged": Case("attend", SELF, RAGGED, {"return_weights": True}),
+    "version": Case("attend", SELF, QUERY, {"version": 1}),
+    "lengths": Case("attend", SELF, BATCH, {"lengths": [6, 1, 3], "return_weights": True}),
+    "mask-keys": Case("attend", SELF, QUERY, {"mask": mask(5), "return_weights": True}),
+    "mask-pairs": Case("attend", SELF, QUERY, {"mask": mask(5, 5), "return_weights": True}),
+    "mask-heads": Case("attend", SELF, QUERY, {"mask": mask(HEADS, 5, 5), "return_weights": True}),
+    "mask-ragged": Case("attend", SELF, RAGGED, {"mask": [mask(n, n) for n in (3, 1, 7)]}),
+    "mask-lengths": Case("attend", SELF, BATCH, {"mask": mask(3, HEADS, 6, 6), "lengths": [2, 6, 5]}),
+    "cross": Case("attend", CROSS, vectors(2, 4), {**CROSS_ONE, "return_weights": True}),
+    "cross-ragged": Case(
+        "attend",
+        CROSS,
+        [vectors(2, 4), vectors(3, 4)],
+        {"key": [vectors(4, 6), vectors(1, 6)], "value": [vectors(4, 5), vectors(1, 5)]},
+    ),
+    "cross-lengths": Case(
+        "attend",
+        CROSS,
+        vectors(2, 3, 4),
+        {
+            "key": vectors(2, 5, 6),
+            "value": vectors(2, 5, 5),
+            "lengths": [2, 5],
+            "mask": mask(2, 3, 5),
+            "return_weights": True,
+        },
+    ),
+    "text": Case("attend_text", TEXT, "eat dessert first", {"return_weights": True}),
+    "texts": Case("attend_text", TEXT, ["Life is short", "eat dessert"], {"mask": [mask(3), mask(2)]}),
+    "tokens": Case("attend_tokens", TEXT, np.array([0, 3, 1])),
+    "tokens-ragged": Case("attend_tokens", TEXT, [np.array([2]), np.array([0, 1, 4])]),
+    "error-model": Case("attend", "absent", QUERY),
+    "error-width": Case("attend", SELF, vectors(2, 3)),
+    "error-positions": Case("attend", SELF, QUERY, {"positions": np.arange(5)}),
+    "error-word": Case("attend_text", TEXT, "unheard"),
+}
+
+
+def model_json(model: ModelInfo) -> dict[str, Any]:
+    """A model's description with TypeScript's names."""
+    described: dict[str, Any] = _renamed(dataclasses.asdict(model))
+    return described
+
+
+def _renamed(value: Any) -> Any:
+    """Names in camel case, but not those of a model's axes; without what is None."""
+    if isinstance(value, dict):
+        return {
+            _camel(name): item if name == "max_lengths" else _renamed(item)
+            for name, item in value.items()
+            if item is not None
+        }
+    if isinstance(value, list | tuple):
+        return [_renamed(item) for item in value]
+    return "string" if value == "str" else value
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_value(item) for item in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    match value.dtype.kind:
+        case "b":
+            names = ("heads", "queryRows", "keyRows")[-value.ndim :]
+            return {"data": value.ravel().tolist(), **dict(zip(names, value.shape, strict=True))}
+        case "i":
+            return value.tolist()
+        case _:
+            return _vectors(value)
+
+
+def _floats(array: Any) -> dict[str, str]:
+    return {"float32": base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes()).decode()}
+
+
+def _vectors(array: Any) -> dict[str, Any]:
+    return {"data": _floats(array), "rows": array.shape[0], "width": array.shape[1]}
+
+
+def _weights(array: Any) -> dict[str, Any]:
+    heads, queries, keys = array.shape
+    return {"data": _floats(array), "heads": heads, "queryRows": queries, "keyRows": keys}
+
+
+def _result(result: AttentionResult[Any]) -> dict[str, Any]:
+    found = {"modelName": result.model_name, "modelVersion": result.model_version}
+    found["contextVectors"] = _each(_vectors, result.context_vectors, rank=2)
+    if result.attention_weights is not None:
+        found["attentionWeights"] = _each(_weights, result.attention_weights, rank=3)
+    return found
+
+
+def _each(convert: Any, arrays: Any, *, rank: int) -> Any:
+    one = isinstance(arrays, np.ndarray) and arrays.ndim == rank
+    return convert(arrays) if one else [convert(array) for array in arrays]
