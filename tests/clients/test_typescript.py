@@ -20,6 +20,8 @@ from protos.attention.v1 import attention_pb2 as pb
 from protos.generate import PROTOS
 from scripts.local_server import ROOT, ServerProcess, serving
 from tests.clients.typescript_cases import CASES, Case, model_json
+from tests.server import samples
+from tests.support.artifacts import link_tree
 from tests.support.recording import recording
 
 PACKAGE = ROOT / "clients/typescript"
@@ -27,6 +29,9 @@ OLDEST_NODE = 20
 # The TypeScript client always states the type of the results.
 STATED_OUTPUT_TYPE = pb.AttendRequest(output_data_type=pb.DATA_TYPE_FP32).SerializeToString()
 STREAMS = 2
+README_BLOCKS = 3
+README = (PACKAGE / "README.md").read_text()
+DEFAULT_TARGET = "127.0.0.1:8001"
 
 
 def run(program: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -66,9 +71,15 @@ def package() -> None:
 
 
 @pytest.fixture(scope="module")
-def samples_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of the sample models."""
-    with serving(artifacts, tmp_path_factory.mktemp("typescript") / "log") as process:
+def small_server(
+    artifacts: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server of the sample models and of those of the package's README."""
+    folder = tmp_path_factory.mktemp("typescript")
+    documented = {name for name in (model.name for model in repository.iterdir()) if f'"{name}"' in README}
+    for model in [*artifacts.iterdir(), *(repository / name for name in documented - {samples.TEXT})]:
+        link_tree(model, folder / "models" / model.name)
+    with serving(folder / "models", folder / "log") as process:
         yield process
 
 
@@ -82,11 +93,11 @@ def expectations(client: AttentionClient) -> dict[str, Any]:
 
 def test_the_package_and_the_same_requests_and_answers(
     package: None,  # noqa: ARG001 - installed first
-    samples_server: ServerProcess,
+    small_server: ServerProcess,
     tmp_path: Path,
 ) -> None:
     """One run of `npm test`; ATTENTION_TEST_* lets it call the servers of this test."""
-    with AttentionClient(samples_server.target) as client:
+    with AttentionClient(small_server.target) as client:
         expected = expectations(client)
     path = tmp_path / "expected.json"
     path.write_text(json.dumps(expected))
@@ -94,7 +105,7 @@ def test_the_package_and_the_same_requests_and_answers(
         finished = run(
             "npm",
             "test",
-            ATTENTION_TEST_SERVER=samples_server.target,
+            ATTENTION_TEST_SERVER=small_server.target,
             ATTENTION_TEST_RECORDER=recorder,
             ATTENTION_TEST_EXPECTED=str(path),
         )
@@ -103,7 +114,7 @@ def test_the_package_and_the_same_requests_and_answers(
     assert dict(zip(CASES, requests, strict=True)) == {
         name: sent_by_python(case) + STATED_OUTPUT_TYPE for name, case in CASES.items()
     }
-    assert streams_that_ended_well(samples_server) == STREAMS
+    assert streams_that_ended_well(small_server) == STREAMS
 
 
 def sent_by_python(case: Case) -> bytes:
@@ -120,6 +131,29 @@ def streams_that_ended_well(server: ServerProcess) -> int:
         text = page.read().decode()
     counts = re.findall(r"^attention_requests_total\{([^}]*)\} ([\d.]+)$", text, re.MULTILINE)
     return sum(int(float(count)) for labels, count in counts if "AttendStream" in labels and '"OK"' in labels)
+
+
+def test_the_blocks_of_the_readme(package: None, small_server: ServerProcess) -> None:  # noqa: ARG001
+    """They compile under the package's own rules, and run."""
+    folder = PACKAGE / "build/readme"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    blocks = re.findall(r"```ts\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == README_BLOCKS
+    for index, block in enumerate(blocks):
+        code = block.replace("AttentionClient()", f'AttentionClient("{DEFAULT_TARGET}")')
+        (folder / f"block{index}.ts").write_text(code.replace(DEFAULT_TARGET, small_server.target))
+    options = {"rootDir": ".", "outDir": "out", "declaration": False, "sourceMap": False}
+    settings = {"extends": "../../tsconfig.json", "compilerOptions": options, "include": ["."]}
+    (folder / "tsconfig.json").write_text(json.dumps(settings))
+    succeed(run("npm", "run", "build"))
+    succeed(run("npm", "exec", "--", "tsc", "-p", "build/readme"))
+    printed = [run("node", f"build/readme/out/block{index}.js") for index in range(len(blocks))]
+    for process in printed:
+        succeed(process)
+    assert printed[0].stdout.startswith("6 768\n12 6 6\n")
+    assert printed[1].stdout.startswith("2 28\n1 28\n3\n")
+    assert printed[2].stdout == "1\n" * 100
 
 
 @pytest.mark.parametrize(

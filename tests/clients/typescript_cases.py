@@ -107,6 +107,9 @@ CASES = {
     "error-model": Case("attend", "absent", QUERY),
     "error-width": Case("attend", SELF, vectors(2, 3)),
     "error-positions": Case("attend", SELF, QUERY, {"positions": np.arange(5)}),
+    "error-positions-ragged": Case(
+        "attend", SELF, RAGGED, {"positions": [np.arange(n) + 2 for n in (3, 1, 7)]}
+    ),
     "error-word": Case("attend_text", TEXT, "unheard"),
 }
 

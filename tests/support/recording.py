@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 import grpc
 
+# The message of the status of every call.
+REFUSAL = "the request was recorded"
+
 
 @dataclass
 class Recorder(grpc.GenericRpcHandler):
@@ -27,7 +30,7 @@ class Recorder(grpc.GenericRpcHandler):
 
     def _record(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self.requests.append(request)
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "recorded")
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, REFUSAL)
 
 
 @contextmanager

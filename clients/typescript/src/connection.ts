@@ -6,6 +6,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import {
   fromBinary,
   toBinary,
+  type DescMessage,
   type DescMethodBiDiStreaming,
   type DescMethodUnary,
   type MessageShape,
@@ -54,7 +55,7 @@ export class Connection {
     const timeoutMs = milliseconds(options.timeoutMs, this.#settings.timeoutMs);
     const deadline = Date.now() + timeoutMs;
     const signal = this.#signal(options.signal);
-    const bytes = Buffer.from(toBinary(method.input, request)); // now, so that the caller may reuse its arrays
+    const bytes = serialized(method.input, request); // now, so that the caller may reuse its arrays
     for (let attempt = 0; ; attempt++) {
       try {
         return fromBinary(method.output, await this.#attempt(pathOf(method), bytes, deadline, signal));
@@ -184,6 +185,12 @@ function cancelled(cause: unknown): AttentionClientError {
 
 function pathOf(method: DescMethodUnary | DescMethodBiDiStreaming): string {
   return `/${method.parent.typeName}/${method.name}`;
+}
+
+/** The bytes of a message, as gRPC takes them. */
+export function serialized<Desc extends DescMessage>(schema: Desc, message: MessageShape<Desc>): Buffer {
+  const { buffer, byteOffset, byteLength } = toBinary(schema, message);
+  return Buffer.from(buffer, byteOffset, byteLength);
 }
 
 /** Messages are encoded and decoded by protobuf-es, outside gRPC. */

@@ -64,6 +64,7 @@ function encodeVectors(request: AttendRequest, inputs: VectorInputs): EncodedCal
   const keys = inputs.key === undefined ? undefined : listOf<Sequence>(inputs.key);
   const queryRows = rowsOf("query", queries, keys ? undefined : checkedLengths(inputs, many));
   const keyRows = keys ? rowsOf("key", keys, checkedLengths(inputs, many)) : queryRows;
+  if (inputs.value !== undefined && !keys) throw invalid("value", "a key as well", "a value without a key");
   if (keyRows.length !== queryRows.length) {
     throw invalid("key", `as many sequences as the query, ${queryRows.length}`, keyRows.length);
   }
@@ -86,10 +87,7 @@ function encodeTexts(request: AttendRequest, { text, mask }: TextInputs): Encode
   const texts = listOf<string>(text);
   request.queryInput = { case: "text", value: create(TextSequencesSchema, { texts: [...texts] }) };
   if (mask !== undefined)
-    request.mask = packMasks(
-      listOf(mask),
-      texts.map(() => undefined),
-    );
+    request.mask = packMasks(listOf(mask), Array<undefined>(texts.length).fill(undefined));
   return { request, shape: shapeOf(Array.isArray(text), texts.length) };
 }
 
@@ -101,10 +99,8 @@ function encodeTokens(request: AttendRequest, { tokenIds, mask }: TokenInputs): 
   request.queryInput = { case: "tokenIds", value: create(TokenSequencesSchema, { lengths, ids }) };
   if (mask !== undefined) {
     const rows = lengths.map((length) => ({ given: length, valid: length }));
-    request.mask = packMasks(
-      listOf(mask),
-      rows.map((own) => ({ query: own, key: own })),
-    );
+    const extents = rows.map((own) => ({ query: own, key: own }));
+    request.mask = packMasks(listOf(mask), extents);
   }
   return { request, shape: shapeOf(many, sequences.length) };
 }

@@ -5,10 +5,10 @@
  * order of the requests connects them.
  */
 
-import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
+import { create, fromBinary } from "@bufbuild/protobuf";
 
 import { BoundedQueue } from "./bounded_queue.js";
-import type { DuplexCall } from "./connection.js";
+import { serialized, type DuplexCall } from "./connection.js";
 import { decodeResult } from "./decoding.js";
 import { encodeRequest, type ResponseShape } from "./encoding.js";
 import { AttentionClientError, fromStreamError, unreadable } from "./errors.js";
@@ -96,8 +96,11 @@ function encodeItem(
 ): { queueItem: QueueItem; message?: Buffer } {
   try {
     const { request, shape } = encodeRequest(model, inputsOf(item), options);
-    const message = toBinary(AttendStreamRequestSchema, create(AttendStreamRequestSchema, { id, request }));
-    return { queueItem: { kind: "sent", id, shape }, message: Buffer.from(message) };
+    const message = create(AttendStreamRequestSchema, { id, request });
+    return {
+      queueItem: { kind: "sent", id, shape },
+      message: serialized(AttendStreamRequestSchema, message),
+    };
   } catch (error) {
     if (!(error instanceof AttentionClientError)) throw error;
     return { queueItem: { kind: "refused", error } };

@@ -185,7 +185,7 @@ test("a signal cancels its call only", async () => {
 });
 
 test("messages larger than gRPC's default limit, from an array that is reused at once", async () => {
-  const data = Float32Array.from({ length: 3_000_000 }, (_, index) => index);
+  const data = Float32Array.from({ length: 3_000_001 }, (_, index) => index).subarray(1);
   const expected = data.slice();
   const client = await connected(echo);
   const call = client.attend("m", { data, rows: 1000, width: 3000 });
@@ -222,6 +222,7 @@ for (const [name, call] of Object.entries({
   "more keys than queries": (client: AttentionClient) => client.attend("m", [QUERY], { key: [QUERY, QUERY] }),
   "fewer value rows than key rows": (client: AttentionClient) =>
     client.attend("m", QUERY, { key: QUERY, value: sequence([[1]]) }),
+  "a value without a key": (client: AttentionClient) => client.attend("m", QUERY, { value: QUERY }),
   "a mask of another size": (client: AttentionClient) =>
     client.attend("m", QUERY, { mask: { data: [true], keyRows: 1 } }),
   "a length above the rows": (client: AttentionClient) => client.attend("m", [QUERY], { lengths: [3] }),
