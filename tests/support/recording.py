@@ -37,7 +37,7 @@ class Recorder(grpc.GenericRpcHandler):
 def recording() -> Iterator[tuple[str, list[bytes]]]:
     """Records until the block ends; yields HOST:PORT and the list of requests."""
     recorder = Recorder()
-    server = grpc.server(ThreadPoolExecutor(1), handlers=(recorder,))
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[recorder])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
