@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn, Protocol
@@ -17,6 +18,8 @@ from server.engine.repository import Key, Repository
 from server.engine.store import ModelStore, RepositoryError
 from server.engine.version_policy import VersionPolicy
 from server.errors import LoadError
+from server.http.options import options_of
+from server.http.process import HttpProcess
 from server.metrics import Metrics
 from server.metrics_endpoint import MetricsEndpoint
 from server.model_control import ALL, ControlMode, ModelControl, read_loaded
@@ -31,6 +34,9 @@ log = logging.getLogger(__name__)
 # Memory that a model needs, as a multiple of its files (weights in the layout of the kernels, for runs on one
 # thread and on all) and in addition to it.
 HEADROOM_FACTOR, HEADROOM_BYTES = 3, 64 << 20
+
+# How long the HTTP process may take to send its answers once the gRPC server has stopped.
+HTTP_EXIT_SECONDS = 2.0
 
 
 class Lifecycle(Protocol):
@@ -57,6 +63,9 @@ class Lifecycle(Protocol):
     def serving(self, *, ready: int, failed: int) -> None:
         """Called once the server accepts calls, with the numbers of ready and of failed models."""
 
+    def draining(self) -> None:
+        """Called when the process was asked to stop, before the server refuses calls."""
+
     def close(self) -> None:
         """Called after the server has stopped."""
 
@@ -69,10 +78,11 @@ class Standalone:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._endpoint: MetricsEndpoint | None = None
+        self._http: HttpProcess | None = None
         self._ports: dict[str, object] = {}
 
     def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
-        """Binds both ports, and publishes that the models are not ready.
+        """Binds the ports, and publishes that the models are not ready.
 
         Raises:
             RepositoryError: The repository contains no model.
@@ -85,6 +95,9 @@ class Standalone:
         self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
         if self._settings.unix_socket is not None:
             self._ports["unix_socket"] = self._settings.unix_socket
+        if self._settings.http_port is not None:
+            self._http = HttpProcess(options_of(self._settings, port), host, self._settings.http_port)
+            self._ports["http_port"] = self._http.port
         log.info("ports bound", extra=self._ports)
 
     def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:  # noqa: ARG002 - part of Lifecycle
@@ -92,11 +105,20 @@ class Standalone:
         return True
 
     def serving(self, *, ready: int, failed: int) -> None:
-        """Logs the addresses."""
+        """Starts the HTTP process, and logs the addresses."""
+        if self._http:
+            self._http.start()
         log.info("serving", extra={**self._ports, "models": ready, "failed": failed})
 
+    def draining(self) -> None:
+        """Lets the requests of the HTTP process arrive."""
+        if self._http:
+            self._http.drain()
+
     def close(self) -> None:
-        """Closes the metrics endpoint."""
+        """Ends the HTTP process, and closes the metrics endpoint."""
+        if self._http:
+            self._http.close(HTTP_EXIT_SECONDS)
         if self._endpoint:
             self._endpoint.close()
 
@@ -240,7 +262,7 @@ def _serve(
         lifecycle.serving(ready=ready.count(True), failed=ready.count(False))
         _wait_for_stop(inbox)
         _end_after(settings.grace_seconds + EXIT_SECONDS)
-        seconds = server.stop(settings.grace_seconds)
+        seconds = _drain(settings.grace_seconds, server, lifecycle)
         log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
     finally:
         control.close()
@@ -253,6 +275,14 @@ def _lack_of_memory(store: ModelStore, name: str, version: str) -> str:
     needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(file.stat().st_size for file in files)
     free = memory.free_bytes()
     return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""
+
+
+def _drain(grace_seconds: float, server: RpcServer, lifecycle: Lifecycle) -> float:
+    """Returns the seconds that it took."""
+    started = time.monotonic()
+    lifecycle.draining()
+    server.stop(max(0.0, grace_seconds - (time.monotonic() - started)))
+    return time.monotonic() - started
 
 
 def _end_after(seconds: float) -> None:

@@ -33,6 +33,7 @@ METAVARS: dict[Any, str] = {
     Path: "FOLDER",
     Path | None: "FILE",
     int: "INTEGER",
+    int | None: "INTEGER",
     float: "NUMBER",
 }
 HELP = "\n\n".join(

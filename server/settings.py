@@ -90,7 +90,9 @@ class Models(BaseModel):
 class Network(BaseModel):
     """Where the server listens, and how much it accepts from the network."""
 
-    host: str = Field("127.0.0.1", description="Address or host name to listen on, for gRPC and metrics.")
+    host: str = Field(
+        "127.0.0.1", description="Address or host name to listen on, for gRPC, metrics and HTTP."
+    )
     port: Port = Field(8001, description="Port for gRPC, 0 to 65535. 0 selects a free port.")
     unix_socket: Path | None = Field(
         None,
@@ -99,6 +101,13 @@ class Network(BaseModel):
     )
     metrics_port: Port = Field(
         8002, description="Port for Prometheus metrics, 0 to 65535. 0 selects a free port."
+    )
+    http_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port for the Open Inference Protocol over HTTP, 0 to 65535, usually 8000. 0 selects a"
+        " free port. HTTP is off without it.",
     )
     max_message_bytes: Annotated[ByteSize, Field(ge=MIB, le=2047 * MIB)] = Field(
         ByteSize(64 * MIB), description="Maximum size of one message, sent or received, 1MiB to 2047MiB."

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 
 from server import cores
 from server.errors import WorkerError
+from server.http.options import options_of
+from server.http.process import HttpProcess
 from server.settings import Settings
 from server.shutdown import EXIT_SECONDS, StopRequest, handle_signals
 from server.workers.assignment import Assignment, State
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # How much longer than `EXIT_SECONDS` a worker may take to end: it begins to drain a moment later.
 MARGIN_SECONDS = 2.0
+# How long the HTTP process may take to send its answers once the workers have ended.
+HTTP_EXIT_SECONDS = 2.0
 
 
 def run(settings: Settings) -> None:
@@ -41,17 +45,37 @@ def run(settings: Settings) -> None:
         temporary_folder() as folder,
         reserved(settings.host, settings.port) as port,
         closing(MultiprocessMetrics(folder, settings.host, settings.metrics_port)) as metrics,
+        ExitStack() as stack,
     ):
         addresses = {"host": settings.host, "port": port, "metrics_port": metrics.port}
+        http = _http_process(settings, port, stack)
+        if http is not None:
+            addresses["http_port"] = http.port
         log.info("ports bound", extra=addresses)
-        Supervisor(settings.model_copy(update={"port": port}), folder, metrics, requests).run()
+        Supervisor(settings.model_copy(update={"port": port}), folder, metrics, requests, http).run()
     log.info("stopped")
+
+
+def _http_process(settings: Settings, port: int, stack: ExitStack) -> HttpProcess | None:
+    """The one HTTP process of all workers, if there is to be one. The stack ends it."""
+    if settings.http_port is None:
+        return None
+    http = HttpProcess(options_of(settings, port), settings.host, settings.http_port)
+    stack.callback(http.close, HTTP_EXIT_SECONDS)
+    return http
 
 
 class Supervisor:
     """Manages the workers from their first start until their last exit."""
 
-    def __init__(self, settings: Settings, folder: Path, metrics: MultiprocessMetrics, requests: Any) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        metrics: MultiprocessMetrics,
+        requests: Any,
+        http: HttpProcess | None = None,
+    ) -> None:
         """Starts no process yet.
 
         Args:
@@ -59,10 +83,12 @@ class Supervisor:
             folder: For the files of the workers' metrics.
             metrics: Serves the metrics of all workers.
             requests: A pipe that delivers requests to stop.
+            http: Is started once all workers serve.
         """
         self._settings = settings
         self._metrics = metrics
         self._requests = requests
+        self._http = http
         self._workers = [WorkerHandle(assignment) for assignment in assignments(settings, folder)]
         self._questions = Questions(lambda worker, message: self._workers[worker].send(message))
         self._stopping = False
@@ -91,6 +117,8 @@ class Supervisor:
     def _drain(self) -> None:
         """Lets every worker drain, and kills those that have not ended some time after the grace."""
         deadline = time.monotonic() + self._settings.grace_seconds + EXIT_SECONDS + MARGIN_SECONDS
+        if self._http is not None:
+            self._http.drain()
         for worker in self._workers:
             worker.drain()
         for worker in self._workers:
@@ -171,6 +199,9 @@ class Supervisor:
         if not self._all_served and serving == len(states):
             self._all_served = True
             addresses = {"port": self._settings.port, "metrics_port": self._metrics.port}
+            if self._http is not None:
+                self._http.start()
+                addresses["http_port"] = self._http.port
             log.info("serving", extra={"host": self._settings.host, "workers": len(states), **addresses})
 
 

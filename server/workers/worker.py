@@ -75,6 +75,9 @@ class WorkerLifecycle:
         self._is_serving = True
         self._send(State.SERVING)
 
+    def draining(self) -> None:
+        """Does nothing: the supervisor has drained the HTTP process."""
+
     def close(self) -> None:
         """Does nothing: the supervisor closes what is shared."""
 

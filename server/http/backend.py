@@ -1,0 +1,105 @@
+"""The channels to the gRPC server, and calls that end when their clients leave."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, TypeVar
+
+import grpc
+from starlette.types import Receive
+
+from protos.inference.open_inference_pb2 import DESCRIPTOR
+from server.http import errors
+from server.http.errors import ClientDisconnectedError
+
+T = TypeVar("T")
+SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+Metadata = Sequence[tuple[str, str]]
+OPTIONS = (
+    # Sizes are limited by this process and by the gRPC server.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Each channel is a connection of its own, so that several reach several workers.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A proxy of the environment is not between two processes of one service.
+    ("grpc.enable_http_proxy", 0),
+    # A server that starts again is found within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class Backend:
+    """The gRPC server as this process calls it. Belongs to one event loop."""
+
+    def __init__(self, target: str, connections: int) -> None:
+        """Connects with the first call.
+
+        Args:
+            target: Address of the server, HOST:PORT or unix:PATH.
+            connections: Number of connections; each call takes the one with the fewest calls.
+        """
+        self._channels = [grpc.aio.insecure_channel(target, OPTIONS) for _ in range(connections)]
+        self._calls = [0] * connections
+        self._turn = count()
+
+    async def call(self, method: str, request: bytes, metadata: Metadata, timeout: float | None) -> bytes:
+        """Calls a method with a serialized message, and returns the serialized reply.
+
+        Args:
+            method: Name of the method in the service.
+            request: The message.
+            metadata: Metadata of the call.
+            timeout: Seconds until the deadline; None sets none.
+
+        Raises:
+            BackendError: The call ended with a status other than OK.
+        """
+        index = self._next()
+        call: Any = self._channels[index].unary_unary(f"/{SERVICE}/{method}")
+        self._calls[index] += 1
+        try:
+            reply: bytes = await call(request, metadata=metadata, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise errors.of_call(error) from error
+        finally:
+            self._calls[index] -= 1
+        return reply
+
+    async def close(self) -> None:
+        """Closes the connections. Open calls are cancelled."""
+        for channel in self._channels:
+            await channel.close()
+
+    def _next(self) -> int:
+        """The channel with the fewest calls; of equal ones, each in turn."""
+        first, number = next(self._turn), len(self._channels)
+        return min(((first + step) % number for step in range(number)), key=self._calls.__getitem__)
+
+
+async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+    """Waits for work on behalf of a client whose body has been read; cancels it if the client leaves.
+
+    Raises:
+        ClientDisconnectedError: The client left.
+    """
+    working = asyncio.ensure_future(work())
+    leaving = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnectedError
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,64 @@
+"""The endpoint of inference: reads the body, decodes, calls the gRPC server, encodes and sends."""
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.types import Send
+
+from server.engine.budget import Reservation
+from server.http import request as request_codec
+from server.http import response as response_codec
+from server.http.backend import while_connected
+from server.http.body import Body
+from server.http.context import Exchange, metadata_of, run
+from server.http.request import Limits, ModelPath
+from server.http.response import HEADER_LENGTH, Encoded
+
+# How much longer than a request's own timeout the call may take: the server reports that it has passed.
+TIMEOUT_MARGIN_SECONDS = 1.0
+# A response is sent in parts of this size, so that the memory is held until the client has read most of it.
+PART_BYTES = 1 << 18
+
+
+class Inference(Exchange):
+    """POST .../infer."""
+
+    async def answer(self, request: Request, body: Body, send: Send) -> None:
+        """Computes the outputs of a model and sends them.
+
+        Raises:
+            HttpError: The request was refused, here or by the gRPC server.
+            EngineError: The request is wrong, or this process is at its limit.
+            ClientDisconnectedError: The client left.
+        """
+        with self.context.place():
+            reservation = self.context.budget.reserve(0)
+            try:
+                await _send(await self._compute(request, body, reservation), send)
+            finally:
+                reservation.release()
+
+    async def _compute(self, request: Request, body: Body, reservation: Reservation) -> Encoded:
+        data = await body.read(reservation)
+        options, header = self.context.options, request.headers.get(HEADER_LENGTH)
+        model = ModelPath(request.path_params["model"], request.path_params.get("version", ""))
+        limits = Limits(options.max_message_bytes, options.max_in_flight_bytes, reservation)
+        decode = partial(request_codec.decode, data, header, model, limits)
+        decoded = await run(len(data), decode)
+        timeout = decoded.timeout_seconds and decoded.timeout_seconds + TIMEOUT_MARGIN_SECONDS
+        call = partial(
+            self.context.backend.call, "ModelInfer", decoded.message, metadata_of(request), timeout
+        )
+        reply = await while_connected(request.receive, call)
+        reservation.add(len(reply))
+        return await run(len(reply), partial(response_codec.encode, reply, decoded.form, reservation))
+
+
+async def _send(encoded: Encoded, send: Send) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in encoded.headers.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for part in encoded.parts:
+        for at in range(0, len(part), PART_BYTES):
+            chunk = part[at : at + PART_BYTES]
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
