@@ -51,6 +51,7 @@ def _serve(connection: Any, options: HttpOptions, sockets: list[socket.socket]) 
         loop.add_reader(descriptor, stop_once)
 
     serve(options, sockets, begin)
+    connection.close()  # the parent need not wait for the end of the interpreter
 
 
 if __name__ == "__main__":

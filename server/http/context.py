@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -108,7 +109,7 @@ class Exchange:
     ) -> None:
         if send.status:  # an answer has begun; the connection ends without its end
             raise error
-        if not body.complete:
+        if not body.complete and error.status != HTTPStatus.REQUEST_TIMEOUT:
             await body.discard()
         response: Response = errors.page(error, close=not body.complete)
         await response(scope, receive, send)

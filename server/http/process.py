@@ -43,6 +43,9 @@ class HttpProcess:
         self._sockets = listen(host, port)
         self.port: int = self._sockets[0].getsockname()[1]
         self._stopping = threading.Event()
+        # Set while no process serves.
+        self._quiet = threading.Event()
+        self._quiet.set()
         # Guards the process and its pipe.
         self._lock = threading.Lock()
         self._process: Popen[bytes] | None = None
@@ -58,7 +61,7 @@ class HttpProcess:
     def drain(self) -> None:
         """Stops listening. The process answers what is in progress, and ends.
 
-        Returns when it has ended, or when its requests have had the time to reach the gRPC server.
+        Returns when it has answered, or when its requests have had the time to reach the gRPC server.
         """
         with self._lock:
             self._stopping.set()
@@ -68,7 +71,7 @@ class HttpProcess:
         for each in self._sockets:
             each.close()
         if self._watch is not None:
-            self._watch.join(ARRIVING_SECONDS)
+            self._quiet.wait(ARRIVING_SECONDS)
 
     def close(self, seconds: float) -> None:
         """Drains, and kills the process if it has not ended after a time."""
@@ -102,28 +105,36 @@ class HttpProcess:
             with self._lock:
                 if self._stopping.is_set():
                     return ""
-                process = self._process = self._spawn()
-                connection = self._connection
-                connection.send((self._options, [each.fileno() for each in self._sockets]))
+                process, connection = self._spawn()
         except OSError as error:
             return f"it could not be started: {error.strerror}"
         log.info("http process started", extra={"port": self.port, "pid": process.pid})
         with suppress(EOFError, OSError):
-            connection.recv()  # it sends nothing: the pipe ends with the process
+            connection.recv()  # it sends nothing, and closes the pipe when it has answered or ends
+        self._quiet.set()
         status = self._reap(process)
         with self._lock:
             self._connection = None
             connection.close()
         return f"it was killed by signal {-status}" if status < 0 else f"it ended with status {status}"
 
-    def _spawn(self) -> "Popen[bytes]":
-        self._connection, childs_end = Pipe()
+    def _spawn(self) -> tuple["Popen[bytes]", Any]:
+        """Starts a process and sends it its options; returns it and the parent's end of its pipe."""
+        sockets = [each.fileno() for each in self._sockets]
+        connection, childs_end = Pipe()
         with childs_end:
-            descriptors = [childs_end.fileno(), *(each.fileno() for each in self._sockets)]
-            command = [sys.executable, "-m", "server.http.child", str(childs_end.fileno())]
+            descriptor = childs_end.fileno()
+            command = [sys.executable, "-m", "server.http.child", str(descriptor)]
             # In its own process group: of the signals that a terminal sends to a group, only the parent
             # receives one, and it drains this process.
-            return Popen(command, stdin=DEVNULL, pass_fds=descriptors, process_group=0, env=_environment())  # noqa: S603
+            process = Popen(  # noqa: S603
+                command, stdin=DEVNULL, pass_fds=[descriptor, *sockets], process_group=0, env=_environment()
+            )
+        self._process, self._connection = process, connection
+        self._quiet.clear()
+        with suppress(OSError):  # it has ended; the closed pipe reports that too
+            connection.send((self._options, sockets))
+        return process, connection
 
     def _reap(self, process: "Popen[bytes]") -> int:
         try:

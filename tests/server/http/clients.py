@@ -1,0 +1,93 @@
+"""Sends HTTP requests as programs do, and as no program should."""
+
+import http.client
+import json
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HOST = "127.0.0.1"
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Answer(NamedTuple):
+    """Status, headers in lower case, and body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        assert self.headers["content-type"] == "application/json"
+        assert list(self.json) == ["error"]
+        return str(self.json["error"])
+
+
+def http_port(log: Path) -> int:
+    """The port in the log of a server that serves."""
+    found = re.search(r" serving .*\bhttp_port=(\d+)", log.read_text())
+    assert found
+    return int(found[1])
+
+
+def ask(
+    port: int,
+    path: str,
+    body: object = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    method: str = "",
+) -> Answer:
+    """One request on its own connection. A body that is neither bytes nor an iterator is sent as JSON."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=60)
+    try:
+        data: Any = body if body is None or isinstance(body, bytes | Iterator) else json.dumps(body).encode()
+        connection.request(method or ("GET" if body is None else "POST"), path, data, dict(headers or {}))
+        return read(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def read(response: http.client.HTTPResponse) -> Answer:
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, headers, response.read())
+
+
+@contextmanager
+def connected(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection((HOST, port), timeout=60) as connection:
+        yield connection
+
+
+def answer_on(connection: socket.socket) -> Answer:
+    """The next response on a connection."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    return read(response)
+
+
+def head(path: str, *headers: str, method: str = "POST") -> bytes:
+    """The request line and the headers."""
+    return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {HOST}", *headers, "", ""]).encode()
+
+
+def tensor(name: str, array: Array, datatype: str = "FP32", *, flat: bool = False) -> dict[str, Any]:
+    """An input whose elements are JSON."""
+    data = array.ravel().tolist() if flat else array.tolist()
+    return {"name": name, "shape": list(array.shape), "datatype": datatype, "data": data}
+
+
+def binary_body(document: Mapping[str, Any], *data: bytes) -> tuple[bytes, dict[str, str]]:
+    """A body of JSON and binary tensors, and the header that goes with it."""
+    json_part = json.dumps(document).encode()
+    return b"".join([json_part, *data]), {"Inference-Header-Content-Length": str(len(json_part))}
