@@ -1,0 +1,319 @@
+"""Hostile and unlucky connections: sizes, slowness, floods, clients that leave."""
+
+import gzip
+import json
+import socket
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from protos.inference import open_inference_pb2 as pb
+from tests.server.http.clients import Answer, answer_on, ask, connected, head, tensor
+from tests.server.http.scripted import Blocked, Front, Scripted, front
+from tests.server.http.test_inference import QUERY
+
+PATH = "/v2/models/m/infer"
+LIMIT = 65536
+REQUEST = {"inputs": [tensor("query", QUERY)]}
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def port(scripted_front: Front) -> int:
+    return scripted_front.port
+
+
+def sent(port: int, *parts: bytes) -> Answer:
+    """The answer to bytes on a connection of their own, which stays open."""
+    with connected(port) as connection:
+        for part in parts:
+            connection.sendall(part)
+        return answer_on(connection)
+
+
+def test_what_is_not_http(port: int) -> None:
+    answer = sent(port, b"\x16\x03\x01 hello\r\n\r\n")
+    assert answer.status == 400
+    assert answer.error.startswith("the request is not valid: ")
+    assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Content-Length: -1"],
+        ["Content-Length: 1", "Content-Length: 2"],
+        ["Content-Length: 99999999999999999999999999"],
+        ["Content-Length: 3", "Transfer-Encoding: chunked", "Transfer-Encoding: identity"],
+        ["Bad Name: 1"],
+        ["X: a\x00b"],
+    ],
+    ids=["negative", "two lengths", "huge", "two encodings", "name", "zero"],
+)
+def test_bad_heads(port: int, lines: list[str]) -> None:
+    answer = sent(port, head(PATH, *lines))
+    assert answer.status in (400, 413, 501)
+    assert answer.error
+
+
+def test_a_head_that_is_too_large(port: int) -> None:
+    with connected(port) as connection:
+        unfinished = head("/v2", *(f"H{index}: {'x' * 1000}" for index in range(70)), method="GET")[:-2]
+        connection.sendall(unfinished)
+        answer = answer_on(connection)
+    assert answer.status == 431
+    assert answer.error == "the request is not valid: the head is larger than 65536 bytes"
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /v2/mo", head(PATH)[:-2]], ids=["nothing", "path", "headers"])
+def test_a_head_that_does_not_arrive(port: int, start: bytes) -> None:
+    answer = sent(port, start)
+    assert answer.status == 408
+    assert answer.error == "the head of the request did not arrive within 1 seconds"
+
+
+def test_a_second_head_that_does_not_arrive(port: int) -> None:
+    with connected(port) as connection:
+        connection.sendall(head("/v2/health/live", method="GET"))
+        assert answer_on(connection).status == 200
+        connection.sendall(b"GET /v2")
+        assert answer_on(connection).status == 408
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("start", [b"", b'{"inputs": '], ids=["nothing of it", "a part of it"])
+def test_a_body_that_does_not_arrive(port: int, start: bytes) -> None:
+    with connected(port) as connection:
+        connection.sendall(head(PATH, "Content-Length: 100") + start)
+        answer = answer_on(connection)
+        assert answer.status == 408
+        assert answer.error == "the body did not arrive within 1 seconds"
+        assert answer.headers["connection"] == "close"
+        assert connection.recv(1) == b""
+
+
+def test_a_body_that_trickles(port: int) -> None:
+    with connected(port) as connection:
+        connection.sendall(head(PATH, "Transfer-Encoding: chunked"))
+        started = time.monotonic()
+        connection.settimeout(0.05)
+        while time.monotonic() - started < 60:
+            connection.sendall(b"1\r\n \r\n")
+            try:
+                found = connection.recv(4096)
+            except TimeoutError:
+                continue
+            assert b" 408 " in found
+            return
+    pytest.fail("the body was read for ever")
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+def test_a_body_that_is_too_large(port: int, chunked: bool) -> None:
+    body: Any = bytes(LIMIT + 1)
+    if chunked:
+        body = iter([bytes(LIMIT), b"1"])
+    answer = ask(port, PATH, body)
+    assert answer.status == 413
+    assert answer.error == f"the body is larger than the limit of {LIMIT} bytes"
+
+
+def test_a_body_of_the_largest_size_is_read(port: int) -> None:
+    answer = ask(port, PATH, b" " * LIMIT)
+    assert answer.status == 400
+    assert answer.error.startswith("body: is not JSON")
+
+
+def test_an_endless_body_is_not_read_for_ever(port: int) -> None:
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield bytes(LIMIT)
+
+    try:
+        answer = ask(port, PATH, endless())
+    except ConnectionError:
+        return  # the answer was lost with the connection, which is what this client deserves
+    assert answer.status == 413
+
+
+def test_a_client_that_waits_to_be_asked_for_its_body(port: int) -> None:
+    expect = "Expect: 100-continue"
+    with connected(port) as connection:
+        connection.sendall(head(PATH, expect, f"Content-Length: {LIMIT + 1}"))
+        answer = answer_on(connection)
+    assert answer.status == 413
+    with connected(port) as connection:
+        connection.sendall(head(PATH, expect, "Content-Length: 2"))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"{}")
+        assert answer_on(connection).status == 400
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_a_body_that_is_too_large_decompressed(port: int, encoding: str, compress: Any) -> None:
+    body = compress(bytes(100 * LIMIT))
+    assert len(body) < LIMIT
+    answer = ask(port, PATH, body, {"Content-Encoding": encoding})
+    assert answer.status == 413
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"{}", "the body is damaged"),
+        (gzip.compress(b"{}")[:-4], "the compressed body ends too early"),
+        (gzip.compress(b"{}") + b"{}", "data follow the compressed body"),
+        (gzip.compress(b"{}") * 2, "data follow the compressed body"),
+    ],
+    ids=["plain", "cut", "more", "two"],
+)
+def test_damaged_compression(port: int, body: bytes, error: str) -> None:
+    answer = ask(port, PATH, body, {"Content-Encoding": "gzip"})
+    assert answer.status == 400
+    assert answer.error.startswith(f"Content-Encoding: {error}")
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "x" * 500])
+def test_unknown_compression(port: int, encoding: str) -> None:
+    answer = ask(port, PATH, b"{}", {"Content-Encoding": encoding})
+    assert answer.status == 415
+    assert answer.error.startswith(f"Content-Encoding: is '{encoding[:100]}'")
+    assert answer.headers["accept-encoding"] == "gzip, deflate, identity"
+
+
+def test_a_tensor_that_is_larger_as_a_message(port: int) -> None:
+    body = b'{"inputs":[{"name":"a","shape":[30000],"datatype":"INT64","data":[0%s]}]}' % (b",0" * 29999)
+    assert len(body) < LIMIT
+    answer = ask(port, PATH, body)
+    assert answer.status == 413
+    assert "bytes as a message; the limit is 65536" in answer.error
+
+
+def test_json_that_would_need_too_much_memory(scripted: Scripted) -> None:
+    with front(f"127.0.0.1:{scripted.port}", "--max-in-flight-bytes=1MiB") as process:
+        answer = ask(process.port, PATH, b"[" + b"[]," * 20_000 + b"[]]")
+    assert answer.status == 413
+    assert answer.error.startswith("the JSON could take ")
+
+
+def test_more_requests_than_places(port: int, scripted: Scripted) -> None:
+    blocked = scripted.behaviours["ModelInfer"] = Blocked()
+    with ExitStack() as stack:
+        busy = [stack.enter_context(connected(port)) for _ in range(2)]
+        for connection in busy:
+            _post(connection)
+            scripted.next()
+        answer = ask(port, PATH, REQUEST)
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+        assert answer.error == "2 requests are in progress, which is this server's limit; try again later"
+        assert ask(port, "/v2/health/live").status == 200  # takes no place
+        blocked.release()
+        assert [answer_on(connection).status for connection in busy] == [200, 200]
+    assert ask(port, PATH, REQUEST).status == 200
+
+
+def test_a_client_that_leaves_cancels_its_call(port: int, scripted: Scripted) -> None:
+    blocked = scripted.behaviours["ModelInfer"] = Blocked()
+    for _ in range(2):  # both places
+        with connected(port) as connection:
+            _post(connection)
+            scripted.next()
+    assert blocked.cancelled.wait(60)
+    blocked.release()
+    _until_served(port)
+
+
+def test_a_client_that_leaves_while_it_sends(port: int) -> None:
+    for _ in range(4):
+        with connected(port) as connection:
+            connection.sendall(head(PATH, "Content-Length: 100") + b"{")
+    _until_served(port)
+
+
+def test_more_connections_than_there_may_be(port: int) -> None:
+    with ExitStack() as stack:
+        held = [stack.enter_context(connected(port)) for _ in range(8)]
+        for connection in held:
+            connection.sendall(head("/v2/health/live", method="GET"))
+            assert answer_on(connection).status == 200
+        with connected(port) as another:
+            assert _is_closed(another)
+    _until_served(port)
+
+
+def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, scripted_front: Front) -> None:
+    data = bytes(32 << 20)
+    output = pb.ModelInferResponse.InferOutputTensor(name="a", datatype="UINT8", shape=[len(data)])
+    reply = pb.ModelInferResponse(outputs=[output], raw_output_contents=[data])
+    scripted.behaviours["ModelInfer"] = lambda _request, _context: reply
+    document = {**REQUEST, "parameters": {"binary_data_output": True}}
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(60)
+        connection.connect(("127.0.0.1", scripted_front.port))
+        _post(connection, document)
+        assert scripted.next().method == "ModelInfer"
+        # Both places can be taken again only once the one that is not read has been given up.
+        blocked = scripted.behaviours["ModelInfer"] = Blocked()
+        with ExitStack() as stack:
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                others = [stack.enter_context(connected(scripted_front.port)) for _ in range(2)]
+                for other in others:
+                    _post(other)
+                others[-1].settimeout(0.5)
+                try:
+                    assert answer_on(others[-1]).status == 503
+                except TimeoutError:
+                    break
+                stack.close()
+            else:
+                pytest.fail("the connection was not given up")
+        blocked.release()
+
+
+def test_several_requests_on_one_connection_and_in_one_packet(port: int) -> None:
+    live = head("/v2/health/live", method="GET")
+    with connected(port) as connection:
+        connection.sendall(3 * live)
+        connection.settimeout(60)
+        found = b""
+        while found.count(b"HTTP/1.1 200 ") < 3:
+            found += connection.recv(4096)
+
+
+@pytest.mark.parametrize("value", ["Bearer \xe4", "a\tb"], ids=["latin", "tab"])
+def test_a_token_that_metadata_cannot_carry(port: int, value: str) -> None:
+    answer = ask(port, PATH, REQUEST, {"Authorization": value})
+    assert answer.status == 400
+    assert answer.error == "authorization: contains characters other than printable ASCII"
+
+
+def _post(connection: socket.socket, document: object = REQUEST) -> None:
+    body = json.dumps(document).encode()
+    connection.sendall(head(PATH, f"Content-Length: {len(body)}") + body)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def _until_served(port: int) -> None:
+    """A place or a connection becomes free when the process sees that a client has left."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            if ask(port, PATH, REQUEST).status == 200:
+                return
+        except ConnectionError:
+            pass
+    pytest.fail("no place became free")
