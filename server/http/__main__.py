@@ -11,7 +11,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from server import logs
 from server.errors import BindError
 from server.http.listener import listen
-from server.http.options import HttpOptions
+from server.http.options import HttpOptions, LogFormat, LogLevel
 from server.http.serve import Stop, serve
 from server.shutdown import StopRequest, handle_signals
 
@@ -57,8 +57,8 @@ def main(
     grace_seconds: Annotated[
         float, typer.Option(min=0, help="How long requests in progress may take at the end, in seconds.")
     ] = DEFAULTS.grace_seconds,
-    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = DEFAULTS.log_level,
-    log_format: Annotated[str, typer.Option(help="text or json.")] = DEFAULTS.log_format,
+    log_level: Annotated[LogLevel, typer.Option(help="Minimum level of events.")] = DEFAULTS.log_level,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log.")] = DEFAULTS.log_format,
 ) -> None:
     """Serve HTTP/REST for a gRPC server. SIGTERM, SIGINT and SIGHUP stop it once requests have finished."""
     options = HttpOptions(
@@ -78,7 +78,7 @@ def main(
 
 
 def _run(options: HttpOptions, host: str, port: int) -> int:
-    logs.configure(options.log_level, options.log_format)  # type: ignore[arg-type]
+    logs.configure(options.log_level, options.log_format)
     try:
         sockets = listen(host, port)
     except BindError as error:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
@@ -93,11 +92,9 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) ->
             raise ClientDisconnectedError
         return working.result()
     finally:
-        for task in (working, leaving):
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:

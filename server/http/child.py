@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def _serve(connection: Any, options: HttpOptions, sockets: list[socket.socket]) -> None:
-    logs.configure(options.log_level, options.log_format, process="http")  # type: ignore[arg-type]
+    logs.configure(options.log_level, options.log_format, process="http")
 
     def begin(stop: Stop) -> None:
         def stop_at_signal(request: StopRequest) -> None:

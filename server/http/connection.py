@@ -74,7 +74,7 @@ class Connection(H11Protocol):
         self._refuse(hint, f"the request is not valid: {detail}")
 
     def shutdown(self) -> None:
-        """Closes the connection, or lets its request finish; one that is arriving counts as one."""
+        """Closes the connection once its request, if it has one, has been answered."""
         if self.conn.our_state is h11.ERROR or self.transport.is_closing():
             return
         super().shutdown()

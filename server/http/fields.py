@@ -12,8 +12,8 @@ T = TypeVar("T")
 # Entries of one list or object of a request, beside elements of tensors.
 MAX_ENTRIES = 256
 MAX_INT64, MAX_UINT64 = 2**63 - 1, 2**64 - 1
-# What Python needs for values of JSON: for the pointer and the object of each, and for each array or object.
-VALUE_BYTES, CONTAINER_BYTES = 48, 96
+# What Python needs for JSON, at most: for each byte of text, value with its pointer, array and object.
+TEXT_BYTES, VALUE_BYTES, ARRAY_BYTES, OBJECT_BYTES = 4, 64, 96, 256
 # What many writers of JSON write although it has no such values.
 NOT_IN_JSON = (b"NaN", b"Infinity", b"-Infinity")
 NOT_FINITE = "contains NaN or infinity, which JSON cannot express"
@@ -21,9 +21,13 @@ NAMES = {str: "a string", bool: "true or false", int: "an integer", list: "an ar
 
 
 def memory_of(data: bytes | bytearray) -> int:
-    """How many bytes JSON may take once it is parsed. Every value follows a comma or opens something."""
-    opened = data.count(b"[") + data.count(b"{")
-    return len(data) + VALUE_BYTES * (data.count(b",") + 1) + CONTAINER_BYTES * opened
+    """How many bytes JSON may take once it is parsed, without parsing it.
+
+    Every value and every name follows a comma, a colon or a bracket.
+    """
+    values = 1 + data.count(b",") + data.count(b":")
+    containers = ARRAY_BYTES * data.count(b"[") + OBJECT_BYTES * data.count(b"{")
+    return TEXT_BYTES * len(data) + VALUE_BYTES * values + containers
 
 
 def check_memory(data: bytes | bytearray, limit: int) -> int:

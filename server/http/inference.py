@@ -6,13 +6,12 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from server.engine.budget import Reservation
-from server.http import request as request_codec
-from server.http import response as response_codec
+from server.http import infer_request, infer_response
 from server.http.backend import while_connected
 from server.http.body import Body
 from server.http.context import Exchange, metadata_of, run
-from server.http.request import Limits, ModelPath
-from server.http.response import HEADER_LENGTH, Encoded
+from server.http.infer_request import Decoded, Limits, ModelPath
+from server.http.infer_response import HEADER_LENGTH, Encoded
 
 # How much longer than a request's own timeout the call may take: the server reports that it has passed.
 TIMEOUT_MARGIN_SECONDS = 1.0
@@ -39,19 +38,24 @@ class Inference(Exchange):
                 reservation.release()
 
     async def _compute(self, request: Request, body: Body, reservation: Reservation) -> Encoded:
-        data = await body.read(reservation)
-        options, header = self.context.options, request.headers.get(HEADER_LENGTH)
-        model = ModelPath(request.path_params["model"], request.path_params.get("version", ""))
-        limits = Limits(options.max_message_bytes, options.max_in_flight_bytes, reservation)
-        decode = partial(request_codec.decode, data, header, model, limits)
-        decoded = await run(len(data), decode)
+        decoded = await self._decode(request, await body.read(reservation), reservation)
         timeout = decoded.timeout_seconds and decoded.timeout_seconds + TIMEOUT_MARGIN_SECONDS
         call = partial(
             self.context.backend.call, "ModelInfer", decoded.message, metadata_of(request), timeout
         )
         reply = await while_connected(request.receive, call)
         reservation.add(len(reply))
-        return await run(len(reply), partial(response_codec.encode, reply, decoded.form, reservation))
+        return await run(len(reply), partial(infer_response.encode, reply, decoded.form, reservation))
+
+    async def _decode(self, request: Request, data: bytearray, reservation: Reservation) -> Decoded:
+        options, header = self.context.options, request.headers.get(HEADER_LENGTH)
+        model = ModelPath(request.path_params["model"], request.path_params.get("version", ""))
+        scratch = self.context.budget.reserve(0)
+        limits = Limits(options.max_message_bytes, options.max_in_flight_bytes, reservation, scratch)
+        try:
+            return await run(len(data), partial(infer_request.decode, data, header, model, limits))
+        finally:
+            scratch.release()
 
 
 async def _send(encoded: Encoded, send: Send) -> None:

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from protos.inference import open_inference_pb2 as pb
 from server.http import settings_json as settings
 from server.http.messages import to_json
-from server.http.requests import (
+from server.http.method_requests import (
     cuda_region,
     index,
     load,

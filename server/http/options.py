@@ -1,9 +1,12 @@
 """Where the HTTP process finds the gRPC server, and how much it takes from the network."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from server.settings import Settings
 
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+LogFormat = Literal["text", "json"]
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - addresses to replace
 # Connections to each worker. The system distributes them at random, so that a few more find all workers.
 CONNECTIONS_PER_WORKER = 4
@@ -36,8 +39,8 @@ class HttpOptions:
     receive_timeout_seconds: float = 20
     send_timeout_seconds: float = 30
     grace_seconds: float = 30
-    log_level: str = "INFO"
-    log_format: str = "text"
+    log_level: LogLevel = "INFO"
+    log_format: LogFormat = "text"
 
 
 def options_of(settings: Settings, port: int) -> HttpOptions:

@@ -43,3 +43,31 @@ def scripted_front(scripted: Scripted) -> Iterator[Front]:
     )
     with front(f"{HOST}:{scripted.port}", *options) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def shared_scripted() -> Iterator[Scripted]:
+    scripted = Scripted()
+    yield scripted
+    scripted.close()
+
+
+@pytest.fixture(scope="session")
+def shared_front(shared_scripted: Scripted) -> Iterator[Front]:
+    with front(f"{HOST}:{shared_scripted.port}") as process:
+        yield process
+
+
+@pytest.fixture
+def server(shared_scripted: Scripted) -> Scripted:
+    """A scripted server that many tests share, as if it were new."""
+    shared_scripted.behaviours.clear()
+    while not shared_scripted.calls.empty():
+        shared_scripted.calls.get()
+    return shared_scripted
+
+
+@pytest.fixture
+def front_port(shared_front: Front) -> int:
+    """The port of the HTTP process in front of it."""
+    return shared_front.port

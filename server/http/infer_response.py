@@ -8,8 +8,8 @@ import orjson
 from protos.inference import open_inference_pb2 as pb
 from server.engine.budget import Reservation
 from server.http import parameters, tensors
+from server.http.infer_request import OutputForm
 from server.http.parameters import BINARY_DATA_SIZE
-from server.http.request import OutputForm
 
 JSON, BINARY = "application/json", "application/octet-stream"
 HEADER_LENGTH = "inference-header-content-length"

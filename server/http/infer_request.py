@@ -63,11 +63,19 @@ class Decoded(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What decoding may take: bytes of the message, bytes of parsed JSON, and where memory is reserved."""
+    """What decoding may take.
+
+    Attributes:
+        message_bytes: Largest message.
+        json_bytes: Most memory for parsed JSON.
+        reservation: Takes the memory of the message.
+        scratch: Takes the memory of the parsed JSON, which is free again once the request is decoded.
+    """
 
     message_bytes: int
     json_bytes: int
     reservation: Reservation
+    scratch: Reservation
 
 
 def decode(body: bytearray, header: str | None, model: ModelPath, limits: Limits) -> Decoded:
@@ -85,7 +93,7 @@ def decode(body: bytearray, header: str | None, model: ModelPath, limits: Limits
         OverloadedError: The memory is not available.
     """
     json, binary = _parts(body, header)
-    limits.reservation.add(fields.check_memory(json, limits.json_bytes))
+    limits.scratch.add(fields.check_memory(json, limits.json_bytes))
     document = fields.parse(json)
     given = parameters.read(document)
     message = pb.ModelInferRequest(

@@ -1,0 +1,35 @@
+"""The OpenAPI document, and the page of it."""
+
+import re
+
+from server.http.methods import INFER_PATHS, METHODS
+from server.http.openapi import document
+from tests.server.http.clients import ask
+from tests.server.http.scripted import SERVICE
+
+
+def test_every_method_of_the_service_has_a_route() -> None:
+    streamed = {"ModelStreamInfer"}
+    assert {method.rpc for method in METHODS} | {"ModelInfer"} | streamed == set(SERVICE.methods_by_name)
+
+
+def test_the_description_names_every_route_and_its_references_exist(front_port: int) -> None:
+    answer = ask(front_port, "/openapi.json")
+    assert answer.json == document()
+    described = answer.json["paths"]
+    expected = {(path, method.verb.lower()) for method in METHODS for path in method.paths}
+    expected |= {(path, "post") for path in INFER_PATHS}
+    assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
+    operations = [operation for verbs in described.values() for operation in verbs.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names)
+    for reference in re.findall(rb'"\$ref": "#/components/(\w+)/(\w+)"', answer.body):
+        kind, name = (part.decode() for part in reference)
+        assert name in answer.json["components"][kind]
+
+
+def test_the_page_needs_no_other_host(front_port: int) -> None:
+    answer = ask(front_port, "/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"].startswith("default-src 'none';")
+    assert b"//" not in answer.body
