@@ -38,7 +38,7 @@ def main(
         int, typer.Option(min=0, max=65535, help="Port to listen on. 0 selects a free port.")
     ] = 8000,
     connections: Annotated[int, typer.Option(min=1, max=1024, help="Connections to the gRPC server.")] = 1,
-    max_message_bytes: Annotated[str, typer.Option(help="Maximum size of a body, such as 64MiB.")] = "64MiB",
+    max_message_bytes: Annotated[str, typer.Option(help="Maximum size of a body, decompressed.")] = "64MiB",
     max_in_flight_bytes: Annotated[
         str, typer.Option(help="Maximum memory of requests in progress.")
     ] = "1GiB",

@@ -115,5 +115,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     message = f"{path}: there is no such path; /docs lists them"
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{path}: the method is {request.method[:20]}; must be {headers.get('Allow')}"
+        # The library gives them in the order of a set, which differs from process to process.
+        headers["Allow"] = ", ".join(sorted(headers.get("Allow", "").split(", ")))
+        message = f"{path}: the method is {request.method[:20]}; must be {headers['Allow']}"
     return errors.page(HttpError(status, message, headers))

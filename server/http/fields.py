@@ -13,7 +13,7 @@ T = TypeVar("T")
 MAX_ENTRIES = 256
 MAX_INT64, MAX_UINT64 = 2**63 - 1, 2**64 - 1
 # What Python needs for JSON, at most: for each byte of text, value with its pointer, array and object.
-TEXT_BYTES, VALUE_BYTES, ARRAY_BYTES, OBJECT_BYTES = 4, 64, 96, 256
+TEXT_BYTES, VALUE_BYTES, ARRAY_BYTES, OBJECT_BYTES = 4, 88, 96, 256
 # What many writers of JSON write although it has no such values.
 NOT_IN_JSON = (b"NaN", b"Infinity", b"-Infinity")
 NOT_FINITE = "contains NaN or infinity, which JSON cannot express"

@@ -45,7 +45,8 @@ class Scripted:
         self.calls: SimpleQueue[Received] = SimpleQueue()
         self.behaviours: dict[str, Behaviour] = {}
         self._server = grpc.server(ThreadPoolExecutor(16))
-        servicer = pb_grpc.GRPCInferenceServiceServicer()
+        # The class is abstract to type checkers; the methods are set below.
+        servicer = pb_grpc.GRPCInferenceServiceServicer()  # type: ignore[abstract]
         for method in SERVICE.methods:
             if method.name != "ModelStreamInfer":
                 setattr(servicer, method.name, self._handler(method.name))
@@ -81,9 +82,13 @@ class Blocked:
         self._released = threading.Event()
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Message:
-        context.add_callback(lambda: self._released.is_set() or self.cancelled.set())
+        context.add_callback(self._ended)
         self._released.wait(60)
         return pb.ModelInferResponse(model_name=request.model_name)
+
+    def _ended(self) -> None:
+        if not self._released.is_set():
+            self.cancelled.set()
 
     def release(self) -> None:
         self._released.set()

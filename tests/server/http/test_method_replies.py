@@ -153,7 +153,7 @@ def test_retry_info_becomes_retry_after(server: Scripted, front_port: int) -> No
     status = status_pb2.Status(code=8, message="busy", details=[packed])
 
     def fail(_request: object, context: grpc.ServicerContext) -> Message:
-        context.set_trailing_metadata([("grpc-status-details-bin", status.SerializeToString())])
+        context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
 
     server.behaviours["ServerMetadata"] = fail
