@@ -39,9 +39,9 @@ def _run(settings: Settings) -> None:
         return
     inbox = Inbox()
     handle_signals(inbox.put)
-    from server import application  # noqa: PLC0415
+    from server import application, lifecycle  # noqa: PLC0415
 
-    application.run(settings, application.Standalone(settings), inbox)
+    application.run(settings, lifecycle.Standalone(settings), inbox)
 
 
 if __name__ == "__main__":

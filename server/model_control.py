@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +14,7 @@ from uuid import uuid4
 from server.engine.control import IndexEntry, RepositoryControl
 from server.engine.errors import ModelNotReadyError, UnsupportedError
 from server.engine.store import RepositoryError
+from server.steps import Step, StepRequest
 
 log = logging.getLogger(__name__)
 STATE_FILE = ".loaded-models.json"
@@ -31,30 +31,6 @@ class ControlMode(StrEnum):
     """All at startup, and when the repository changes."""
     EXPLICIT = "explicit"
     """At startup those that are named, and then on request."""
-
-
-class Step(StrEnum):
-    """A step of a change, which every process of the service takes."""
-
-    LOAD = "load"
-    UNLOAD = "unload"
-    COMMIT = "commit"
-    ABORT = "abort"
-
-
-@dataclass(frozen=True)
-class StepRequest:
-    """Asks a process to take a step.
-
-    Attributes:
-        step: The step.
-        number: Identifies the change.
-        name: Name of the model.
-    """
-
-    step: Step
-    number: str
-    name: str
 
 
 class Peers(Protocol):

@@ -113,7 +113,7 @@ def importers(package: str, *, of: str = "") -> set[str]:
 def test_every_module_is_found() -> None:
     expected = {"server.engine.session", "model", "clients.enrich.__main__", "attention_client"}
     assert expected <= modules().keys()
-    assert "server.engine.repository" in dependencies("server.application")
+    assert "server.engine.repository" in dependencies("server.models")
     assert importers("grpc", of="server.rpc")
 
 

@@ -124,8 +124,8 @@ def test_tritonclient_describes_server_and_models(client: Any) -> None:
     assert [each["name"] for each in metadata["inputs"]] == ["query", "key", "value"]
     assert metadata["inputs"][1] == {"name": "key", "datatype": "FP32", "shape": [-1, -1, 6]}
     config = client.get_model_config(CROSS, "1")
-    assert config["max_batch_size"] == 0
-    assert config["input"][1] == {"name": "key", "data_type": "TYPE_FP32", "dims": [-1, -1, 6]}
+    assert config["max_batch_size"] == 4096
+    assert config["input"][1] == {"name": "key", "data_type": "TYPE_FP32", "dims": [-1, 6]}
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["flat", "nested"])

@@ -1,0 +1,102 @@
+"""What a server process does at the stages of its life, alone or as one of several workers."""
+
+import logging
+from typing import Protocol
+
+from server.http.options import options_of
+from server.http.process import HttpProcess
+from server.metrics import Metrics
+from server.metrics_endpoint import MetricsEndpoint
+from server.models import initial_models, model_store
+from server.rpc.server import RpcServer
+from server.settings import Settings
+from server.shutdown import Inbox
+from server.workers.peers import WorkerPeers
+
+log = logging.getLogger(__name__)
+# How long the HTTP process may take to send its answers once the gRPC server has stopped.
+HTTP_EXIT_SECONDS = 2.0
+
+
+class Lifecycle(Protocol):
+    """Hooks at the stages of a server process, which runs alone or as one of several workers."""
+
+    @property
+    def peers(self) -> WorkerPeers | None:
+        """The processes of the service, if there are several."""
+
+    def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
+        """Called before any model is loaded.
+
+        Raises:
+            BindError: An address cannot be listened on.
+        """
+
+    def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:
+        """Called after loading. Blocks until the server may start; returns whether it should.
+
+        Raises:
+            BindError: The address cannot be listened on.
+        """
+
+    def serving(self, *, ready: int, failed: int) -> None:
+        """Called once the server accepts calls, with the numbers of ready and of failed models."""
+
+    def draining(self) -> None:
+        """Called when the process was asked to stop, before the server refuses calls."""
+
+    def close(self) -> None:
+        """Called after the server has stopped."""
+
+
+class Standalone:
+    """The only process of the service. It binds its ports and serves its metrics before models load."""
+
+    peers = None
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._endpoint: MetricsEndpoint | None = None
+        self._http: HttpProcess | None = None
+        self._ports: dict[str, object] = {}
+
+    def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
+        """Binds the ports, and publishes that the models are not ready.
+
+        Raises:
+            RepositoryError: The repository contains no model.
+            BindError: An address cannot be listened on.
+        """
+        host = self._settings.host
+        metrics.loading(initial_models(self._settings, model_store(self._settings)))
+        port = server.bind()
+        self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port, metrics.refresh)
+        self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
+        if self._settings.unix_socket is not None:
+            self._ports["unix_socket"] = self._settings.unix_socket
+        if self._settings.http_port is not None:
+            self._http = HttpProcess(options_of(self._settings, port), host, self._settings.http_port)
+            self._ports["http_port"] = self._http.port
+        log.info("ports bound", extra=self._ports)
+
+    def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:  # noqa: ARG002 - part of Lifecycle
+        """Returns at once."""
+        return True
+
+    def serving(self, *, ready: int, failed: int) -> None:
+        """Starts the HTTP process, and logs the addresses."""
+        if self._http:
+            self._http.start()
+        log.info("serving", extra={**self._ports, "models": ready, "failed": failed})
+
+    def draining(self) -> None:
+        """Lets the requests of the HTTP process arrive."""
+        if self._http:
+            self._http.drain()
+
+    def close(self) -> None:
+        """Ends the HTTP process, and closes the metrics endpoint."""
+        if self._http:
+            self._http.close(HTTP_EXIT_SECONDS)
+        if self._endpoint:
+            self._endpoint.close()

@@ -1,0 +1,106 @@
+"""Which models a process loads when it starts, and how they change while it serves."""
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import NoReturn
+
+from server import memory
+from server.engine.control import RepositoryControl
+from server.engine.model import LoadedModel
+from server.engine.repository import Key, Repository
+from server.engine.store import ModelStore, RepositoryError
+from server.engine.version_policy import VersionPolicy
+from server.model_control import ALL, ControlMode, ModelControl, read_loaded
+from server.settings import Settings
+from server.shutdown import Inbox, StopRequest
+from server.workers.peers import WorkerPeers
+
+log = logging.getLogger(__name__)
+# Memory that a model needs, as a multiple of its files (weights in the layout of the kernels, for runs on one
+# thread and on all) and in addition to it.
+HEADROOM_FACTOR, HEADROOM_BYTES = 3, 64 << 20
+
+
+def model_store(settings: Settings) -> ModelStore:
+    """The model repository on disk."""
+    policy = VersionPolicy.parse(settings.version_policy)
+    return ModelStore(settings.model_repository, settings.device, settings.max_tolerance, policy)
+
+
+def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
+    """Name and version of the artifacts that are loaded at startup.
+
+    Raises:
+        RepositoryError: The folder does not exist, or a model that is to be loaded does not exist.
+    """
+    names, mode = store.names(), ControlMode(settings.model_control)
+    if mode is ControlMode.NONE:
+        return store.artifacts(names)
+    if mode is ControlMode.EXPLICIT:
+        asked = [name.strip() for name in settings.load_model.split(",") if name.strip()]
+        if unknown := sorted(set(asked) - {ALL, *names}):
+            raise RepositoryError(f"--load-model: the repository does not contain {', '.join(unknown)}")
+        if ALL not in asked:
+            names = sorted({*asked, *read_loaded(store.folder)} & set(names))
+    return [(name, version) for name in names for version in store.chosen(name)]
+
+
+def load_models(settings: Settings, inbox: Inbox) -> Repository:
+    """Loads the models on another thread, so that this one can receive a request to stop.
+
+    A request to stop ends the process.
+
+    Raises:
+        RepositoryError: No model can be served, and none can be loaded later.
+    """
+    log.info("loading", extra={"model_repository": settings.model_repository})
+    store = model_store(settings)
+    keys = initial_models(settings, store)
+    loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
+    loading: Future[Repository] = loader.submit(lambda: Repository(store.load(*key) for key in keys))
+    loading.add_done_callback(inbox.put)
+    message = inbox.get()
+    if isinstance(message, StopRequest):
+        _abandon_loading(message)
+    loader.shutdown()
+    repository = loading.result()
+    is_fixed = ControlMode(settings.model_control) is ControlMode.NONE
+    if is_fixed and not any(isinstance(model, LoadedModel) for model in repository):
+        raise RepositoryError(
+            f"no model of {settings.model_repository} can be served; the log gives the reasons"
+        )
+    return repository
+
+
+def _abandon_loading(request: StopRequest) -> NoReturn:
+    log.info("stopped while loading", extra=request.fields)
+    logging.shutdown()
+    # Not sys.exit: the interpreter would wait for the loader, and the runtime would be torn down below it.
+    os._exit(0)
+
+
+def model_control(
+    settings: Settings, repository: Repository, changed: Callable[[], None], peers: WorkerPeers | None
+) -> ModelControl:
+    """Changes the models of this process.
+
+    Args:
+        settings: When models change.
+        repository: The models that are served.
+        changed: Called after each change.
+        peers: The processes of the service, if there are several.
+    """
+    store = model_store(settings)
+    control = RepositoryControl(store, repository, changed, partial(_lack_of_memory, store))
+    return ModelControl(control, ControlMode(settings.model_control), peers)
+
+
+def _lack_of_memory(store: ModelStore, name: str, version: str) -> str:
+    """Why an artifact cannot be loaded beside what is there; empty if it can."""
+    files = (store.folder / name / version).iterdir()
+    needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(file.stat().st_size for file in files)
+    free = memory.free_bytes()
+    return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""
