@@ -121,6 +121,15 @@ class Manifest(Record):
     source: str = ""
     """SHA-256 of the weights, configuration and options that were exported; empty in earlier manifests."""
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether each sequence needs a run of its own.
+
+        Earlier int8 artifacts compute one scale from all rows of a run: other sequences would change a
+        result, and a NaN in one would spoil the others.
+        """
+        return self.precision == "int8" and self.activation_scales is None
+
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Reads the manifest of an artifact.

@@ -1,8 +1,8 @@
 """From a PyTorch module to an artifact: ONNX graphs, manifest, golden vectors and parity report.
 
 PyTorch takes seconds to import, and `python -m export --help` must not wait for it. Therefore this file and
-what it imports at import time (export.api, export.errors, export.model_id, export.precision) do not import
-PyTorch; `export_module` imports it when it is called.
+what it imports at import time (export.api, export.deployment, export.errors, export.model_id,
+export.precision) do not import PyTorch; `export_module` imports it when it is called.
 """
 
 import os
@@ -11,8 +11,9 @@ import os
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from export.api import export_module
+from export.deployment.write import write_target
 from export.errors import ArtifactExistsError, ExportError, ParityError
 
 VERSION = "0.1.0"
 
-__all__ = ["VERSION", "ArtifactExistsError", "ExportError", "ParityError", "export_module"]
+__all__ = ["VERSION", "ArtifactExistsError", "ExportError", "ParityError", "export_module", "write_target"]

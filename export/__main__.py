@@ -45,6 +45,7 @@ def export(
     name: options.Name = "",
     version: options.Version = 1,
     replace: options.Replace = False,
+    targets: options.Targets = None,
     precision: options.ElementType = Precision.FP32,
     rtol: options.RelativeTolerance = None,
     atol: options.AbsoluteTolerance = None,
@@ -70,7 +71,15 @@ def export(
 
     _finish(
         lambda: command.run(
-            source, model, repository, precision, rtol=rtol, atol=atol, replace=replace, console=console
+            source,
+            model,
+            repository,
+            precision,
+            rtol=rtol,
+            atol=atol,
+            replace=replace,
+            targets=targets or (),
+            console=console,
         )
     )
 

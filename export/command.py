@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from rich.console import Console
 from artifact.manifest import Manifest
 from artifact.tolerance import Tolerance
 from export.artifact import Progress, silent, write_artifact
+from export.deployment.target import DeploymentTarget
+from export.deployment.write import check_target, write_target
 from export.model_id import ModelId
 from export.precision import TOLERANCES, Precision
 from export.signature import AttentionModule
@@ -65,15 +67,19 @@ def run(
     rtol: float | None,
     atol: float | None,
     replace: bool,
+    targets: Sequence[DeploymentTarget],
     console: Console,
 ) -> None:
-    """Exports a module and prints what was written.
+    """Exports a module, writes what other servers need beside it, and prints what was written.
 
     Raises:
-        ArtifactExistsError: The repository holds another artifact of that name and version.
-        ExportError: The export failed.
+        ArtifactExistsError: The repository holds another artifact of that name and version, or another
+            configuration of Triton.
+        ExportError: The export failed, or a program that a target needs is missing.
         ValueError: The checkpoint cannot be read.
     """
+    for target in targets:
+        check_target(target)
     with _progress() as progress:
         progress("weights")
         loaded = load(source)
@@ -89,6 +95,9 @@ def run(
         )
     _print_skipped(loaded, console)
     _print_artifact(folder, manifest, console)
+    for target in targets:
+        for path in write_target(folder, target, replace=replace):
+            console.print(f"  {target}: {path}", markup=False)
 
 
 def describe(source: Source, console: Console) -> None:

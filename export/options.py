@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from export.deployment.target import DeploymentTarget
 from export.precision import TOLERANCES, Precision
 from model.checkpoints.layouts import LAYOUTS
 
@@ -103,9 +104,21 @@ Replace = Annotated[
     bool,
     typer.Option(
         "--replace",
-        help="Replace a different artifact of this name and version. Without it, such an export is refused; "
-        "an identical one succeeds and changes nothing.",
+        help="Replace a different artifact of this name and version, and a different Triton configuration of "
+        "this name. Without it, such an export is refused; an identical one succeeds and changes nothing.",
         rich_help_panel=RESULT,
+    ),
+]
+Targets = Annotated[
+    list[DeploymentTarget] | None,
+    typer.Option(
+        "--target",
+        help="Also write what another server needs: triton, config.pbtxt beside the versions; torchserve, a "
+        "model archive (needs torch-model-archiver); onnx, one ONNX file with its weights and a program that "
+        "runs it. Can be repeated.",
+        rich_help_panel=RESULT,
+        show_default=False,
+        show_choices=True,
     ),
 ]
 ElementType = Annotated[

@@ -117,12 +117,8 @@ class LoadedModel:
 
     @cached_property
     def runs_alone(self) -> bool:
-        """Whether each sequence needs a run of its own.
-
-        Earlier int8 artifacts compute one scale from all rows of a run: other sequences would change a
-        result, and a NaN in one would spoil the others.
-        """
-        return self.manifest.precision == "int8" and self.manifest.activation_scales is None
+        """Whether each sequence needs a run of its own."""
+        return self.manifest.runs_alone
 
     def batch_graph(self, graph: GraphKind, *, equal_lengths: bool) -> GraphKind:
         """The graph that runs sequences together, each of which alone would run on `graph`."""

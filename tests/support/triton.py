@@ -78,3 +78,20 @@ def _describe(target: str, model: str) -> dict[str, Any]:
             "server": client.get_server_metadata(as_json=True),
             "model": client.get_model_metadata(model, as_json=True),
         }
+
+
+def parse_configuration(text: str) -> dict[str, Any]:
+    """Parses a model configuration with Triton's own schema; unknown fields and values raise ValueError."""
+    answer: dict[str, Any] = _in_another_process(_parse_configuration, text)
+    return answer
+
+
+def _parse_configuration(text: str) -> dict[str, Any]:
+    from google.protobuf import json_format, text_format  # noqa: PLC0415 - only in this process
+    from tritonclient.grpc.model_config_pb2 import ModelConfig  # noqa: PLC0415 - only in this process
+
+    try:
+        message = text_format.Parse(text, ModelConfig())
+    except text_format.ParseError as error:
+        raise ValueError(str(error)) from None
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)

@@ -1,0 +1,21 @@
+"""Runs model.onnx on its golden vectors and compares the results with those of eager PyTorch.
+
+Needs NumPy and ONNX Runtime only: pip install numpy onnxruntime; python run.py
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+folder = Path(__file__).resolve().parent
+session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+about = session.get_modelmeta().custom_metadata_map
+golden = np.load(folder / "golden.npz")
+for case in sorted({name.split("/")[0] for name in golden}):
+    inputs = {each.name: golden[f"{case}/inputs/{each.name}"] for each in session.get_inputs()}
+    for output, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
+        eager = golden[f"{case}/outputs/{output.name}"]
+        np.testing.assert_allclose(value, eager, rtol=float(about["rtol"]), atol=float(about["atol"]))
+        print(f"{shapes} -> {output.name} {value.shape}: equal to PyTorch")

@@ -1,0 +1,87 @@
+"""Model archives of TorchServe (.mar), made by torch-model-archiver."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from artifact.manifest import MANIFEST_FILE, GraphKind, Manifest
+from export.deployment.golden import write_golden_arrays
+from export.errors import ExportError
+
+ARCHIVER = "torch-model-archiver"
+ARCHIVE_SUFFIX = ".mar"
+HANDLER = Path(__file__).with_name("torchserve_handler.py")
+CONFIGURATION = Path(__file__).with_name("torchserve_config.yaml")
+
+
+def find_archiver() -> Path:
+    """The program torch-model-archiver: beside this Python interpreter, or on the PATH.
+
+    Raises:
+        ExportError: It is not installed.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    found = shutil.which(ARCHIVER, path=path)
+    if found is None:
+        raise ExportError(
+            f"{ARCHIVER} is not installed; it makes archives for TorchServe: pip install {ARCHIVER}"
+        )
+    return Path(found)
+
+
+def write_archive(artifact: Path, manifest: Manifest, folder: Path) -> None:
+    """Writes `<name>.mar`: one graph, its weights, golden vectors, the manifest and the handler.
+
+    Raises:
+        ArtifactError: The artifact's golden vectors are damaged.
+        ExportError: torch-model-archiver is missing or fails.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        staging = Path(temporary)
+        graph = stage(artifact, manifest, staging)
+        extra = sorted(path.name for path in staging.iterdir() if path.name != graph)
+        arguments = ["--model-name", manifest.name, "--version", str(manifest.version)]
+        arguments += ["--serialized-file", graph, "--extra-files", ",".join(extra)]
+        arguments += ["--handler", str(HANDLER), "--config-file", str(CONFIGURATION)]
+        arguments += ["--export-path", str(folder.resolve())]
+        _run_archiver(arguments, staging)
+
+
+def stage(artifact: Path, manifest: Manifest, folder: Path) -> str:
+    """Collects the model's own files of an archive in a folder.
+
+    The graph is the one that takes key lengths, if the model has it: it runs sequences of different lengths
+    together.
+
+    Returns:
+        The file name of the graph.
+
+    Raises:
+        ArtifactError: The artifact's golden vectors are damaged.
+    """
+    kind = GraphKind.LENGTHS if GraphKind.LENGTHS in manifest.graphs else GraphKind.PLAIN
+    graph = manifest.graphs[kind].file
+    write_golden_arrays(artifact, manifest, kind, folder)
+    for name in (graph, manifest.weights, MANIFEST_FILE):
+        if name is not None:
+            (folder / name).symlink_to((artifact / name).resolve())
+    return graph
+
+
+def _run_archiver(arguments: list[str], folder: Path) -> None:
+    """Runs the archiver in a folder, which also takes its temporary files: it removes others of that name."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        done = subprocess.run(  # noqa: S603 - the archiver that was found
+            [find_archiver(), *arguments],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": scratch},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise ExportError(f"{ARCHIVER} failed: {lines[-1] if lines else f'exit status {done.returncode}'}")

@@ -1,0 +1,305 @@
+"""TorchServe's handler of an attention model: runs requests of different lengths together, on the CPU.
+
+A request is one sequence for each input of the model, such as query (Tq, d) and key (Tk, d_key), in one of
+three forms; the response has the form of the request.
+
+JSON    {"query": [[...], ...], "key": [[...], ...]}, or the nested list alone if the model has one input
+.npy    a field for each input, or the body alone if the model has one input
+raw     little-endian float32 (int64 for ids) in row-major order, in the same places as .npy
+
+A response is {"context_vectors": [[...], ...]}, or the first output as .npy or raw bytes. A request that is
+refused does not affect the others of its batch: its response has status 400 and {"code", "message"} as JSON.
+Over TorchServe's gRPC API, which does not transmit a handler's status, this JSON is the prediction.
+
+Shapes: B sequences of a run; Tq and Tk their largest lengths.
+"""
+
+import io
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+MAX_ROWS = 4096
+# Attention scores of the sequences that run together; a sequence that exceeds this alone runs alone.
+MAX_SCORE_BYTES = 64 << 20
+# What a run costs beside its own operations, about 0.1 ms. Padding is worth less than the runs that it saves.
+RUN_FLOPS = 2e7
+KEY_LENGTHS, POSITIONS = "key_lengths", "positions"
+BODY_FIELDS = ("body", "data")
+NPY_MAGIC = b"\x93NUMPY"
+BAD_REQUEST, FAILURE = 400, 500
+JSON, NPY, RAW = "application/json", "application/x-npy", "application/octet-stream"
+KINDS = {"float32": "fiu", "int64": "iu"}
+Spec = Mapping[str, Any]
+Arrays = dict[str, Any]
+Sizes = dict[str, int]
+log = logging.getLogger(__name__)
+
+
+class AttentionHandler:
+    """Runs the model of one archive. TorchServe calls `initialize` once, then `handle` for each batch."""
+
+    def initialize(self, context: Any) -> None:
+        """Loads the model and replays its golden vectors; raises RuntimeError if one misses its tolerance."""
+        folder = Path(context.system_properties["model_dir"])
+        settings = (context.model_yaml_config or {}).get("handler") or {}
+        self._manifest = json.loads((folder / "manifest.json").read_text())
+        file = context.manifest["model"]["serializedFile"]
+        (graph,) = (graph for graph in self._manifest["graphs"].values() if graph["file"] == file)
+        self._specs = [spec for spec in graph["inputs"] if spec["name"] != KEY_LENGTHS]
+        self._names = ", ".join(spec["name"] for spec in self._specs)
+        self._outputs, self._takes_lengths = graph["outputs"], len(self._specs) < len(graph["inputs"])
+        self._query_axis, self._key_axis = (self._specs[at]["axes"][1] for at in (0, -1))
+        self._max_rows = int(settings.get("maxRows", MAX_ROWS))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = int(settings.get("threads", 0)) or len(os.sched_getaffinity(0))
+        self._session = onnxruntime.InferenceSession(
+            str(folder / file), options, providers=["CPUExecutionProvider"]
+        )
+        error = replay(self._session, folder / "golden.npz", self._manifest["tolerance"])
+        log.info("%s: largest difference from eager PyTorch %.3g", self._manifest["name"], error)
+
+    def handle(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
+        """Answers each request of a batch with its own rows, or with the reason why it is refused."""
+        replies, sequences, types = dict[int, bytes](), dict[int, Arrays](), dict[int, str]()
+        for index, request in enumerate(data):
+            try:
+                sequences[index], types[index] = self._decode(request)
+            except ValueError as error:
+                replies[index] = refuse(context, index, BAD_REQUEST, str(error))
+        for group in self._groups(sequences):
+            try:
+                results = self._run([sequences[index] for index in group])
+            except Exception:  # one run must not fail the others
+                log.exception("a run of %d sequences failed", len(group))
+                reason = "the run failed; the log has details"
+                replies |= {index: refuse(context, index, FAILURE, reason) for index in group}
+                continue
+            for index, result in zip(group, results, strict=True):
+                replies[index] = reply(context, index, result, types[index])
+        return [replies[index] for index in range(len(data))]
+
+    def _decode(self, request: Mapping[str, Any]) -> tuple[Arrays, str]:
+        """The inputs of one sequence by name, and the content type of its response."""
+        fields = self._fields(request)
+        arrays, types = {}, set()
+        for spec in self._specs:
+            name = spec["name"]
+            if name in fields:
+                arrays[name], content_type = to_array(fields.pop(name), spec)
+                types.add(content_type)
+            elif name != POSITIONS:
+                raise ValueError(f"{name} is missing; this model takes {self._names}")
+        if fields:
+            raise ValueError(f"{', '.join(sorted(fields))} is unknown; this model takes {self._names}")
+        sizes = self._sizes(arrays)
+        for spec in self._specs:  # positions that are not given count from 0
+            arrays.setdefault(spec["name"], np.arange(sizes[spec["axes"][1]], dtype=np.int64))
+        return arrays, min(types)
+
+    def _fields(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a request by input name, whichever way they were sent."""
+        if len(request) != 1 or not (body := next((name for name in BODY_FIELDS if name in request), "")):
+            return dict(request)
+        value = parsed(request[body])
+        if isinstance(value, Mapping):
+            return dict(value)
+        required = [spec["name"] for spec in self._specs if spec["name"] != POSITIONS]
+        if len(required) > 1:
+            raise ValueError(f"a body that is one array has one input; this model takes {self._names}")
+        return {required[0]: value}
+
+    def _sizes(self, arrays: Arrays) -> Sizes:
+        """The size of each symbolic axis of one sequence; inputs that share an axis must agree."""
+        sizes: Sizes = {}
+        for spec in self._specs:
+            if spec["name"] not in arrays:
+                continue
+            axis, rows = spec["axes"][1], len(arrays[spec["name"]])
+            most = min(self._max_rows, self._manifest.get("max_lengths", {}).get(axis, self._max_rows))
+            if not 1 <= rows <= most:
+                raise ValueError(f"{spec['name']} has {rows} rows; it must have 1 to {most}")
+            if sizes.setdefault(axis, rows) != rows:
+                raise ValueError(f"{spec['name']} has {rows} rows; an input before it has {sizes[axis]}")
+        return sizes
+
+    def _groups(self, sequences: Mapping[int, Arrays]) -> list[list[int]]:
+        """The sequences that run together: similar lengths, or equal ones if padding could affect results."""
+        sizes = {index: self._sizes(arrays) for index, arrays in sequences.items()}
+        groups: list[list[int]] = []
+        for index in sorted(sizes, key=lambda index: [*sizes[index].values()]):
+            if groups and self._may_join([sizes[other] for other in groups[-1]], sizes[index]):
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+        return groups
+
+    def _may_join(self, group: Sequence[Sizes], sizes: Sizes) -> bool:
+        """Whether a sequence of these sizes runs with others."""
+        if self._manifest["precision"] == "int8" and not self._manifest.get("activation_scales"):
+            return False  # one scale for all rows of a run: sequences affect each other
+        # Lengths protect one axis. Attention modules need no more: a query affects its own row only.
+        if not self._takes_lengths or not (self._manifest["config"] or len(sizes) == 1):
+            return group[0] == sizes
+        batch = [*group, sizes]
+        longest = {axis: max(each[axis] for each in batch) for axis in sizes}
+        pairs = longest[self._query_axis] * longest[self._key_axis]
+        scores = len(batch) * max(self._manifest["num_heads"], 1) * pairs * np.float32().nbytes
+        padding = len(batch) * self._flops(longest) - sum(map(self._flops, batch))
+        return scores <= MAX_SCORE_BYTES and padding <= len(group) * RUN_FLOPS
+
+    def _flops(self, sizes: Sizes) -> int:
+        """Floating-point operations of one sequence; 0 if unknown."""
+        query, key, cost = sizes[self._query_axis], sizes[self._key_axis], self._manifest["cost"]
+        linear = query * cost["flops_per_query"] + key * cost["flops_per_key"]
+        return int(linear + query * key * cost["flops_per_pair"])
+
+    def _run(self, sequences: Sequence[Arrays]) -> list[Arrays]:
+        """The outputs of each sequence by name."""
+        sizes = [self._sizes(each) for each in sequences]
+        feed = {spec["name"]: stack([each[spec["name"]] for each in sequences]) for spec in self._specs}
+        if self._takes_lengths:
+            feed[KEY_LENGTHS] = np.array([own[self._key_axis] for own in sizes], np.int64)  # (B,)
+        results = [Arrays() for _ in sequences]
+        outputs = self._session.run([spec["name"] for spec in self._outputs], feed)
+        for spec, output in zip(self._outputs, outputs, strict=True):  # (B, T, ...) or (B, ...)
+            for row, own, result in zip(output, sizes, results, strict=True):
+                result[spec["name"]] = row[tuple(slice(own.get(axis)) for axis in spec["axes"][1:])]
+        return results
+
+
+def replay(session: Any, golden: Path, tolerance: Mapping[str, float]) -> float:
+    """Runs the golden vectors, outputs of eager PyTorch, and returns the largest difference from them.
+
+    Raises:
+        RuntimeError: There are none, or a difference exceeds the tolerance.
+    """
+    worst = -math.inf
+    with np.load(golden, allow_pickle=False) as arrays:
+        for case in sorted({name.split("/")[0] for name in arrays}):
+            inputs = {each.name: arrays[f"{case}/inputs/{each.name}"] for each in session.get_inputs()}
+            for output, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):
+                eager = arrays[f"{case}/outputs/{output.name}"]
+                if value.shape != eager.shape or not np.allclose(value, eager, equal_nan=True, **tolerance):
+                    raise RuntimeError(f"{output.name} of golden case {case} differs from eager PyTorch")
+                worst = max(worst, float(np.nanmax(np.abs(value - eager), initial=0)))
+    if worst < 0:
+        raise RuntimeError(f"{golden.name} contains no golden vectors")
+    return worst
+
+
+def stack(arrays: Sequence[Any]) -> Any:
+    """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros."""
+    longest = max(map(len, arrays))
+    stacked = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
+    for row, array in zip(stacked, arrays, strict=True):
+        row[: len(array)] = array
+    return stacked
+
+
+def parsed(value: Any) -> Any:
+    """The content of a body: a JSON document, or the bytes themselves."""
+    if isinstance(value, str | bytes | bytearray) and value[:1] in ("{", "[", b"{", b"["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def to_array(value: Any, spec: Spec) -> tuple[Any, str]:
+    """The array of one input and the content type that it came in; raises ValueError if it does not fit."""
+    name, (_, *width), dtype = spec["name"], spec["axes"][1:], np.dtype(spec["data_type"])
+    value = parsed(value)
+    if isinstance(value, bytes | bytearray):
+        content_type = NPY if value.startswith(NPY_MAGIC) else RAW
+        array = from_npy(name, value) if content_type == NPY else from_raw(name, value, width, dtype)
+    else:
+        content_type, array = JSON, from_json(name, value)
+    if array.dtype.kind not in KINDS[spec["data_type"]]:
+        raise ValueError(f"{name} has elements of type {array.dtype}; they must be {dtype}")
+    if array.ndim != 1 + len(width) or list(array.shape[1:]) != width:
+        expected = ", ".join(["T", *map(str, width)])
+        raise ValueError(f"{name} has shape {list(array.shape)}; it must be one sequence, [{expected}]")
+    bound = spec.get("exclusive_upper_bound")
+    if bound is not None and array.size and not (array.min() >= 0 and array.max() < bound):
+        raise ValueError(f"{name} must contain ids from 0 to {bound - 1}")
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, dtype)
+    if content_type == JSON and not np.isfinite(array).all():
+        raise ValueError(f"{name} has values that are not finite; send them as .npy or raw bytes")
+    return array, content_type
+
+
+def from_json(name: str, value: Any) -> Any:
+    """An array of a nested list of numbers."""
+    try:
+        if (array := np.array(value)).dtype.kind in "fiu":
+            return array
+    except ValueError:
+        raise ValueError(f"{name} has rows of different lengths; give one sequence of equal rows") from None
+    raise ValueError(f"{name} must be a nested list of numbers, .npy bytes or raw bytes")
+
+
+def from_raw(name: str, value: bytes | bytearray, width: Sequence[int], dtype: Any) -> Any:
+    """An array of row-major little-endian bytes."""
+    row_bytes = dtype.itemsize * math.prod(width)
+    if len(value) % row_bytes:
+        raise ValueError(
+            f"{name} has {len(value)} bytes: neither JSON, nor .npy, nor rows of {row_bytes} bytes ({dtype})"
+        )
+    return np.frombuffer(value, dtype.newbyteorder("<")).reshape(-1, *width)
+
+
+def from_npy(name: str, value: bytes | bytearray) -> Any:
+    """An array of a .npy file. Nothing is allocated for more elements than the file contains."""
+    formats, stream = np.lib.format, io.BytesIO(value)
+    readers = {(1, 0): formats.read_array_header_1_0, (2, 0): formats.read_array_header_2_0}
+    try:
+        shape, fortran, dtype = readers[formats.read_magic(stream)](stream)
+        content = memoryview(value)[stream.tell() :]
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize == len(content):
+            return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+        problem = f"{len(content)} bytes follow a header of {dtype} {shape}"
+    except Exception as error:  # the parser of the header raises errors of many types
+        problem = str(error)
+    raise ValueError(f"{name} is a damaged .npy file: {problem}")
+
+
+def reply(context: Any, index: int, result: Arrays, content_type: str) -> bytes:
+    """The response of one request in the form of the request."""
+    try:
+        content = encode(result, content_type)
+    except ValueError:
+        reason = "the result has values that are not finite; send the request as .npy or raw bytes"
+        return refuse(context, index, BAD_REQUEST, reason)
+    context.set_response_content_type(index, content_type)
+    return content
+
+
+def encode(result: Arrays, content_type: str) -> bytes:
+    """The outputs as JSON, or the first one as .npy or raw bytes; raises ValueError for NaN in JSON."""
+    if content_type == JSON:
+        values = {name: array.tolist() for name, array in result.items()}
+        return json.dumps(values, allow_nan=False).encode()
+    first, stream = np.ascontiguousarray(next(iter(result.values()))), io.BytesIO()
+    if content_type == RAW:
+        return first.tobytes()
+    np.save(stream, first)
+    return stream.getvalue()
+
+
+def refuse(context: Any, index: int, code: int, message: str) -> bytes:
+    """Sets the status of one request, and returns the response that says why."""
+    context.set_response_status(
+        code, "Bad Request" if code == BAD_REQUEST else "Internal Server Error", index
+    )
+    context.set_response_content_type(index, JSON)
+    return json.dumps({"code": code, "message": message}).encode()

@@ -1,0 +1,145 @@
+"""A real TorchServe with one model archive, and requests over its REST and gRPC APIs."""
+
+import http.client
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from benchmarks import peers
+from benchmarks.processes import free_ports, running
+
+BIN = "torchserve/bin"
+FIRST_PORT = 24000
+START_SECONDS = 120
+PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+
+
+def is_installed() -> bool:
+    return (peers.home() / BIN / "torchserve").exists()
+
+
+def path_with_archiver() -> str:
+    """A PATH on which torch-model-archiver is found."""
+    return os.pathsep.join([str(peers.home() / BIN), os.environ["PATH"]])
+
+
+@dataclass(frozen=True)
+class TorchServe:
+    """A server on loopback: gRPC on `port`, REST on the port after it."""
+
+    port: int
+    log: Path
+
+    def post(
+        self, model: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, str, bytes]:
+        """Returns the status, content type and body of a prediction over REST."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port + 1, timeout=60)
+        try:
+            connection.request("POST", f"/predictions/{model}", body, dict(headers or {}))
+            response = connection.getresponse()
+            return response.status, response.headers.get("Content-Type", ""), response.read()
+        finally:
+            connection.close()
+
+    def batch_sizes(self, requests: int) -> list[int]:
+        """How many requests each call of the handler had, until there are that many; the log lags behind."""
+        until = time.monotonic() + START_SECONDS
+        while True:
+            found = re.findall(
+                r"MODEL_METRICS - PredictionTime\.ms:.*requestID:(.*),timestamp:", self.log.read_text()
+            )
+            sizes = [len(ids.split(",")) for ids in found]
+            if sum(sizes) >= requests or time.monotonic() > until:
+                return sizes
+            time.sleep(0.1)
+
+    def predict(self, model: str, inputs: Mapping[str, bytes]) -> bytes:
+        """Returns a prediction over gRPC."""
+        return bytes(self._call(_messages["PredictionsRequest"](model_name=model, input=inputs)).prediction)
+
+    @cached_property
+    def _call(self) -> Any:
+        channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", [("grpc.max_receive_message_length", -1)])
+        return channel.unary_unary(
+            PREDICTIONS,
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=_messages["PredictionResponse"].FromString,
+        )
+
+
+@contextmanager
+def serving(archive: Path, model: str, folder: Path) -> Iterator[TorchServe]:
+    """Starts TorchServe with one archive, and waits until the model is ready or its worker has failed.
+
+    Args:
+        archive: The .mar file.
+        model: Its name.
+        folder: For logs and the server's own files.
+    """
+    port = free_ports(5, start=FIRST_PORT)
+    properties = {
+        "grpc_inference_address": "127.0.0.1",
+        "grpc_inference_port": port,
+        "grpc_management_address": "127.0.0.1",
+        "grpc_management_port": port + 4,
+        "inference_address": f"http://127.0.0.1:{port + 1}",
+        "management_address": f"http://127.0.0.1:{port + 2}",
+        "metrics_address": f"http://127.0.0.1:{port + 3}",
+        "disable_token_authorization": "true",
+        "vmargs": f"-Djava.io.tmpdir={folder}",  # of unpacked archives and sockets, which have fixed names
+    }
+    configuration = folder / "config.properties"
+    configuration.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    command: list[str | Path] = [peers.home() / BIN / "torchserve", "--foreground", "--ncs"]
+    command += ["--model-store", archive.parent, "--models", f"{model}={archive.name}"]
+    command += ["--ts-config", configuration]
+    environment = {**os.environ, "PATH": path_with_archiver(), "TMPDIR": str(folder)}
+    environment |= {"LOG_LOCATION": str(folder), "METRICS_LOCATION": str(folder)}
+    environment.pop("PYTHONPATH", None)
+    log = folder / "torchserve.log"
+    with running(command, log, environment, folder) as process:
+        until = time.monotonic() + START_SECONDS
+        while not _is_settled(log):
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"TorchServe did not start:\n{log.read_text()}")
+            time.sleep(0.2)
+        yield TorchServe(port, log)
+
+
+def _is_settled(log: Path) -> bool:
+    text = log.read_text()
+    return "WORKER_STARTED -> WORKER_MODEL_LOADED" in text or "WORKER_ERROR -> WORKER_STOPPED" in text
+
+
+def _declare() -> dict[str, Any]:
+    """TorchServe's messages, declared here because its package may not be installed."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="torchserve.proto", package="peer", syntax="proto3")
+    request = file.message_type.add(name="PredictionsRequest")
+    entry = request.nested_type.add(name="InputEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=kinds.TYPE_STRING, label=1)
+    entry.field.add(name="value", number=2, type=kinds.TYPE_BYTES, label=1)
+    request.field.add(name="model_name", number=1, type=kinds.TYPE_STRING, label=1)
+    inputs = request.field.add(name="input", number=3, type=kinds.TYPE_MESSAGE, label=3)
+    inputs.type_name = ".peer.PredictionsRequest.InputEntry"
+    response = file.message_type.add(name="PredictionResponse")
+    response.field.add(name="prediction", number=1, type=kinds.TYPE_BYTES, label=1)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)  # type: ignore[no-untyped-call]
+    names = [message.name for message in file.message_type]
+    found = {name: pool.FindMessageTypeByName(f"peer.{name}") for name in names}  # type: ignore[no-untyped-call]
+    return {name: message_factory.GetMessageClass(message) for name, message in found.items()}
+
+
+_messages = _declare()
