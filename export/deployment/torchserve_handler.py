@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
+from onnxruntime import InferenceSession, SessionOptions
 
 MAX_ROWS = 4096
 # Attention scores of the sequences that run together; a sequence that exceeds this alone runs alone.
@@ -58,11 +58,9 @@ class AttentionHandler:
         self._outputs, self._takes_lengths = graph["outputs"], len(self._specs) < len(graph["inputs"])
         self._query_axis, self._key_axis = (self._specs[at]["axes"][1] for at in (0, -1))
         self._max_rows = int(settings.get("maxRows", MAX_ROWS))
-        options = onnxruntime.SessionOptions()
+        options = SessionOptions()
         options.intra_op_num_threads = int(settings.get("threads", 0)) or len(os.sched_getaffinity(0))
-        self._session = onnxruntime.InferenceSession(
-            str(folder / file), options, providers=["CPUExecutionProvider"]
-        )
+        self._session = InferenceSession(str(folder / file), options, providers=["CPUExecutionProvider"])
         error = replay(self._session, folder / "golden.npz", self._manifest["tolerance"])
         log.info("%s: largest difference from eager PyTorch %.3g", self._manifest["name"], error)
 
@@ -119,9 +117,7 @@ class AttentionHandler:
     def _sizes(self, arrays: Arrays) -> Sizes:
         """The size of each symbolic axis of one sequence; inputs that share an axis must agree."""
         sizes: Sizes = {}
-        for spec in self._specs:
-            if spec["name"] not in arrays:
-                continue
+        for spec in (spec for spec in self._specs if spec["name"] in arrays):
             axis, rows = spec["axes"][1], len(arrays[spec["name"]])
             most = min(self._max_rows, self._manifest.get("max_lengths", {}).get(axis, self._max_rows))
             if not 1 <= rows <= most:
@@ -156,10 +152,10 @@ class AttentionHandler:
         return scores <= MAX_SCORE_BYTES and padding <= len(group) * RUN_FLOPS
 
     def _flops(self, sizes: Sizes) -> int:
-        """Floating-point operations of one sequence; 0 if unknown."""
+        """Floating-point operations of one sequence; from the number of parameters if the cost is unknown."""
         query, key, cost = sizes[self._query_axis], sizes[self._key_axis], self._manifest["cost"]
-        linear = query * cost["flops_per_query"] + key * cost["flops_per_key"]
-        return int(linear + query * key * cost["flops_per_pair"])
+        per_query = cost["flops_per_query"] or 2 * self._manifest["parameters"]
+        return int(query * per_query + key * cost["flops_per_key"] + query * key * cost["flops_per_pair"])
 
     def _run(self, sequences: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of each sequence by name."""
@@ -176,11 +172,7 @@ class AttentionHandler:
 
 
 def replay(session: Any, golden: Path, tolerance: Mapping[str, float]) -> float:
-    """Runs the golden vectors, outputs of eager PyTorch, and returns the largest difference from them.
-
-    Raises:
-        RuntimeError: There are none, or a difference exceeds the tolerance.
-    """
+    """Runs the golden vectors; raises RuntimeError if one misses the tolerance. Returns the largest error."""
     worst = -math.inf
     with np.load(golden, allow_pickle=False) as arrays:
         for case in sorted({name.split("/")[0] for name in arrays}):
@@ -189,7 +181,8 @@ def replay(session: Any, golden: Path, tolerance: Mapping[str, float]) -> float:
                 eager = arrays[f"{case}/outputs/{output.name}"]
                 if value.shape != eager.shape or not np.allclose(value, eager, equal_nan=True, **tolerance):
                     raise RuntimeError(f"{output.name} of golden case {case} differs from eager PyTorch")
-                worst = max(worst, float(np.nanmax(np.abs(value - eager), initial=0)))
+                difference = np.abs(np.subtract(value, eager, dtype=np.float64))
+                worst = max(worst, float(np.nanmax(difference, initial=0)))
     if worst < 0:
         raise RuntimeError(f"{golden.name} contains no golden vectors")
     return worst

@@ -1,8 +1,8 @@
 """The KServe manifests: rendered, and compared with KServe's own schema and with this project's server.
 
-KServe's schema is not part of this repository. KSERVE_CRDS may name a folder with KServe's definitions of both
-resources, `clusterservingruntimes.yaml` and `inferenceservices.yaml` (config/crd/full in KServe's repository,
-there with the prefix `serving.kserve.io_`).
+KServe's schema is not part of this repository. KSERVE_CRDS may name a folder with KServe's definitions of
+both resources, `clusterservingruntimes.yaml` and `inferenceservices.yaml` (config/crd/full in KServe's
+repository, there with the prefix `serving.kserve.io_`).
 """
 
 import os

@@ -12,7 +12,13 @@ import pytest
 from scripts.local_server import ROOT, ServerProcess
 from tests.support.eager import assert_parity
 
-DOCUMENTS = ("README.md", "clients/python/README.md", "docs/attention-weights.md", "docs/enrich.md")
+DOCUMENTS = (
+    "README.md",
+    "clients/python/README.md",
+    "docs/attention-weights.md",
+    "docs/deploy-elsewhere.md",
+    "docs/enrich.md",
+)
 REPOSITORY = "model_repository"
 DOCUMENTED_TARGET = "127.0.0.1:8001"
 TABLE = "embeddings.parquet"
@@ -34,6 +40,7 @@ def commands() -> list[str]:
         "-m server",
         "-m clients.enrich",  # below, after the table is made
         "--weights bert.safetensors",  # in tests/export/test_checkpoint_command.py
+        "--target torchserve",  # in tests/export/test_targets_torchserve.py
         "--query q.npy",  # in clients/python/tests/test_client_commands.py
     )
     return [

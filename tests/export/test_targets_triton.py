@@ -99,7 +99,7 @@ def test_the_metadata_name_the_tensors_and_one_version(triton: str) -> None:
     assert found["versions"] == ["1"]
     assert {each["name"]: each["shape"] for each in found["inputs"]} == {
         "query": ["-1", "-1", "16"],
-        "key": ["-1", "-1", "20"],
+        "key": ["-1", "-1", "24"],
     }
     assert [each["name"] for each in found["outputs"]] == ["context_vectors"]
 
