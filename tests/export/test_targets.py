@@ -17,7 +17,7 @@ from export import ArtifactExistsError, ExportError, write_target
 from export.deployment import onnx_file, protobuf_text, torchserve, triton
 from export.deployment.target import DeploymentTarget
 from export.deployment.write import check_target
-from server.engine.repository import find_artifacts
+from server.engine.store import versions
 from tests.support import deployment
 from tests.support.deployment import CROSS, ENCODER, INT8, ROTARY, SELF, TEXT
 from tests.support.triton import parse_configuration
@@ -107,7 +107,7 @@ def test_target_files_leave_the_artifact_and_its_repository_as_they_are(tmp_path
         write_target(artifact, target)
 
     assert {path.name: path.stat().st_mtime_ns for path in artifact.iterdir()} == before
-    assert find_artifacts(tmp_path) == [artifact]
+    assert versions(tmp_path, SELF) == [artifact.name]
     hidden = [path for path in (tmp_path / SELF).rglob("*") if path.name.startswith(".")]
     assert hidden == []
 

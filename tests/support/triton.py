@@ -82,7 +82,7 @@ def _describe(target: str, model: str) -> dict[str, Any]:
 
 def parse_configuration(text: str) -> dict[str, Any]:
     """Parses a model configuration with Triton's own schema; unknown fields and values raise ValueError."""
-    answer: dict[str, Any] = _in_another_process(_parse_configuration, text)
+    answer: dict[str, Any] = in_another_process(_parse_configuration, text)
     return answer
 
 
