@@ -49,6 +49,21 @@ def test_a_stream_marks_the_last_response_if_asked(server: ServerProcess) -> Non
     assert found[0][2] is True
 
 
+def test_the_client_of_asyncio(server: ServerProcess, client: AttentionClient) -> None:
+    queries = [query(3), query(5, width=7), query(2)]
+    found = in_another_process(triton_methods.in_asyncio, server.target, MODEL, queries)
+    expected = client.attend(MODEL, queries[0]).context_vectors
+    assert (found["live"], found["ready"], found["unknown"]) == (True, True, False)
+    assert (found["versions"], found["config"], found["statistics"]) == (["1"], MODEL, MODEL)
+    assert found["index"] > 1
+    assert found["logging"] == {"bool_param": True}
+    np.testing.assert_array_equal(found["single"], expected)
+    first, wrong, last = found["streamed"]
+    np.testing.assert_array_equal(first[1], expected)
+    assert "rows are 7 wide; the model takes 64" in wrong
+    np.testing.assert_array_equal(last[1], client.attend(MODEL, queries[2]).context_vectors)
+
+
 def test_an_asynchronous_request(server: ServerProcess, client: AttentionClient) -> None:
     _, context, _ = in_another_process(triton_methods.asynchronous, server.target, MODEL, query(6))
     np.testing.assert_array_equal(context, client.attend(MODEL, query(6)).context_vectors)

@@ -1,5 +1,6 @@
 """Calls every public method of an unmodified tritonclient. Runs where tritonclient can be imported."""
 
+import asyncio
 import queue
 from typing import Any
 
@@ -62,6 +63,36 @@ def asynchronous(target: str, model: str, query: Array) -> Any:
     found = answers.get(timeout=60)
     client.close()
     return _answer(*found)
+
+
+def in_asyncio(target: str, model: str, queries: list[Array]) -> dict[str, Any]:
+    """What the client of asyncio sees: each kind of method once, and a stream of several requests."""
+    return asyncio.run(_in_asyncio(target, model, queries))
+
+
+async def _in_asyncio(target: str, model: str, queries: list[Array]) -> dict[str, Any]:
+    from tritonclient.grpc import aio  # noqa: PLC0415
+
+    async def requests() -> Any:
+        for index, query in enumerate(queries):
+            yield {"model_name": model, "inputs": [_inputs("query", query)], "request_id": str(index)}
+
+    async with aio.InferenceServerClient(target) as client:
+        streamed = [_answer(result, error) async for result, error in client.stream_infer(requests())]
+        single = await client.infer(model, [_inputs("query", queries[0])])
+        statistics = await client.get_inference_statistics(model, as_json=True)
+        return {
+            "live": await client.is_server_live(),
+            "ready": await client.is_model_ready(model),
+            "unknown": await client.is_model_ready("nonesuch"),
+            "versions": (await client.get_model_metadata(model, as_json=True))["versions"],
+            "config": (await client.get_model_config(model, as_json=True))["config"]["name"],
+            "index": len((await client.get_model_repository_index(as_json=True))["models"]),
+            "statistics": statistics["model_stats"][0]["name"],
+            "logging": (await client.get_log_settings(as_json=True))["settings"]["log_error"],
+            "single": single.as_numpy("context_vectors"),
+            "streamed": streamed,
+        }
 
 
 def _answer(result: Any, error: Any) -> Any:
