@@ -174,9 +174,9 @@ def test_a_model_that_misses_its_tolerance_is_not_served(tmp_path: Path) -> None
         {'"atol": 0.00001': '"atol": 1e-12', '"rtol": 1.3e-6': '"rtol": 0.0'},
     )
     with torchserve.serving(strict, SELF, tmp_path) as server:
-        status, _, _ = server.post(SELF, npy(np.zeros((1, 64), np.float32)))
         log = server.log.read_text()
-    assert status >= 500
+    # A request would wait: TorchServe starts the worker again and again.
+    assert "WORKER_MODEL_LOADED" not in log
     assert "context_vectors of golden case 0 differs from eager PyTorch" in log
 
 
