@@ -41,7 +41,8 @@ def infer(client: Any) -> Any:
 
 def test_models_are_unloaded_and_loaded(client: Any) -> None:
     expected = infer(client)
-    assert client.get_model_repository_index() == [{"name": SELF, "version": "1", "state": "READY"}]
+    ready = {"name": SELF, "version": "1", "state": "READY", "reason": ""}
+    assert client.get_model_repository_index() == [ready]
     client.unload_model(SELF)
     assert not client.is_model_ready(SELF)
     with pytest.raises(InferenceServerException, match=f"model {SELF!r} does not exist"):
