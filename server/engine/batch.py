@@ -15,9 +15,8 @@ from server.engine.validation import ValidatedRequest
 FULL_AT_CALL_COSTS = 20
 # A run that takes fewer times its fixed cost is not divided among free slots.
 DIVIDED_AT_CALL_COSTS = 4
-# All threads compute one run if all other work is at most this part of it, and if that takes at most this
-# part of the time on one thread.
-OTHER_WORK_SHARE, PARALLEL_SHARE = 0.1, 0.85
+# All threads compute one run if that is faster, and if all other work is at most this part of it.
+OTHER_WORK_SHARE = 0.1
 
 
 @dataclass(eq=False, slots=True)
@@ -197,7 +196,7 @@ class Batch:
         if other_seconds > OTHER_WORK_SHARE * self.seconds:
             return
         seconds = self.model.parallel_seconds(self.graph, len(self.sequences), *self._lengths)
-        if seconds <= PARALLEL_SHARE * self.seconds:
+        if seconds < self.seconds:
             self.is_parallel, self.seconds = True, seconds
 
     def _leaves(self, sequence: QueuedSequence) -> bool:
