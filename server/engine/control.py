@@ -57,7 +57,7 @@ class _Change:
 
     name: str
     models: list[Model] = field(default_factory=list)
-    signatures: dict[Key, Signature | None] = field(default_factory=dict)
+    signatures: dict[Key, Signature] = field(default_factory=dict)
     failures: list[FailedModel] = field(default_factory=list)
 
 
@@ -77,8 +77,8 @@ class RepositoryControl:
             store: The artifacts on disk.
             repository: The models that are served.
             changed: Called after each change.
-            check_memory: Is given name and version of an artifact; returns why there is no memory to load
-                it, or nothing.
+            check_memory: Takes name and version of an artifact. Returns why there is too little memory to
+                load it; empty if there is enough.
         """
         self.store = store
         self.repository = repository
@@ -86,7 +86,9 @@ class RepositoryControl:
         self._check_memory = check_memory
         # Of what was loaded last, also if it failed: it is not tried again until it changes.
         self._signatures = {
-            (model.name, model.version): store.signature(model.name, model.version) for model in repository
+            key: signature
+            for key in [(model.name, model.version) for model in repository]
+            if (signature := store.signature(*key)) is not None
         }
         self._prepared: dict[str, _Change] = {}
         # Versions that are being loaded or freed, or that are not served, with the reason.
@@ -191,13 +193,14 @@ class RepositoryControl:
     def _prepare_version(self, change: _Change, version: str, served: Model | None) -> None:
         key = change.name, version
         signature = self.store.signature(*key)
+        if signature is None:
+            change.failures.append(FailedModel(*key, INCOMPLETE))
+            return
         change.signatures[key] = signature
-        is_unchanged = signature is not None and signature == self._signatures.get(key)
-        if isinstance(served, LoadedModel) and is_unchanged:
+        if isinstance(served, LoadedModel) and signature == self._signatures.get(key):
             change.models.append(served)
             return
-        reason = INCOMPLETE if signature is None else self._check_memory(*key)
-        if reason:
+        if reason := self._check_memory(*key):
             change.failures.append(FailedModel(*key, reason))
             return
         self._states[key] = IndexEntry(*key, ModelState.LOADING)
@@ -241,5 +244,5 @@ def index_of(repository: Repository) -> list[IndexEntry]:
     ]
 
 
-def _of(name: str, signatures: Mapping[Key, Signature | None]) -> dict[str, Signature | None]:
+def _of(name: str, signatures: Mapping[Key, Signature]) -> dict[str, Signature]:
     return {version: signature for (own, version), signature in signatures.items() if own == name}

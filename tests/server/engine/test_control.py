@@ -116,6 +116,22 @@ def test_an_artifact_without_a_manifest_is_incomplete(folder: Path) -> None:
     assert load(control).endswith(INCOMPLETE)
 
 
+def test_an_incomplete_version_beside_a_new_one_is_not_loaded_again_and_again(folder: Path) -> None:
+    control = control_of(folder)
+    add_version(folder, "2")
+    manifest = folder / SELF / "2" / "manifest.json"
+    text = manifest.read_text()
+    manifest.unlink()
+    add_version(folder, "3")
+    assert control.changed_on_disk() == [SELF]
+    load(control, strict=False)
+    assert (served(control), control.changed_on_disk()) == (["1", "3"], [])
+    manifest.write_text(text)
+    assert control.changed_on_disk() == [SELF]
+    load(control, strict=False)
+    assert (served(control), control.changed_on_disk()) == (["1", "2", "3"], [])
+
+
 def test_what_changed_on_disk_is_found_once(folder: Path) -> None:
     control = control_of(folder)
     assert control.changed_on_disk() == []
