@@ -150,7 +150,8 @@ def _given(context: typer.Context, flags: Mapping[str, Value | None]) -> Iterato
         if value is None or source is None:
             continue
         if source.name == "COMMANDLINE":
-            yield name, (value, f"{_flag(name)} {_shown(value)}".removesuffix(f" {True}"))
+            shown = _flag(name) if isinstance(value, bool) else f"{_flag(name)} {_shown(value)}"
+            yield name, (value, shown)
         elif source.name == "ENVIRONMENT":
             yield name, (value, f"{_variable(name)}={_shown(value)}")
 

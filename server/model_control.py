@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 from uuid import uuid4
 
 from server.engine.control import IndexEntry, RepositoryControl
@@ -33,43 +32,25 @@ class ControlMode(StrEnum):
     """At startup those that are named, and then on request."""
 
 
-class Peers(Protocol):
-    """The processes of the service, this one included."""
-
-    def ask(self, request: StepRequest) -> list[str]:
-        """Asks all of them, and returns their replies: why a step cannot be taken, or nothing.
-
-        Raises:
-            ConnectionError: The other processes cannot be asked.
-        """
-
-
-class Alone:
-    """The only process of a service."""
-
-    def __init__(self, take: Callable[[StepRequest], str]) -> None:
-        """Creates the peers of a process; `take` takes a step in it."""
-        self._take = take
-
-    def ask(self, request: StepRequest) -> list[str]:
-        """See `Peers`."""
-        return [self._take(request)]
+# Asks every process of the service, this one included, to take a step. Returns their replies: why they cannot
+# take it, or nothing. Raises ConnectionError if the others cannot be asked.
+Ask = Callable[[StepRequest], list[str]]
 
 
 class ModelControl:
     """Makes the changes that callers ask for, one after the other, in every process or in none."""
 
-    def __init__(self, control: RepositoryControl, mode: ControlMode, peers: Peers | None = None) -> None:
+    def __init__(self, control: RepositoryControl, mode: ControlMode, ask: Ask | None = None) -> None:
         """Starts no thread yet.
 
         Args:
             control: Makes changes in this process.
             mode: When models are loaded.
-            peers: The processes of the service; None for this one alone.
+            ask: Asks all processes of the service; None for this one alone.
         """
         self._control = control
         self._mode = mode
-        self._peers = peers or Alone(self.take)
+        self._ask = ask or (lambda request: [self.take(request)])
         self._taking = threading.Lock()
         self._requests = ThreadPoolExecutor(1, thread_name_prefix="models")
         self._closed = threading.Event()
@@ -133,9 +114,9 @@ class ModelControl:
     def _change(self, step: Step, name: str) -> None:
         number = uuid4().hex
         try:
-            refusals = [reply for reply in self._peers.ask(StepRequest(step, number, name)) if reply]
+            refusals = [reply for reply in self._ask(StepRequest(step, number, name)) if reply]
             final = Step.ABORT if refusals else Step.COMMIT
-            self._peers.ask(StepRequest(final, number, name))
+            self._ask(StepRequest(final, number, name))
         except ConnectionError as error:
             raise ModelNotReadyError(f"model {name!r} cannot be changed now: {error}") from error
         if refusals:

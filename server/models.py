@@ -95,7 +95,7 @@ def model_control(
     """
     store = model_store(settings)
     control = RepositoryControl(store, repository, changed, partial(_lack_of_memory, store))
-    return ModelControl(control, ControlMode(settings.model_control), peers)
+    return ModelControl(control, ControlMode(settings.model_control), peers.ask if peers else None)
 
 
 def _lack_of_memory(store: ModelStore, name: str, version: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -68,7 +69,7 @@ class Context:
         return Body(request, self.options.max_message_bytes, self.options.receive_timeout_seconds)
 
 
-class Exchange:
+class Exchange(ABC):
     """One request and its answer, as an ASGI application: errors become answers, and nothing escapes."""
 
     def __init__(self, context: Context) -> None:
@@ -100,9 +101,9 @@ class Exchange:
             milliseconds = round(1000 * (time.monotonic() - started), 3)
             log.debug("request ended", extra={**fields, "milliseconds": milliseconds})
 
+    @abstractmethod
     async def answer(self, request: Request, body: Body, send: Send) -> None:
         """Sends the answer to a request, or raises an error that becomes one."""
-        raise NotImplementedError
 
     async def _refuse(
         self, error: HttpError, body: Body, scope: Scope, receive: Receive, send: "_Recorder"

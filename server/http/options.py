@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from server.addresses import address_of
 from server.settings import Settings
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
@@ -69,5 +70,4 @@ def _target(settings: Settings, port: int) -> str:
     if settings.unix_socket is not None:
         return f"unix:{settings.unix_socket.absolute()}"
     host = settings.host.strip("[]")
-    host = LOOPBACK.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address_of(LOOPBACK.get(host, host), port)

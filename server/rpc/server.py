@@ -3,6 +3,7 @@
 import dataclasses
 import time
 
+from server.addresses import address_of
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.errors import BindError
@@ -16,7 +17,7 @@ from server.rpc.options import RpcOptions
 from server.rpc.routes import SERVICES, route_table
 from server.rpc.shared_memory import SharedMemory
 from server.rpc.transport import create_transport
-from server.rpc.transport.connections import Address, connections, listening_address
+from server.rpc.transport.connections import connections
 from server.rpc.unix_socket import UnixSocket
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
@@ -46,7 +47,6 @@ class RpcServer:
         self._serving = False
         self._dispatcher: Dispatcher | None = None
         self._engine: Engine | None = None
-        self._addresses: list[Address] = []
         self._socket = UnixSocket(options.unix_socket) if options.unix_socket else None
         self._transport = create_transport(
             options.transport,
@@ -61,9 +61,7 @@ class RpcServer:
         Raises:
             BindError: An address is in use, or cannot be used on this machine.
         """
-        host = self._options.host.strip("[]")
-        address = f"[{host}]:{self._options.port}" if ":" in host else f"{host}:{self._options.port}"
-        port = self._listen(address)
+        port = self._listen(address_of(self._options.host, self._options.port))
         if self._socket is not None:
             self._listen(self._socket.prepare())
             self._socket.publish()
@@ -71,11 +69,9 @@ class RpcServer:
 
     def _listen(self, target: str) -> int:
         try:
-            port = self._transport.listen(target)
+            return self._transport.listen(target)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {target}: {error}") from error
-        self._addresses.append(listening_address(target, port))
-        return port
 
     def start(self, engine: Engine, control: ModelControl | None = None) -> None:
         """Begins to answer calls, and reports health SERVING. `bind` comes first.
@@ -126,7 +122,7 @@ class RpcServer:
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
         load = self._dispatcher.load() if self._dispatcher else CallLoad()
-        return dataclasses.replace(load, connections=len(connections(self._addresses)))
+        return dataclasses.replace(load, connections=len(connections(self._transport.addresses)))
 
     def _drain(self) -> None:
         if self._dispatcher is not None:

@@ -1,24 +1,23 @@
 """The handlers of attention.v1."""
 
-import logging
 from concurrent.futures import CancelledError, Future
 
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.budget import Reservation
 from server.engine.engine import Engine
-from server.engine.errors import EngineError, LimitExceededError, OverloadedError
+from server.engine.errors import LimitExceededError, OverloadedError
 from server.engine.model import LoadedModel
 from server.engine.types import Result
 from server.rpc.allowance import Allowance
 from server.rpc.attention import codec
 from server.rpc.attention.model_codec import describe
 from server.rpc.calls.deferred import DeferredReply
+from server.rpc.calls.ending import engine_error_of
 from server.rpc.half_precision import WireFloat
 from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
-from server.rpc.status import UNEXPECTED, code_of
+from server.rpc.status import code_of
 from server.rpc.transport.seam import Call
 
-log = logging.getLogger(__name__)
 # A response contains the id of its request.
 MAX_ID_BYTES = 1024
 
@@ -93,11 +92,9 @@ def _encode_streamed(
 
 
 def _error_reply(request_id: str, error: Exception) -> pb.AttendStreamResponse:
-    """The reply to a request that failed. An unexpected error is described in the log only."""
-    if not isinstance(error, EngineError):
-        log.error("stream request failed", exc_info=error)
-        error = EngineError(UNEXPECTED)
+    """The reply to a request that failed."""
+    shown = engine_error_of(error)
     stream_error = pb.StreamError(
-        code=code_of(error).value[0], reason=error.reason, message=error.message, field=error.field
+        code=code_of(shown).value[0], reason=shown.reason, message=shown.message, field=shown.field
     )
     return pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error)

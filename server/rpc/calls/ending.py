@@ -21,6 +21,14 @@ class CallError(Exception):
         self.details = details
 
 
+def engine_error_of(error: Exception) -> EngineError:
+    """What the caller of a stream is told of a failed request. The log describes what was unexpected."""
+    if isinstance(error, EngineError):
+        return error
+    log.error("stream request failed", exc_info=error)
+    return EngineError(UNEXPECTED)
+
+
 def end_with(call: Call, error: BaseException) -> None:
     """Ends a call with the status of an error. An unexpected error is described in the log only."""
     match error:

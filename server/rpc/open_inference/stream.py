@@ -1,6 +1,5 @@
 """Streams of inference: one reply for each request, in their order. A request that fails does not end one."""
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 
@@ -8,14 +7,13 @@ from google.protobuf.message import Message
 
 from protos.inference import open_inference_pb2 as pb
 from server.engine.budget import Reservation
-from server.engine.errors import EngineError, OverloadedError
+from server.engine.errors import OverloadedError
 from server.engine.types import Result
 from server.rpc.calls.deferred import DeferredReply
+from server.rpc.calls.ending import engine_error_of
 from server.rpc.protobuf_bytes import Parsed, field
-from server.rpc.status import UNEXPECTED
 from server.rpc.transport.seam import Call
 
-log = logging.getLogger(__name__)
 RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
 # A client that sets the first parameter expects the second in the last response to each request.
 WANTS_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
@@ -63,10 +61,7 @@ def _final(message: pb.ModelInferRequest) -> bytes:
 
 
 def _failed(request_id: str, error: Exception) -> pb.ModelStreamInferResponse:
-    """The reply to a request that failed. An unexpected error is described in the log only."""
-    if not isinstance(error, EngineError):
-        log.error("stream request failed", exc_info=error)
-        error = EngineError(UNEXPECTED)
+    """The reply to a request that failed."""
     return pb.ModelStreamInferResponse(
-        error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
+        error_message=engine_error_of(error).message, infer_response=pb.ModelInferResponse(id=request_id)
     )

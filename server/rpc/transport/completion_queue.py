@@ -187,7 +187,7 @@ class CompletionQueueTransport:
         self._timers = Timers()
         self._callbacks = CallbackQueue()
         self._calls = OpenCalls(self._timers.add, send_timeout_seconds)
-        self._addresses: list[Address] = []
+        self.addresses: list[Address] = []
         self._accept: Callable[[Call], None]
         self._run_inline: Callable[[], bool]
         self._queue = cygrpc.CompletionQueue()
@@ -203,7 +203,7 @@ class CompletionQueueTransport:
         port: int = self._server.add_http2_port(address.encode())
         if not port:
             raise RuntimeError("the address is in use or does not belong to this machine")
-        self._addresses.append(listening_address(address, port))
+        self.addresses.append(listening_address(address, port))
         return port
 
     def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:
@@ -225,12 +225,12 @@ class CompletionQueueTransport:
     def stop(self, grace: float, refuse: Callback) -> None:
         """See `Transport`."""
         if not self._started:  # the core aborts the process if a bound server is destroyed unstarted
-            stop_listening(self._addresses)
+            stop_listening(self.addresses)
             self._run_inline = _no_work
             self._start()
             self._thread.start()
         if not self._ended.is_set():
-            drain = Drain(self._addresses, self._calls, self._timers.add, grace)
+            drain = Drain(self.addresses, self._calls, self._timers.add, grace)
             self._callbacks.add(partial(drain.begin, refuse))
             drain.finished.wait(drain.longest_seconds + PATIENCE_SECONDS)
             self._server.shutdown(self._queue, lambda _event: self._ended.set())

@@ -9,6 +9,8 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
+from server.rpc.transport.connections import Address
+
 Callback: TypeAlias = Callable[[], object]
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
@@ -95,7 +97,13 @@ class Call(Protocol):
 
 
 class Transport(Protocol):
-    """A gRPC listener. Its life is `listen`, `start`, `stop`."""
+    """A gRPC listener. Its life is `listen`, `start`, `stop`.
+
+    Attributes:
+        addresses: What `listen` has bound.
+    """
+
+    addresses: list[Address]
 
     def listen(self, address: str) -> int:
         """Binds an address, such as `127.0.0.1:8001` or `unix:/path`, and returns its port, if it has one.

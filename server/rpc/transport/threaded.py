@@ -201,7 +201,7 @@ class ThreadedTransport:
         """
         self._thread = CallsThread()
         self._calls = OpenCalls(self._thread.call_at, send_timeout_seconds)
-        self._addresses: list[Address] = []
+        self.addresses: list[Address] = []
         most = max_calls + SPARE_CALLS
         self._senders = ThreadPoolExecutor(most, thread_name_prefix="call")
         self._receivers = ThreadPoolExecutor(most, thread_name_prefix="receive")
@@ -217,7 +217,7 @@ class ThreadedTransport:
     def listen(self, address: str) -> int:
         """See `Transport`."""
         port = self._server.add_insecure_port(address)
-        self._addresses.append(listening_address(address, port))
+        self.addresses.append(listening_address(address, port))
         return port
 
     def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:  # noqa: ARG002
@@ -240,9 +240,9 @@ class ThreadedTransport:
             return
         self._stopped = True
         if not self._started:  # `grpc.server` closes a port only after it was started
-            stop_listening(self._addresses)
+            stop_listening(self.addresses)
             self._start()
-        drain = Drain(self._addresses, self._calls, self._thread.call_at, grace)
+        drain = Drain(self.addresses, self._calls, self._thread.call_at, grace)
         self._thread.post(partial(drain.begin, refuse))
         drain.finished.wait(drain.longest_seconds + PATIENCE_SECONDS)
         self._server.stop(PATIENCE_SECONDS).wait()
