@@ -1,0 +1,89 @@
+"""The server's options: their names, types, ranges and defaults, a file for each section."""
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from server import cores, memory
+from server.engine.limits import MIB, Limits
+from server.engine.provider import Device
+from server.settings.batching import Batching
+from server.settings.models import Models
+from server.settings.network import Network
+from server.settings.process import Process
+from server.settings.request_limits import RequestLimits
+
+# Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
+HEADER_BYTES = MIB // 16
+# How much more memory runs may take than is expected, before they fail.
+ARENA_FACTOR = 1.25
+# How long the thread that receives calls stays awake after a run if latency matters most.
+AWAKE_SECONDS = 0.001
+
+
+class Settings(Models, Network, RequestLimits, Batching, Process):
+    """Every option of the server. `server.command_line` reads them from flags, environment and file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("unix_socket", "allow_shared_memory")
+    @classmethod
+    def _belongs_to_one_process(cls, value: object, info: ValidationInfo) -> object:
+        if value and info.data.get("workers", 1) > 1:
+            raise ValueError("needs a single worker; set workers to 1")
+        return value
+
+    @property
+    def _memory(self) -> int:
+        share = memory.available_bytes() // (2 * self.workers)
+        return self.max_memory or max(share, 2 * self.max_in_flight_bytes)
+
+    @property
+    def memory_for_requests(self) -> int:
+        """Bytes that requests may hold."""
+        return self.max_in_flight_bytes or min(self._memory // 4, 1024 * MIB)
+
+    @property
+    def memory_for_runs(self) -> int:
+        """Bytes that runs may take, as expected from their shapes."""
+        return self._memory - self.memory_for_requests
+
+    @property
+    def device(self) -> Device:
+        """Where graphs run."""
+        return Device(
+            self.provider,
+            self.threads or cores.available(),
+            spins=self.latency == "lowest",
+            # Beyond what is expected: a bound that holds if an estimate is wrong.
+            arena_bytes=int(ARENA_FACTOR * self.memory_for_runs),
+        )
+
+    @property
+    def awake_seconds(self) -> float:
+        """How long the thread that receives calls stays awake after a run; 0 if another core is lacking."""
+        return AWAKE_SECONDS if self.latency == "lowest" and self.device.threads > 1 else 0.0
+
+    @property
+    def limits(self) -> Limits:
+        """What the engine may hold."""
+        return Limits(
+            max_sequence_length=self.max_sequence_length,
+            max_sequences=self.max_sequences,
+            max_text_bytes=self.max_text_bytes,
+            max_input_bytes=self.max_message_bytes,
+            max_result_bytes=self.max_message_bytes - HEADER_BYTES,
+            max_run_bytes=self.memory_for_runs,
+            max_in_flight_bytes=self.memory_for_requests,
+            max_batch_sequences=self.max_batch_sequences,
+            max_batch_bytes=self.max_batch_bytes,
+            batch_delay_seconds=self.batch_delay_seconds,
+        )
+
+
+# The sections of the help, in its order.
+SECTIONS: dict[str, type[BaseModel]] = {
+    "Models": Models,
+    "Network": Network,
+    "Request limits": RequestLimits,
+    "Batching": Batching,
+    "Process": Process,
+}
