@@ -10,7 +10,7 @@ REPOSITORY ?= model_repository
 CHAOS ?= quick
 CHAOS_REPORT ?= build/chaos.md
 
-.PHONY: demo test serve bench chaos lint format protos env clean
+.PHONY: demo test serve bench chaos interop lint format protos env clean
 
 demo: env ## install, export, serve, send requests, compare with PyTorch
 	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
@@ -27,6 +27,9 @@ bench: env ## measure the service beside its ceilings and its peers; BENCH=--qui
 
 chaos: env ## measure overload, floods, drains and a soak: CHAOS=quick in about 10 minutes, full in about 60
 	CHAOS=$(CHAOS) CHAOS_REPORT=$(CHAOS_REPORT) $(PYTHON) -m pytest -m chaos -n0 -s tests/chaos
+
+interop: env ## run clients of other projects (KServe, MLServer, buf) against a server; installs them under build/
+	$(PYTHON) -m scripts.interop --repository $(REPOSITORY)
 
 lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m ruff check

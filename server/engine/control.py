@@ -10,13 +10,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from server.engine.model import LoadedModel
 from server.engine.model_caches import forget_models
 from server.engine.repository import FailedModel, Key, Model, Repository
-from server.engine.store import ModelStore, Signature
+from server.engine.store import ModelStore, RepositoryError, Signature
 
 log = logging.getLogger(__name__)
 INCOMPLETE = "the artifact is incomplete: it has no manifest"
@@ -158,11 +159,15 @@ class RepositoryControl:
         self._changed()
 
     def index(self) -> list[IndexEntry]:
-        """Every version in the repository or on disk, sorted by name and version."""
+        """Every version in the repository or on disk, sorted by name and version.
+
+        While the folder cannot be read, only those that are served or failed to load.
+        """
         found = dict[Key, IndexEntry]()
-        for name in self.store.names():
-            for version in self.store.chosen(name):
-                found[name, version] = IndexEntry(name, version, ModelState.UNAVAILABLE, UNLOADED)
+        with suppress(RepositoryError, OSError):
+            for name in self.store.names():
+                for version in self.store.chosen(name):
+                    found[name, version] = IndexEntry(name, version, ModelState.UNAVAILABLE, UNLOADED)
         found |= {(entry.name, entry.version): entry for entry in index_of(self.repository)}
         for key, entry in list(self._states.items()):
             serving = key in found and found[key].state is ModelState.READY

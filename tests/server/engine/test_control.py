@@ -150,6 +150,12 @@ def test_what_changed_on_disk_is_found_once(folder: Path) -> None:
         control.changed_on_disk()
 
 
+def test_the_index_lists_what_is_served_while_the_folder_is_away(folder: Path) -> None:
+    control = control_of(folder)
+    folder.rename(folder.with_name("moved"))
+    assert control.index() == [IndexEntry(SELF, "1", ModelState.READY)]
+
+
 def test_a_change_without_memory_is_refused(folder: Path) -> None:
     control = control_of(folder)
     lacking = RepositoryControl(

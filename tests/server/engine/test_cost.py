@@ -8,7 +8,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from server.engine import cost
-from server.engine.cost import LONG_ENOUGH_SECONDS, TIMED_ROUNDS, TIMED_SIZES, RunCost, fit, time_runs
+from server.engine.cost import (
+    LONG_ENOUGH_SECONDS,
+    MOST_TIMED_ROUNDS,
+    TIMED_ROUNDS,
+    TIMED_SECONDS,
+    TIMED_SIZES,
+    RunCost,
+    fit,
+    time_runs,
+)
 
 # Row and pair operations of the sizes that are timed, of a module 64 wide.
 OPERATIONS = [(8192.0 * count * length, 256.0 * count * length**2) for count, length in TIMED_SIZES]
@@ -88,6 +97,21 @@ def test_the_shortest_run_of_each_size_counts(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cost, "time", clock)
     assert time_runs([(1, 1), (1, 16)], clock.run) == {(1, 1): 1 / 64, (1, 16): 1 / 128}
     assert clock.sizes == [(1, 1)] * TIMED_ROUNDS + [(1, 16)] * TIMED_ROUNDS
+
+
+def test_a_short_run_is_repeated_until_one_is_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock([1 / 512] * 9 + [1 / 1024] + [1 / 512] * 100)
+    monkeypatch.setattr(cost, "time", clock)
+    assert time_runs([(1, 1)], clock.run) == {(1, 1): 1 / 1024}
+    assert sum(1 / 512 for _ in clock.sizes) >= TIMED_SECONDS
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1e-4])
+def test_runs_are_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    clock = Clock([seconds] * 1000)
+    monkeypatch.setattr(cost, "time", clock)
+    time_runs([(1, 1)], clock.run)
+    assert len(clock.sizes) == MOST_TIMED_ROUNDS
 
 
 def test_larger_sizes_are_skipped_once_a_run_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
