@@ -20,6 +20,7 @@ from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
 from server.shutdown import EXIT_SECONDS, Inbox, StopRequest
+from server.tls.watch import current_certificates
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,11 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
     Raises:
         LoadError: The repository does not contain a model that can be served.
         BindError: An address cannot be listened on.
+        TlsError: A certificate cannot be used.
     """
     metrics = Metrics()
-    server = RpcServer(rpc_options(settings), CallLog(metrics))
+    certificates = current_certificates(settings.tls_files, metrics.tls)
+    server = RpcServer(rpc_options(settings), CallLog(metrics), certificates)
     try:
         lifecycle.before_loading(server, metrics)
         repository = load_models(settings, inbox)

@@ -10,6 +10,7 @@ from server.engine.model import LoadedModel
 from server.engine.observer import BatchReport, EngineLoad, ExpiryStage
 from server.engine.repository import Repository
 from server.rpc.dispatcher import CallLoad
+from server.tls.metrics import TlsMetrics
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -75,6 +76,7 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.tls = TlsMetrics(self.registry)
         self._calls = self._counter(
             "attention_requests", "Number of calls, by method and status code.", "method", "code"
         )

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from server.errors import BindError
+from server.tls.files import CurrentCertificates
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0
 
 
 class MetricsEndpoint:
-    """Serves the metrics of a registry at http://HOST:PORT/metrics until it is closed."""
+    """Serves the metrics of a registry at /metrics, over HTTP or HTTPS, until it is closed."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class MetricsEndpoint:
         port: int,
         refresh: Callable[[], None] = lambda: None,
         *,
+        certificates: CurrentCertificates | None = None,
         max_connection_seconds: float = MAX_CONNECTION_SECONDS,
     ) -> None:
         """Starts to listen.
@@ -48,13 +50,16 @@ class MetricsEndpoint:
             host: Address or host name.
             port: 0 selects a free port.
             refresh: Called before the metrics are read.
+            certificates: Give the certificate of the next connection; None encrypts nothing.
             max_connection_seconds: How long a connection may last, in seconds. Then it is closed.
 
         Raises:
             BindError: The address is in use, or does not belong to this machine.
         """
         try:
-            self._server = _Server(host.strip("[]"), port, registry, refresh, max_connection_seconds)
+            self._server = _Server(
+                host.strip("[]"), port, registry, refresh, certificates, max_connection_seconds
+            )
         except OSError as error:
             raise BindError(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
         self.port: int = self._server.server_address[1]
@@ -81,15 +86,25 @@ class _Server(ThreadingMixIn, TCPServer):
         port: int,
         registry: CollectorRegistry,
         refresh: Callable[[], None],
+        certificates: CurrentCertificates | None,
         max_connection_seconds: float,
     ) -> None:
         self.registry, self.refresh = registry, refresh
+        self._certificates = certificates
         self._max_connection_seconds = max_connection_seconds
         # When each open connection began.
         self._began: dict[socket.socket, float] = {}
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, _, _, _, address = found[0]
         super().__init__((str(address[0]), port), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection. Its thread does the handshake, with the first byte that it reads."""
+        accepted, address = super().get_request()
+        if self._certificates is None:
+            return accepted, address
+        context = self._certificates().context
+        return context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False), address
 
     def verify_request(self, request: Any, client_address: object) -> bool:  # noqa: ARG002 - as socketserver calls it
         """Refuses a connection if as many are open as there may be."""
@@ -107,7 +122,8 @@ class _Server(ThreadingMixIn, TCPServer):
         for connection, began in list(self._began.items()):
             if began <= latest:
                 with suppress(OSError):  # it has just ended by itself
-                    connection.shutdown(socket.SHUT_RDWR)
+                    # Not that of an encrypted socket, which would send unencrypted until it is done.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
         """Called by a connection's thread when it has ended."""

@@ -76,7 +76,7 @@ def create_application(options: HttpOptions) -> Starlette:
     # The channels belong to the event loop, and are made in it.
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
-        backend = Backend(options.target, options.connections)
+        backend = Backend(options)
         application.router.routes.extend(_routes(Context(options, backend)))
         yield
         await backend.close()

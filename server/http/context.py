@@ -18,8 +18,10 @@ from server.engine.errors import EngineError, InvalidRequestError, OverloadedErr
 from server.http import errors
 from server.http.backend import Backend, Metadata
 from server.http.body import Body
+from server.http.connection import PEER_IDENTITIES
 from server.http.errors import ClientDisconnectedError, HttpError
 from server.http.options import HttpOptions
+from server.tls import forwarding
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -135,13 +137,15 @@ def metadata_of(request: Request) -> Metadata:
     Raises:
         InvalidRequestError: A header contains what gRPC's metadata cannot.
     """
-    metadata = []
+    metadata: list[tuple[str, str | bytes]] = []
     for name in FORWARDED:
         value = request.headers.get(name)
         if value is not None:
             if not (value.isascii() and value.isprintable()):
                 raise InvalidRequestError(name, "contains characters other than printable ASCII")
             metadata.append((name, value))
+    if identities := request.scope.get("state", {}).get(PEER_IDENTITIES):
+        metadata.append(forwarding.encode(identities))
     return metadata
 
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import time
+from pathlib import Path
+
+import grpc
 
 from server.addresses import address_of
 from server.engine.engine import Engine
@@ -18,7 +21,9 @@ from server.rpc.routes import SERVICES, route_table
 from server.rpc.shared_memory import SharedMemory
 from server.rpc.transport import create_transport
 from server.rpc.transport.connections import connections
+from server.rpc.transport.credentials import private_credentials, tls_credentials
 from server.rpc.unix_socket import UnixSocket
+from server.tls.files import CurrentCertificates
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
@@ -31,14 +36,20 @@ class RpcServer:
     that clients make between `bind` and `start` wait in the operating system's queue, and so do their
     calls, until `start` or their deadlines. They fail with UNAVAILABLE or CANCELLED if the server stops
     without having started.
+
+    Attributes:
+        certificates: Give the certificate of the next handshake; None without TLS.
     """
 
-    def __init__(self, options: RpcOptions, observer: CallObserver) -> None:
+    def __init__(
+        self, options: RpcOptions, observer: CallObserver, certificates: CurrentCertificates | None = None
+    ) -> None:
         """Creates a server that is not bound.
 
         Args:
             options: Where it listens, and how much it takes.
             observer: Receives a report of every call that ended.
+            certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
         """
         self._options = options
         self._observer = observer
@@ -47,7 +58,8 @@ class RpcServer:
         self._serving = False
         self._dispatcher: Dispatcher | None = None
         self._engine: Engine | None = None
-        self._socket = UnixSocket(options.unix_socket) if options.unix_socket else None
+        self.certificates = certificates
+        self._sockets: list[UnixSocket] = []
         self._transport = create_transport(
             options.transport,
             channel_options(options),
@@ -55,21 +67,33 @@ class RpcServer:
             options.send_timeout_seconds,
         )
 
-    def bind(self) -> int:
-        """Binds the address and the Unix domain socket. Returns the port, chosen by the system for port 0.
+    def bind(self, private_socket: Path | None = None) -> int:
+        """Binds the address and the Unix domain sockets. Returns the port, chosen by the system for port 0.
+
+        Args:
+            private_socket: Path of a socket for the HTTP process, in a folder that only this user can open.
+                Its calls need neither TLS nor a certificate, and may name the client that they are for.
 
         Raises:
             BindError: An address is in use, or cannot be used on this machine.
         """
-        port = self._listen(address_of(self._options.host, self._options.port))
-        if self._socket is not None:
-            self._listen(self._socket.prepare())
-            self._socket.publish()
+        encryption = tls_credentials(self.certificates) if self.certificates else None
+        port = self._listen(address_of(self._options.host, self._options.port), encryption)
+        if self._options.unix_socket is not None:
+            self._listen_on_socket(self._options.unix_socket)
+        if private_socket is not None:
+            self._listen_on_socket(private_socket, private_credentials())
         return port
 
-    def _listen(self, target: str) -> int:
+    def _listen_on_socket(self, path: Path, credentials: grpc.ServerCredentials | None = None) -> None:
+        unix_socket = UnixSocket(path)
+        self._listen(unix_socket.prepare(), credentials)
+        self._sockets.append(unix_socket)
+        unix_socket.publish()
+
+    def _listen(self, target: str, credentials: grpc.ServerCredentials | None) -> int:
         try:
-            return self._transport.listen(target)
+            return self._transport.listen(target, credentials)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {target}: {error}") from error
 
@@ -113,8 +137,8 @@ class RpcServer:
         """
         started = time.monotonic()
         self._set_serving(serving=False)
-        if self._socket is not None:
-            self._socket.remove()
+        for unix_socket in self._sockets:
+            unix_socket.remove()
         self._transport.stop(grace, self._drain)
         self._codec_threads.close()
         return time.monotonic() - started

@@ -10,6 +10,8 @@ from server.settings.models import Models
 from server.settings.network import Network
 from server.settings.process import Process
 from server.settings.request_limits import RequestLimits
+from server.settings.security import Security
+from server.tls.files import TlsFiles
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
 HEADER_BYTES = MIB // 16
@@ -19,7 +21,7 @@ ARENA_FACTOR = 1.25
 AWAKE_SECONDS = 0.001
 
 
-class Settings(Models, Network, RequestLimits, Batching, Process):
+class Settings(Models, Network, Security, RequestLimits, Batching, Process):
     """Every option of the server. `server.command_line` reads them from flags, environment and file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,6 +32,13 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
         if value and info.data.get("workers", 1) > 1:
             raise ValueError("needs a single worker; set workers to 1")
         return value
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files of the server's certificate; None without TLS."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return TlsFiles(certificate=self.tls_certificate, key=self.tls_key, client_ca=self.tls_client_ca)
 
     @property
     def _memory(self) -> int:
@@ -83,6 +92,7 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
 SECTIONS: dict[str, type[BaseModel]] = {
     "Models": Models,
     "Network": Network,
+    "Security": Security,
     "Request limits": RequestLimits,
     "Batching": Batching,
     "Process": Process,

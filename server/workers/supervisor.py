@@ -12,11 +12,12 @@ from typing import Any
 
 from server import cores
 from server.errors import WorkerError
-from server.http.options import options_of
+from server.http.options import needs_private_sockets, options_of
 from server.http.process import HttpProcess
 from server.settings import Settings
 from server.shutdown import EXIT_SECONDS, StopRequest, handle_signals
-from server.workers.assignment import Assignment, State
+from server.tls.watch import current_certificates
+from server.workers.assignment import Assignment, State, private_socket
 from server.workers.folder import temporary_folder
 from server.workers.handle import Exit, ExitKind, WorkerHandle
 from server.workers.metrics import MultiprocessMetrics
@@ -36,19 +37,21 @@ def run(settings: Settings) -> None:
 
     Raises:
         BindError: An address cannot be listened on.
+        TlsError: A certificate cannot be used.
         WorkerError: A worker ended before all of them served.
     """
+    certificates = current_certificates(settings.tls_files)
     # The supervisor waits for pipes, so that a signal arrives as a message of one more pipe.
     requests, requests_in = Pipe(duplex=False)
     handle_signals(requests_in.send)
     with (
         temporary_folder() as folder,
         reserved(settings.host, settings.port) as port,
-        closing(MultiprocessMetrics(folder, settings.host, settings.metrics_port)) as metrics,
+        closing(MultiprocessMetrics(folder, settings.host, settings.metrics_port, certificates)) as metrics,
         ExitStack() as stack,
     ):
         addresses = {"host": settings.host, "port": port, "metrics_port": metrics.port}
-        http = _http_process(settings, port, stack)
+        http = _http_process(settings, port, folder, stack)
         if http is not None:
             addresses["http_port"] = http.port
         log.info("ports bound", extra=addresses)
@@ -56,11 +59,13 @@ def run(settings: Settings) -> None:
     log.info("stopped")
 
 
-def _http_process(settings: Settings, port: int, stack: ExitStack) -> HttpProcess | None:
+def _http_process(settings: Settings, port: int, folder: Path, stack: ExitStack) -> HttpProcess | None:
     """The one HTTP process of all workers, if there is to be one. The stack ends it."""
     if settings.http_port is None:
         return None
-    http = HttpProcess(options_of(settings, port), settings.host, settings.http_port)
+    private = needs_private_sockets(settings)
+    sockets = [private_socket(folder, worker) for worker in range(settings.workers)] if private else []
+    http = HttpProcess(options_of(settings, port, sockets), settings.host, settings.http_port)
     stack.callback(http.close, HTTP_EXIT_SECONDS)
     return http
 

@@ -15,6 +15,7 @@ from server.command_line import make_application, unknown_variables
 from server.engine.provider import Device, Provider
 from server.rpc.transport import TransportKind
 from server.settings import AWAKE_SECONDS, SECTIONS, Settings
+from server.tls.files import TlsFiles
 from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
@@ -115,7 +116,7 @@ def test_the_config_flag_takes_precedence_over_its_variable(file: Path, tmp_path
 def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"model_repository": "r", "host": "::1", "provider": "cuda", "log_level": "DEBUG"}
     values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB", "latency": "lowest"}
-    values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest"}
+    values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest", "insecure": "true"}
     one_process = {"unix_socket", "allow_shared_memory"}  # which need a single worker
     names = [name for name in Settings.model_fields if name not in one_process]
     for name in names:
@@ -133,6 +134,26 @@ def test_a_unix_socket_belongs_to_a_single_worker(monkeypatch: pytest.MonkeyPatc
     result, served = run("--model-repository", "r", "--workers", "2")
     assert (result.exit_code, served) == (2, [])
     assert "ATTENTION_UNIX_SOCKET=/run/socket: value error, needs a single worker" in result.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tls-certificate=c"], "error: --tls-key: value error, is needed with tls_certificate (PEM file"),
+        (["--tls-key=k"], "error: --tls-key k: value error, needs tls_certificate too (PEM file"),
+        (["--tls-client-ca=a"], "error: --tls-client-ca a: value error, needs tls_certificate and tls_key"),
+    ],
+    ids=["certificate", "key", "authorities"],
+)
+def test_an_incomplete_pair_is_refused(flags: list[str], message: str) -> None:
+    (line,) = errors(*REPOSITORY, *flags)
+    assert line.startswith(message)
+
+
+def test_a_complete_pair_is_taken() -> None:
+    assert settings().tls_files is None
+    found = settings("--tls-certificate=c", "--tls-key=k", "--tls-client-ca=a").tls_files
+    assert found == TlsFiles(certificate=Path("c"), key=Path("k"), client_ca=Path("a"))
 
 
 @pytest.mark.parametrize(

@@ -205,9 +205,10 @@ class CompletionQueueTransport:
         self._ended = threading.Event()
         self._turned_at = time.monotonic()
 
-    def listen(self, address: str) -> int:
+    def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """See `Transport`."""
-        port: int = self._server.add_http2_port(address.encode())
+        own: Any = credentials and credentials._credentials  # type: ignore[attr-defined]
+        port: int = self._server.add_http2_port(address.encode(), own)
         if not port:
             raise RuntimeError("the address is in use or does not belong to this machine")
         self.addresses.append(listening_address(address, port))

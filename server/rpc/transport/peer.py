@@ -1,14 +1,13 @@
 """Who made a call, as the connection proves it."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
+
+from server.tls import forwarding
 
 # Properties of gRPC's authentication context: the client's certificate, and what secures the connection.
 CERTIFICATE, SECURITY = "x509_pem_cert", "transport_security_type"
 # What gRPC calls connections through the private socket: see `RpcServer.bind`.
 LOCAL = b"local"
-# Metadata with which the HTTP process passes on the names of its client: a JSON list of texts.
-FORWARDED = "attention-peer-identities-bin"
 
 
 def identities(
@@ -25,17 +24,5 @@ def identities(
 
         return names.of_pem(certificates[0])
     if LOCAL in context.get(SECURITY, ()):
-        return _forwarded(metadata)
+        return next((forwarding.decode(value) for key, value in metadata if key == forwarding.KEY), ())
     return ()
-
-
-def _forwarded(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[str, ...]:
-    for key, value in metadata:
-        if key == FORWARDED:
-            return tuple(json.loads(value))
-    return ()
-
-
-def forwarded(names: Sequence[str]) -> tuple[str, bytes]:
-    """The metadata that passes names on, for the HTTP process."""
-    return FORWARDED, json.dumps(names).encode()

@@ -112,13 +112,17 @@ class Transport(Protocol):
 
     addresses: list[Address]
 
-    def listen(self, address: str) -> int:
+    def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """Binds an address, such as `127.0.0.1:8001` or `unix:/path`, and returns its port, if it has one.
 
         May be called several times.
 
         The operating system accepts connections from now on, but nothing is read from them before
         `start`: calls wait.
+
+        Args:
+            address: The address.
+            credentials: Of this address alone; None accepts connections without encryption.
 
         Raises:
             RuntimeError: The address is in use, or does not belong to this machine.

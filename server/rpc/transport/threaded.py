@@ -221,9 +221,12 @@ class ThreadedTransport:
             maximum_concurrent_rpcs=most,
         )
 
-    def listen(self, address: str) -> int:
+    def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """See `Transport`."""
-        port = self._server.add_insecure_port(address)
+        if credentials is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, credentials)
         self.addresses.append(listening_address(address, port))
         return port
 
