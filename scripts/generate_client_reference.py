@@ -20,6 +20,7 @@ COLUMNS = 100
 HIDDEN = {"from_proto"}
 GROUPS = {
     "Clients": ("AttentionClient", "AsyncAttentionClient"),
+    "Encryption": ("TlsFiles",),
     "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs"),
     "Results": ("AttentionResult",),
     "Descriptions of models": ("ModelInfo", "TensorInfo", "ParityInfo", "CostInfo"),

@@ -12,6 +12,7 @@ with AttentionClient("127.0.0.1:8001") as client:
 from attention_client._async_client import AsyncAttentionClient
 from attention_client._client import AttentionClient
 from attention_client._models import CostInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client._tls import TlsFiles
 from attention_client._values import AttendInputs, AttentionResult, TextInputs, TokenInputs
 from attention_client.errors import (
     AttentionClientError,
@@ -56,6 +57,7 @@ __all__ = [
     "ResourceExhaustedError",
     "TensorInfo",
     "TextInputs",
+    "TlsFiles",
     "TokenInputs",
     "UnauthenticatedError",
     "UnavailableError",

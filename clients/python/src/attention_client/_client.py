@@ -52,8 +52,8 @@ class AttentionClient(Connection):
             distributed round robin over several targets and over all addresses of a DNS name. Several targets
             are resolved once, when the client is created; a single name is resolved again when a connection
             is lost.
-        credentials: Credentials of the connection, such as `grpc.ssl_channel_credentials()`; None means an
-            unencrypted connection.
+        credentials: Credentials of the connection: `TlsFiles`, which are read again when they change, or
+            gRPC's, such as `grpc.ssl_channel_credentials()`; None means an unencrypted connection.
         token: Sent with every call as `authorization: Bearer TOKEN`. Without credentials it is accepted only
             for targets on this machine.
         metadata: Keys and values sent with every call. Values are printable ASCII text, or bytes for keys

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import grpc
 
 from attention_client._targets import Targets, is_local, read_targets, resolve
+from attention_client._tls import TlsFiles
 from attention_client._validation import type_name, whole_number
 from attention_client._values import Wire
 from attention_client._wire import read_wire
@@ -53,7 +54,7 @@ class ConnectionSettings:
     """What a client's constructor takes, validated; see AttentionClient."""
 
     targets: tuple[str, ...]
-    credentials: grpc.ChannelCredentials | None
+    credentials: grpc.ChannelCredentials | TlsFiles | None
     metadata: tuple[tuple[str, str | bytes], ...]
     timeout: float
     wait_for_ready: bool
@@ -79,7 +80,7 @@ class ConnectionSettings:
 def connection_settings(
     target: Targets,
     *,
-    credentials: grpc.ChannelCredentials | None,
+    credentials: grpc.ChannelCredentials | TlsFiles | None,
     token: str | None,
     metadata: Metadata | None,
     timeout: float,
@@ -96,8 +97,8 @@ def connection_settings(
         InvalidArgumentError: An argument has a wrong type or a value outside its range.
     """
     targets = read_targets(target)
-    if credentials is not None and not isinstance(credentials, grpc.ChannelCredentials):
-        raise invalid("credentials", "grpc.ChannelCredentials or None", type_name(credentials))
+    if not isinstance(credentials, grpc.ChannelCredentials | TlsFiles | None):
+        raise invalid("credentials", "grpc.ChannelCredentials, TlsFiles or None", type_name(credentials))
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise invalid("compression", "'gzip', 'deflate' or None", repr(compression))
     options = _options(targets, max_message_bytes=max_message_bytes, max_retries=max_retries)
@@ -173,7 +174,7 @@ def _read_metadata(metadata: Metadata | None) -> list[tuple[str, str | bytes]]:
 
 
 def _authorization(
-    token: str | None, targets: Sequence[str], credentials: grpc.ChannelCredentials | None
+    token: str | None, targets: Sequence[str], credentials: grpc.ChannelCredentials | TlsFiles | None
 ) -> list[tuple[str, str]]:
     """The token as metadata; an unencrypted connection carries it on this machine only."""
     if token is None:

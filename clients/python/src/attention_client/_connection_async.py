@@ -31,8 +31,10 @@ from attention_client._failures import (
 )
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._readiness import HEALTH_REQUEST, Readiness, is_serving, wait_until_ready_async
+from attention_client._renewing_async import AsyncRenewingChannel
 from attention_client._stream_async import translated_async
 from attention_client._targets import Targets
+from attention_client._tls import TlsFiles
 from attention_client._values import Wire
 from attention_client.errors import AttentionClientError, invalid
 
@@ -48,7 +50,7 @@ class AsyncConnection:
         self,
         target: Targets = DEFAULT_TARGET,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: grpc.ChannelCredentials | TlsFiles | None = None,
         token: str | None = None,
         metadata: Metadata | None = None,
         timeout: float = DEFAULT_TIMEOUT,
@@ -182,11 +184,17 @@ def _require_event_loop() -> None:
 
 
 def _open_channel(settings: ConnectionSettings) -> aio.Channel:
+    def secure(credentials: grpc.ChannelCredentials) -> aio.Channel:
+        return aio.secure_channel(target, credentials, settings.options, settings.compression)
+
+    target = settings.target
     try:
         if settings.credentials is None:
-            return aio.insecure_channel(settings.target, settings.options, settings.compression)
-        return aio.secure_channel(
-            settings.target, settings.credentials, settings.options, settings.compression
-        )
+            return aio.insecure_channel(target, settings.options, settings.compression)
+        if isinstance(settings.credentials, TlsFiles):
+            return AsyncRenewingChannel(settings.credentials, secure)
+        return secure(settings.credentials)
+    except AttentionClientError:
+        raise
     except (TypeError, ValueError, OverflowError) as error:
         raise invalid("channel_options", "options that gRPC takes", error) from error

@@ -28,7 +28,9 @@ from attention_client._failures import (
 )
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._readiness import HEALTH_REQUEST, Readiness, is_serving, wait_until_ready
+from attention_client._renewing import RenewingChannel
 from attention_client._targets import Targets
+from attention_client._tls import TlsFiles
 from attention_client._values import Wire
 from attention_client.errors import AttentionClientError, invalid
 
@@ -44,7 +46,7 @@ class Connection:
         self,
         target: Targets = DEFAULT_TARGET,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: grpc.ChannelCredentials | TlsFiles | None = None,
         token: str | None = None,
         metadata: Metadata | None = None,
         timeout: float = DEFAULT_TIMEOUT,
@@ -185,11 +187,17 @@ class Connection:
 
 
 def _open_channel(settings: ConnectionSettings) -> grpc.Channel:
+    def secure(credentials: grpc.ChannelCredentials) -> grpc.Channel:
+        return grpc.secure_channel(target, credentials, settings.options, settings.compression)
+
+    target = settings.target
     try:
         if settings.credentials is None:
-            return grpc.insecure_channel(settings.target, settings.options, settings.compression)
-        return grpc.secure_channel(
-            settings.target, settings.credentials, settings.options, settings.compression
-        )
+            return grpc.insecure_channel(target, settings.options, settings.compression)
+        if isinstance(settings.credentials, TlsFiles):
+            return RenewingChannel(settings.credentials, secure)
+        return secure(settings.credentials)
+    except AttentionClientError:
+        raise
     except (TypeError, ValueError, OverflowError) as error:
         raise invalid("channel_options", "options that gRPC takes", error) from error

@@ -48,13 +48,16 @@ def _enrich(ctx: typer.Context) -> None:
     except ModuleNotFoundError as error:
         fail(f"enrich needs {error.name}: install attention-client with its extra 'enrich'")
     given = {name: value for name, value in ctx.obj.items() if value is not None}
-    server = ["--server", given.pop("server")] if "server" in given else []
-    report = ["--json"] if given.pop("json", False) else []
+    shared = []
+    for name in ("server", "token", "ca", "certificate", "private_key"):
+        if name in given:
+            shared += [f"--{name.replace('_', '-')}", str(given.pop(name))]
+    shared += [f"--{name}" for name in ("tls", "json") if given.pop(name, False)]
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise typer.BadParameter(f"enrich does not support {names}")
     command = typer.main.get_command(enrich.app)
-    sys.exit(command.main([*server, *report, *ctx.args], prog_name="attention-client enrich"))
+    sys.exit(command.main([*shared, *ctx.args], prog_name="attention-client enrich"))
 
 
 app.callback()(add_options(_root))
