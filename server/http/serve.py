@@ -26,7 +26,7 @@ HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
 class _Loop(asyncio.SelectorEventLoop):
     """Limits how long encrypted connections may take to begin and to end, which uvicorn cannot be told."""
 
-    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:  # type: ignore[override]
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
         """As of asyncio."""
         if options.get("ssl") is not None:
             options["ssl_handshake_timeout"] = HANDSHAKE_SECONDS

@@ -222,5 +222,7 @@ def test_the_command_takes_the_files(
     pair = ["--certificate", mounted.certificate, "--key", mounted.key]
     assert run_command(monkeypatch, *given, *pair, "models", "--token", "secret") == 0
     assert server.service.callers == [("old.example", "Bearer secret")]
+    attend = ["attend", "--model", "m", "--query", "[[1, 2]]", "--private-key", mounted.key]
+    assert run_command(monkeypatch, *given, *pair[:2], *attend) == 0
     assert run_command(monkeypatch, *given, "--certificate", mounted.certificate, "models") == 2
     assert "the files of certificate and key, or neither" in capsys.readouterr().err

@@ -31,6 +31,14 @@ class Service(pb_grpc.AttentionServiceServicer):
         self._note(context)
         return pb.ListModelsResponse(models=[pb.Model(name="m", version="1", state=pb.Model.STATE_READY)])
 
+    def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        self._note(context)
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "only streams and lists are served")
+
+    def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        self._note(context)
+        return pb.AttendResponse(context_vectors=request.query)
+
     def AttendStream(  # noqa: N802
         self, requests: Iterator[pb.AttendStreamRequest], context: grpc.ServicerContext
     ) -> Any:

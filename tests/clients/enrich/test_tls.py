@@ -66,7 +66,7 @@ def test_the_name_of_a_server_is_verified_and_not_its_address(
     monkeypatch.setattr("attention_client.enrich.servers.resolve", lambda _: [server.target])
     try:
         for name, expected in (
-            ("server.example", "Method not implemented"),
+            ("server.example", "only streams and lists are served"),
             ("other.example", "(?i)verif|hostname|peer name"),
         ):
             with pytest.raises(EnrichError, match=expected):
