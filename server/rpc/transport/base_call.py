@@ -2,11 +2,12 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import grpc
 
 from server.rpc.timeouts import CallAt, Timeouts
+from server.rpc.transport import peer
 from server.rpc.transport.seam import Callback, Metadata
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,18 @@ class BaseCall(ABC):
     @abstractmethod
     def peer(self) -> str:
         """The address of the caller, as the core writes it: it ends with a colon and the port."""
+
+    def peer_identities(self) -> tuple[str, ...]:
+        """See `Call`."""
+        return peer.identities(self._authentication(), self._invocation_metadata())
+
+    @abstractmethod
+    def _authentication(self) -> Mapping[str, Sequence[bytes]]:
+        """What the core knows of the peer: its authentication context."""
+
+    @abstractmethod
+    def _invocation_metadata(self) -> Metadata:
+        """The metadata that the caller sent."""
 
     @abstractmethod
     def finish(

@@ -46,6 +46,7 @@ class CompletionQueueCall(BaseCall):
         super().__init__(_text(event.call_details.method), calls)
         self.deadline = deadline_after(event.call_details.deadline - time.time())
         self._call = event.call
+        self._metadata: Metadata = event.invocation_metadata
         self._timers = timers
         self._callbacks = callbacks
         self._sent_initial_metadata = False
@@ -55,6 +56,12 @@ class CompletionQueueCall(BaseCall):
     def peer(self) -> str:
         """See `BaseCall`."""
         return _text(self._call.peer())
+
+    def _authentication(self) -> dict[str, list[bytes]]:
+        return {_text(name): values for name, values in cygrpc.auth_context(self._call).items()}
+
+    def _invocation_metadata(self) -> Metadata:
+        return self._metadata
 
     def watch_end(self) -> None:
         """Has the core report the end of the call, unless it does so already."""

@@ -41,6 +41,13 @@ class Call(Protocol):
     def reader_cut(self) -> bool:
         """Whether the call was ended because the caller did not read what was sent to it."""
 
+    def peer_identities(self) -> tuple[str, ...]:
+        """The names in the verified certificate of the client: see `server.tls.identities`.
+
+        For a call through the HTTP process, the names of the client of that. Empty without mutual TLS. Call
+        it before the call is done.
+        """
+
     def receive(self, then: Callable[[bytes | None], None]) -> None:
         """Requests the next message, and calls back with it; with None if there are no more."""
 

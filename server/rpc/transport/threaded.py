@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -118,6 +118,13 @@ class ThreadedCall(BaseCall):
         """See `BaseCall`."""
         found: str = self._context.peer()
         return found
+
+    def _authentication(self) -> Mapping[str, Sequence[bytes]]:
+        found: Any = self._context.auth_context()  # the stubs lack that a property has several values
+        return dict(found)
+
+    def _invocation_metadata(self) -> Metadata:
+        return tuple((key, value) for key, value in self._context.invocation_metadata())
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""

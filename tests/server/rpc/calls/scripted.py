@@ -39,6 +39,9 @@ class ScriptedCall(Call):
     def reader_cut(self) -> bool:
         return False
 
+    def peer_identities(self) -> tuple[str, ...]:
+        return ()
+
     @property
     def is_receiving(self) -> bool:
         """Whether a message was requested that is not delivered yet."""
