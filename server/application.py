@@ -11,6 +11,7 @@ from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.store import RepositoryError
 from server.errors import LoadError
+from server.identity import guard_of
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.model_control import ControlMode
@@ -31,11 +32,13 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
     accepted, and a load in progress cannot be interrupted.
 
     Raises:
+        IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
         LoadError: The repository does not contain a model that can be served.
         BindError: An address cannot be listened on.
     """
     metrics = Metrics()
-    server = RpcServer(rpc_options(settings), CallLog(metrics))
+    guard = guard_of(settings, metrics)
+    server = RpcServer(rpc_options(settings), CallLog(metrics), guard)
     try:
         lifecycle.before_loading(server, metrics)
         repository = load_models(settings, inbox)
@@ -55,6 +58,8 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
     finally:
         server.stop(0)
         lifecycle.close()
+        if guard is not None:
+            guard.close()
     log.info("stopped")
 
 
@@ -79,6 +84,8 @@ def rpc_options(settings: Settings) -> RpcOptions:
         connection_age_grace_seconds=settings.connection_age_grace_seconds,
         keepalive_seconds=settings.keepalive_seconds,
         allow_shared_memory=settings.allow_shared_memory,
+        identity_share=settings.identity_share,
+        open_reflection=settings.open_reflection,
         share_port=settings.workers > 1,
         transport=TransportKind(settings.transport),
     )

@@ -25,7 +25,7 @@ Value: TypeAlias = str | bool
 Given: TypeAlias = tuple[str, tuple[Value, str]]
 CONFIG = "config"
 # Variables of the client's commands and of the benchmarks, which may be set in the same shell.
-OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}PEERS"})
+OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}TOKEN", f"{PREFIX}PEERS"})
 MAX_SHOWN = 200
 MAX_METAVAR = 16
 METAVARS: dict[Any, str] = {

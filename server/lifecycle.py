@@ -70,7 +70,10 @@ class Standalone:
         host = self._settings.host
         metrics.loading(initial_models(self._settings, model_store(self._settings)))
         port = server.bind()
-        self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port, metrics.refresh)
+        guard = server.guard if self._settings.protect_metrics else None
+        self._endpoint = MetricsEndpoint(
+            metrics.registry, host, self._settings.metrics_port, metrics.refresh, guard=guard
+        )
         self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
         if self._settings.unix_socket is not None:
             self._ports["unix_socket"] = self._settings.unix_socket

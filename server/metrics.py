@@ -118,6 +118,13 @@ class Metrics:
             "Number of runs that were stopped because no caller waited for their results.",
             "model",
         )
+        self._security_reloads = self._counter(
+            "attention_security_reloads",
+            "Number of times that tokens or keys were read again, by the result: after a failure, those that"
+            " were read before stay in use.",
+            "what",
+            "result",
+        )
         self._parity = self._gauge(
             "attention_parity_max_abs_error",
             "Largest absolute difference from eager PyTorch, measured on this machine when the model loaded.",
@@ -201,6 +208,10 @@ class Metrics:
     def refused(self, method: str, reason: str) -> None:  # noqa: ARG002 - a label for each pair would be many
         """Counts a request that was refused."""
         self._refused(reason).inc()
+
+    def reloaded(self, what: str, *, success: bool) -> None:
+        """Counts that tokens or keys were read again."""
+        self._security_reloads(what, "success" if success else "failure").inc()
 
     def reader_cut(self, method: str) -> None:
         """Counts a call that was ended because its caller did not read."""

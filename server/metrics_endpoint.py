@@ -16,7 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
+from server.engine.errors import Code, EngineError
 from server.errors import BindError
+from server.security.guard import Guard
+from server.security.rights import Right
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,11 @@ ALLOWED = "GET, HEAD, OPTIONS"
 MAX_CONNECTIONS = 16
 # How long a connection may last, from its begin until the response has been sent.
 MAX_CONNECTION_SECONDS = 10.0
+STATUSES = {
+    Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+}
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -40,6 +48,7 @@ class MetricsEndpoint:
         refresh: Callable[[], None] = lambda: None,
         *,
         max_connection_seconds: float = MAX_CONNECTION_SECONDS,
+        guard: Guard | None = None,
     ) -> None:
         """Starts to listen.
 
@@ -49,6 +58,7 @@ class MetricsEndpoint:
             port: 0 selects a free port.
             refresh: Called before the metrics are read.
             max_connection_seconds: How long a connection may last, in seconds. Then it is closed.
+            guard: Knows who may read the metrics; None lets everyone.
 
         Raises:
             BindError: The address is in use, or does not belong to this machine.
@@ -57,6 +67,7 @@ class MetricsEndpoint:
             self._server = _Server(host.strip("[]"), port, registry, refresh, max_connection_seconds)
         except OSError as error:
             raise BindError(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
+        self._server.guard = guard
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -73,6 +84,7 @@ class _Server(ThreadingMixIn, TCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    guard: Guard | None = None
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(
@@ -133,6 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
         if url.path != PATH:
             self.send_error(HTTPStatus.NOT_FOUND, explain=f"only {PATH} is served on this port")
             return
+        if not self._is_permitted():
+            return
         self.server.refresh()
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         names = parse_qs(url.query).get("name[]")
@@ -142,6 +156,31 @@ class _Handler(BaseHTTPRequestHandler):
         if gzip_accepted(self.headers.get("Accept-Encoding", "")):
             body = gzip.compress(body)
             self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _is_permitted(self) -> bool:
+        """Whether the caller may read the metrics; refuses one that may not."""
+        if self.server.guard is None:
+            return True
+        given = self.headers.get_all("Authorization") or []
+        try:
+            identity = self.server.guard.identify([("authorization", value) for value in given], tuple)
+            identity.require(Right.READ)
+        except EngineError as error:
+            self._refuse(error)
+            return False
+        return True
+
+    def _refuse(self, error: EngineError) -> None:
+        status = STATUSES.get(error.code, HTTPStatus.SERVICE_UNAVAILABLE)
+        body = f"{error.message}\n".encode()
+        self.send_response(status)
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.send_header("Content-Type", self.error_content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":

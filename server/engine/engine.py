@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import Future
 
 from server.engine.budget import MemoryBudget, Reservation
+from server.engine.caller import ANYONE, Caller
 from server.engine.errors import EngineError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
@@ -115,16 +116,17 @@ class Engine:
     def _schedule(self, validated: ValidatedRequest) -> Future[Result]:
         return self._scheduler.submit(validated, wake=threading.get_ident() != self._inline_thread)
 
-    def check_deadline(self, deadline: float) -> None:
+    def check_deadline(self, deadline: float, caller: Caller = ANYONE) -> None:
         """Refuses a call before its message is received, if the work that is queued leaves no time for it.
 
         Args:
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
+            caller: Whose call it is.
 
         Raises:
             OverloadedError: The result would come too late.
         """
-        self._scheduler.check_deadline(deadline)
+        self._scheduler.check_deadline(deadline, caller)
 
     def load(self) -> EngineLoad:
         """What the engine holds now."""

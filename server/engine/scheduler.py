@@ -13,6 +13,7 @@ from server import thread_names
 from server.engine.admission import EARLY_RESERVE, Admission
 from server.engine.arena import ArenaTrimmer
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
+from server.engine.caller import ANYONE, Caller
 from server.engine.dispatch import Dispatch, Next
 from server.engine.errors import DeadlineExceededError, RunFailedError, ShuttingDownError
 from server.engine.execute import Outputs
@@ -84,13 +85,13 @@ class Scheduler:
                 run_bytes=sum(self._dispatch.running.values()),
             )
 
-    def check_deadline(self, deadline: float) -> None:
-        """Raises OverloadedError if even a request without work of its own would be late."""
+    def check_deadline(self, deadline: float, caller: Caller = ANYONE) -> None:
+        """Raises OverloadedError if even a caller's request without work of its own would be late."""
         now = time.monotonic()
         if self._admission.is_certain(self._dispatch.work, deadline, now):
             return
         with self._lock:
-            waiting = self._dispatch.work_before(0.0)
+            waiting = self._dispatch.work_before(0.0, caller)
             self._admission.check(waiting, 0.0, deadline, now, reserve=EARLY_RESERVE)
 
     def submit(self, request: ValidatedRequest, *, wake: bool = True) -> Future[Result]:
@@ -119,7 +120,7 @@ class Scheduler:
         if self._admission.is_certain(self._dispatch.work, request.deadline, now):
             return
         own = sum([sequence.shape.seconds for sequence in request.sequences])
-        self._admission.check(self._dispatch.work_before(own), own, request.deadline, now)
+        self._admission.check(self._dispatch.work_before(own, request.caller), own, request.deadline, now)
 
     def run_inline(self, limit_seconds: float) -> bool:
         """Runs the next batch on the calling thread if a run may start, which saves waking another thread.

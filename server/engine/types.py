@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from artifact.manifest import IN_BLOCKS, GraphKind
+from server.engine.caller import ANYONE, Caller
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
@@ -83,6 +84,7 @@ class Request:
         mask: None if every key may be attended to.
         return_weights: Whether the result contains the attention weights.
         deadline: On `time.monotonic`'s clock, in seconds.
+        caller: Whose request it is, for the shares of callers.
     """
 
     inputs: Mapping[str, Ragged] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class Request:
     mask: Mask | None = None
     return_weights: bool = False
     deadline: float = math.inf
+    caller: Caller = ANYONE
 
 
 class SequenceShape(NamedTuple):

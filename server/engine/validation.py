@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from artifact.manifest import POSITIONS, GraphKind, TensorSpec
+from server.engine.caller import ANYONE, Caller
 from server.engine.dimensions import DTYPES, dimensions
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
@@ -30,6 +31,7 @@ class ValidatedRequest:
         graph: The graph that computes its sequences, of which long ones run in blocks.
         deadline: On `time.monotonic`'s clock, in seconds.
         input_bytes: Size of the inputs, which may be views of the received message.
+        caller: Whose request it is.
         held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
             result, and the serialized reply.
         future: Resolved once, with a result or an `EngineError`; cancelled if the request was withdrawn.
@@ -41,6 +43,7 @@ class ValidatedRequest:
     deadline: float
     input_bytes: int
     held_bytes: int
+    caller: Caller = ANYONE
     future: "Future[Result]" = field(default_factory=Future)
 
 
@@ -80,6 +83,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         deadline=request.deadline,
         input_bytes=sum([own.rows.nbytes for own in ragged]),
         held_bytes=mask_bytes + 2 * result_bytes,
+        caller=request.caller,
     )
 
 

@@ -57,6 +57,12 @@ def main(
     grace_seconds: Annotated[
         float, typer.Option(min=0, help="How long requests in progress may take at the end, in seconds.")
     ] = DEFAULTS.grace_seconds,
+    authorize: Annotated[
+        bool,
+        typer.Option(
+            help="Ask the gRPC server who may call before a large body is read: for a server with tokens."
+        ),
+    ] = DEFAULTS.authorize,
     log_level: Annotated[LogLevel, typer.Option(help="Minimum level of events.")] = DEFAULTS.log_level,
     log_format: Annotated[LogFormat, typer.Option(help="Format of the log.")] = DEFAULTS.log_format,
 ) -> None:
@@ -71,6 +77,7 @@ def main(
         receive_timeout_seconds=receive_timeout_seconds,
         send_timeout_seconds=send_timeout_seconds,
         grace_seconds=grace_seconds,
+        authorize=authorize,
         log_level=log_level,
         log_format=log_format,
     )

@@ -51,6 +51,8 @@ class Call(Exchange):
     async def answer(self, request: Request, body: Body, send: Send) -> None:
         """Calls the method and sends its reply."""
         method = self._methods["GET" if request.method == "HEAD" else request.method]
+        if method.verb != "GET":
+            await self.context.authorize(request, method.rpc)
         reservation = self.context.budget.reserve(0)
         try:
             data = bytearray() if method.verb == "GET" else await body.read(reservation)

@@ -56,8 +56,22 @@ class Backend:
         Raises:
             BackendError: The call ended with a status other than OK.
         """
+        return await self.call_path(f"/{SERVICE}/{method}", request, metadata, timeout)
+
+    async def call_path(self, path: str, request: bytes, metadata: Metadata, timeout: float | None) -> bytes:
+        """As `call`, for a method of any service.
+
+        Args:
+            path: Full name of the method.
+            request: The message.
+            metadata: Metadata of the call.
+            timeout: Seconds until the deadline; None sets none.
+
+        Raises:
+            BackendError: The call ended with a status other than OK.
+        """
         index = self._next()
-        call: Any = self._channels[index].unary_unary(f"/{SERVICE}/{method}")
+        call: Any = self._channels[index].unary_unary(path)
         self._calls[index] += 1
         try:
             reply: bytes = await call(request, metadata=metadata, timeout=timeout)

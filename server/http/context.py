@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from server.engine.budget import MemoryBudget
 from server.engine.errors import EngineError, InvalidRequestError, OverloadedError
 from server.http import errors
+from server.http.authorization import Authorization, is_large
 from server.http.backend import Backend, Metadata
 from server.http.body import Body
 from server.http.errors import ClientDisconnectedError, HttpError
@@ -39,10 +40,12 @@ class Context:
         options: What the process does.
         backend: The gRPC server.
         budget: Memory of all requests in progress.
+        authorization: Refuses callers before a large body is read.
     """
 
     def __init__(self, options: HttpOptions, backend: Backend) -> None:
         self.options, self.backend = options, backend
+        self.authorization = Authorization(backend) if options.authorize else None
         self.budget = MemoryBudget(options.max_in_flight_bytes)
         self._places = options.max_concurrent_requests
         self._taken = 0
@@ -63,6 +66,20 @@ class Context:
             yield
         finally:
             self._taken -= 1
+
+    async def authorize(self, request: Request, rpc: str) -> None:
+        """Checks that the client may call a method, if its body is worth a question.
+
+        Args:
+            request: The request.
+            rpc: Name of the method in the service.
+
+        Raises:
+            BackendError: It may not.
+        """
+        if self.authorization is not None and is_large(request.headers):
+            model = request.path_params.get("model", "")
+            await self.authorization.check(metadata_of(request), rpc, model)
 
     def body(self, request: Request) -> Body:
         """The body of a request, which has not been read."""
@@ -137,8 +154,7 @@ def metadata_of(request: Request) -> Metadata:
     """
     metadata = []
     for name in FORWARDED:
-        value = request.headers.get(name)
-        if value is not None:
+        for value in request.headers.getlist(name):
             if not (value.isascii() and value.isprintable()):
                 raise InvalidRequestError(name, "contains characters other than printable ASCII")
             metadata.append((name, value))

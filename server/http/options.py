@@ -27,6 +27,7 @@ class HttpOptions:
         receive_timeout_seconds: How long a head, and then a body, may take to arrive. 0 sets no limit.
         send_timeout_seconds: How long a client may take to read on. 0 sets no limit.
         grace_seconds: How long requests in progress may take when the process is to end.
+        authorize: Whether the gRPC server is asked who may call, before a large body is read.
         log_level: Minimum level of logged events.
         log_format: text or json.
     """
@@ -40,6 +41,7 @@ class HttpOptions:
     receive_timeout_seconds: float = 20
     send_timeout_seconds: float = 30
     grace_seconds: float = 30
+    authorize: bool = False
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
 
@@ -61,6 +63,7 @@ def options_of(settings: Settings, port: int) -> HttpOptions:
         receive_timeout_seconds=settings.receive_timeout_seconds,
         send_timeout_seconds=settings.send_timeout_seconds,
         grace_seconds=settings.grace_seconds,
+        authorize=settings.has_identities,
         log_level=settings.log_level,
         log_format=settings.log_format,
     )

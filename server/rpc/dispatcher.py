@@ -8,7 +8,9 @@ from typing import Protocol
 
 import grpc
 
+from server.engine.caller import Caller
 from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
+from server.rpc.access import CallAccess, RecheckedStream
 from server.rpc.admission import DRAINING, CallAdmission, CallAdmissions, CallLimits
 from server.rpc.calls.ending import end_with
 from server.rpc.calls.ordered_stream import OrderedStream
@@ -59,9 +61,10 @@ class Dispatcher:
         routes: Mapping[str, Route],
         observer: CallObserver,
         limits: CallLimits,
-        check_deadline: Callable[[float], None],
+        check_deadline: Callable[..., None],
         *,
         stream_window: int,
+        access: CallAccess | None = None,
     ) -> None:
         """Creates the dispatcher.
 
@@ -69,13 +72,16 @@ class Dispatcher:
             routes: The route of each method, by its full name.
             observer: Receives a report of every call whose route is counted, and of every refusal.
             limits: How many calls are open at a time.
-            check_deadline: Raises OverloadedError if a call with that deadline would be answered too late.
+            check_deadline: Raises OverloadedError if a call with that deadline, of a `Caller` if one is given,
+                would be answered too late.
             stream_window: Number of requests of one stream that may be without a sent reply.
+            access: Checks who calls, and what that identity may do and hold; None lets everyone do everything.
         """
         self._routes = routes
         self._observer = observer
         self._check_deadline = check_deadline
         self._window = stream_window
+        self._access = access
         self._admissions = CallAdmissions(limits)
         self._streams: dict[Call, OrderedStream | ServerStream] = {}
         self._draining = False
@@ -91,8 +97,10 @@ class Dispatcher:
         try:
             if self._draining:
                 _refuse_while_draining(route)
+            if self._access is not None:
+                self._access.admit(call, route)
             if route.kind is CallKind.UNARY and route.takes_place:
-                self._check_deadline(call.deadline)
+                self._check_deadline(call.deadline, *_caller(call))
             admission.arrive(call)
         except EngineError as error:
             end_with(call, error)
@@ -101,7 +109,10 @@ class Dispatcher:
             case CallKind.UNARY:
                 UnaryCall(call, route, admission.received)
             case CallKind.ORDERED_STREAM:
-                self._streams[call] = OrderedStream(call, route, self._window, admission)
+                progress = (
+                    admission if self._access is None else RecheckedStream(self._access, route, admission)
+                )
+                self._streams[call] = OrderedStream(call, route, self._window, progress)
             case CallKind.SERVER_STREAMING:
                 self._streams[call] = ServerStream(call, route, admission.received)
 
@@ -132,6 +143,11 @@ class Dispatcher:
         if route.counted:
             code = call.ended_with or grpc.StatusCode.UNKNOWN
             self._observer.called(call.method, code.name, time.perf_counter() - started)
+
+
+def _caller(call: Call) -> tuple[Caller, ...]:
+    """Whose call it is, if that is known."""
+    return () if call.identity is None else (call.identity.caller,)
 
 
 def _refuse_while_draining(route: Route) -> None:

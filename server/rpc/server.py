@@ -8,6 +8,7 @@ from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.errors import BindError
 from server.model_control import ModelControl
+from server.rpc.access import CallAccess
 from server.rpc.admission import CallLimits
 from server.rpc.calls.codec_threads import CodecThreads
 from server.rpc.channel_options import channel_options
@@ -19,6 +20,7 @@ from server.rpc.shared_memory import SharedMemory
 from server.rpc.transport import create_transport
 from server.rpc.transport.connections import connections
 from server.rpc.unix_socket import UnixSocket
+from server.security.guard import Guard
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
@@ -31,17 +33,23 @@ class RpcServer:
     that clients make between `bind` and `start` wait in the operating system's queue, and so do their
     calls, until `start` or their deadlines. They fail with UNAVAILABLE or CANCELLED if the server stops
     without having started.
+
+    Attributes:
+        guard: Knows who may call; None if everyone may do everything.
     """
 
-    def __init__(self, options: RpcOptions, observer: CallObserver) -> None:
+    def __init__(self, options: RpcOptions, observer: CallObserver, guard: Guard | None = None) -> None:
         """Creates a server that is not bound.
 
         Args:
             options: Where it listens, and how much it takes.
             observer: Receives a report of every call that ended.
+            guard: Knows who may call; its owner closes it. None lets everyone do everything.
         """
         self._options = options
         self._observer = observer
+        self.guard = guard
+        self._access = _access_of(guard, options)
         self._health = HealthService(SERVICES)
         self._codec_threads = CodecThreads()
         self._serving = False
@@ -89,11 +97,14 @@ class RpcServer:
                 self._is_serving,
                 control,
                 SharedMemory() if self._options.allow_shared_memory else None,
+                access=self._access,
+                open_reflection=self._options.open_reflection,
             ),
             self._observer,
             _call_limits(self._options),
             engine.check_deadline,
             stream_window=self._options.stream_window,
+            access=self._access,
         )
         # First: health checks that have waited for the start are answered at once.
         self._set_serving(serving=True)
@@ -145,6 +156,18 @@ class RpcServer:
         self._serving = serving
         self._health.set_serving(serving=serving)
         self.show_models()
+
+
+def _access_of(guard: Guard | None, options: RpcOptions) -> CallAccess | None:
+    """Checks who calls, if a guard knows that."""
+    if guard is None:
+        return None
+    return CallAccess(
+        guard,
+        max_calls=options.max_concurrent_calls,
+        max_streams=options.max_streams,
+        share=options.identity_share,
+    )
 
 
 def _call_limits(options: RpcOptions) -> CallLimits:

@@ -6,6 +6,7 @@ from server import cores, memory
 from server.engine.limits import MIB, Limits
 from server.engine.provider import Device
 from server.settings.batching import Batching
+from server.settings.identity import IdentityAndRights
 from server.settings.models import Models
 from server.settings.network import Network
 from server.settings.process import Process
@@ -19,7 +20,7 @@ ARENA_FACTOR = 1.25
 AWAKE_SECONDS = 0.001
 
 
-class Settings(Models, Network, RequestLimits, Batching, Process):
+class Settings(Models, Network, IdentityAndRights, RequestLimits, Batching, Process):
     """Every option of the server. `server.command_line` reads them from flags, environment and file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -83,6 +84,7 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
 SECTIONS: dict[str, type[BaseModel]] = {
     "Models": Models,
     "Network": Network,
+    "Identity and rights": IdentityAndRights,
     "Request limits": RequestLimits,
     "Batching": Batching,
     "Process": Process,

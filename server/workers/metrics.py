@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from server.metrics_endpoint import MetricsEndpoint
+from server.security.guard import Guard
 from server.workers.handle import ExitKind
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -46,13 +47,14 @@ def _is_written(file: Path) -> bool:
 class MultiprocessMetrics:
     """Serves the metrics of all workers until it is closed."""
 
-    def __init__(self, folder: Path, host: str, port: int) -> None:
+    def __init__(self, folder: Path, host: str, port: int, guard: Guard | None = None) -> None:
         """Starts to listen.
 
         Args:
             folder: Where the workers write their metrics.
             host: Address or host name.
             port: 0 selects a free port.
+            guard: Knows who may read the metrics; None lets everyone.
 
         Raises:
             BindError: The address is in use, or does not belong to this machine.
@@ -71,7 +73,7 @@ class MultiprocessMetrics:
         )
         for kind in ExitKind:
             self._restarts.labels(kind)
-        self._endpoint = MetricsEndpoint(registry, host, port)
+        self._endpoint = MetricsEndpoint(registry, host, port, guard=guard)
         self.port = self._endpoint.port
 
     def count(self, *, ready: int, starting: int) -> None:

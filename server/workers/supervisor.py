@@ -14,6 +14,7 @@ from server import cores
 from server.errors import WorkerError
 from server.http.options import options_of
 from server.http.process import HttpProcess
+from server.identity import guard_of
 from server.settings import Settings
 from server.shutdown import EXIT_SECONDS, StopRequest, handle_signals
 from server.workers.assignment import Assignment, State
@@ -36,18 +37,22 @@ def run(settings: Settings) -> None:
 
     Raises:
         BindError: An address cannot be listened on.
+        IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
         WorkerError: A worker ended before all of them served.
     """
+    guard = guard_of(settings) if settings.protect_metrics else None
     # The supervisor waits for pipes, so that a signal arrives as a message of one more pipe.
     requests, requests_in = Pipe(duplex=False)
     handle_signals(requests_in.send)
     with (
         temporary_folder() as folder,
         reserved(settings.host, settings.port) as port,
-        closing(MultiprocessMetrics(folder, settings.host, settings.metrics_port)) as metrics,
+        closing(MultiprocessMetrics(folder, settings.host, settings.metrics_port, guard)) as metrics,
         ExitStack() as stack,
     ):
         addresses = {"host": settings.host, "port": port, "metrics_port": metrics.port}
+        if guard is not None:
+            stack.callback(guard.close)
         http = _http_process(settings, port, stack)
         if http is not None:
             addresses["http_port"] = http.port

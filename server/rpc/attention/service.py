@@ -8,6 +8,7 @@ from server.engine.engine import Engine
 from server.engine.errors import LimitExceededError, OverloadedError
 from server.engine.model import LoadedModel
 from server.engine.types import Result
+from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.attention import codec
 from server.rpc.attention.model_codec import describe
@@ -32,8 +33,9 @@ class AttentionService:
         self, request: Parsed[pb.AttendRequest], call: Call, reservation: Reservation
     ) -> DeferredReply:
         """Computes the context vectors of one request."""
+        model = self._model(request.message, call)
         wire = codec.output_type(request.message)
-        model, future = self._submit(request.message, request.fields, call.deadline, reservation)
+        future = self._submit(model, request.message, request.fields, call, reservation)
         return DeferredReply(future, lambda resolved: codec.encode(resolved.result(), model, wire))
 
     def attend_stream(
@@ -42,9 +44,10 @@ class AttentionService:
         """Answers one request of a stream. If it fails, an error takes its place and the stream goes on."""
         message = request.message
         try:
+            model = self._model(message.request, call)
             _check_id(message.id)
             wire = codec.output_type(message.request)
-            model, future = self._submit(message.request, request.fields, call.deadline, reservation)
+            future = self._submit(model, message.request, request.fields, call, reservation)
         except Exception as error:
             return _error_reply(message.id, error)
         return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, model, wire))
@@ -53,25 +56,34 @@ class AttentionService:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
         return _error_reply(leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER), error)
 
+    def _model(self, message: pb.AttendRequest, call: Call) -> LoadedModel:
+        return model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
+
     def _submit(
-        self, message: pb.AttendRequest, fields: Fields, deadline: float, reservation: Reservation
-    ) -> tuple[LoadedModel, Future[Result]]:
-        model = self._engine.model(message.model_name, message.model_version)
+        self,
+        model: LoadedModel,
+        message: pb.AttendRequest,
+        fields: Fields,
+        call: Call,
+        reservation: Reservation,
+    ) -> Future[Result]:
         allowance = Allowance(self._engine.limits, reservation)
-        request = codec.decode(message, deadline, codec.input_names(model), fields, allowance)
+        request = codec.decode(message, call.deadline, codec.input_names(model), fields, allowance)
+        request.caller = model_rights.caller_of(call)
         if request.texts:
             request = self._engine.encode_texts(model, request, reservation)
-        return model, self._engine.submit(model, request, reservation)
+        return self._engine.submit(model, request, reservation)
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
-        """Describes every model, those that failed to load included."""
-        return pb.ListModelsResponse(models=[describe(model) for model in self._engine.repository])
+        """Describes every model that the caller may read, those that failed to load included."""
+        models = model_rights.readable(self._engine.repository, call)
+        return pb.ListModelsResponse(models=[describe(model) for model in models])
 
     def get_model(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         """Describes one model."""
-        return pb.GetModelResponse(
-            model=describe(self._engine.repository.find(request.name, request.version))
-        )
+        repository = self._engine.repository
+        model = model_rights.readable_in_any_state(repository, call, request.name, request.version)
+        return pb.GetModelResponse(model=describe(model))
 
 
 def _check_id(request_id: str) -> None:

@@ -101,7 +101,7 @@ class Exchange:
 
     def _reserve(self, intake: Intake, message: bytes) -> bool:
         try:
-            self._reservation = intake.budget.reserve(len(message))
+            self._reservation = intake.budget.reserve(len(message), self._call.account)
         except OverloadedError as error:
             if self._route.refuse is None:
                 raise

@@ -10,12 +10,14 @@ from server.engine.engine import Engine
 from server.engine.errors import EngineError
 from server.engine.types import Result
 from server.model_control import ModelControl
+from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.open_inference import codec, response, stream
 from server.rpc.protobuf_bytes import Parsed
 from server.rpc.shared_memory import SharedMemory
 from server.rpc.transport.seam import Call
+from server.security.rights import Right
 
 SERVER_NAME = "attention-serving"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics", "logging")
@@ -58,6 +60,7 @@ class OpenInferenceService:
 
     def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         """Replies true for a loaded model, and false for an unknown one, as Triton does."""
+        model_rights.require(call, Right.READ, request.name)
         try:
             self._engine.model(request.name, request.version)
         except EngineError:
@@ -73,9 +76,10 @@ class OpenInferenceService:
     ) -> DeferredReply:
         """Computes the outputs of one request."""
         message = request.message
-        model = self._engine.model(message.model_name, message.model_version)
+        model = model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
         allowance = Allowance(self._engine.limits, reservation)
         decoded = codec.decode(message, model, call.deadline, request.fields, allowance, self._memory)
+        decoded.request.caller = model_rights.caller_of(call)
         future = self._engine.submit(model, decoded.request, reservation)
 
         def encode(resolved: Future[Result]) -> bytes:

@@ -9,14 +9,24 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
+from server.engine.budget import Account
 from server.rpc.transport.connections import Address
+from server.security.identities import Identity
 
 Callback: TypeAlias = Callable[[], object]
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
 class Call(Protocol):
-    """One call, from its arrival to its end."""
+    """One call, from its arrival to its end.
+
+    Attributes:
+        identity: Who calls, once that was checked; None if nobody had to say.
+        account: What the identity holds of the memory of requests; None if nobody had to say.
+    """
+
+    identity: Identity | None = None
+    account: Account | None = None
 
     @property
     def method(self) -> str:
@@ -40,6 +50,9 @@ class Call(Protocol):
     @property
     def reader_cut(self) -> bool:
         """Whether the call was ended because the caller did not read what was sent to it."""
+
+    def metadata(self) -> Metadata:
+        """The metadata that the caller sent. The keys are in lower case."""
 
     def peer_identities(self) -> tuple[str, ...]:
         """The names in the verified certificate of the client: see `server.tls.identities`.

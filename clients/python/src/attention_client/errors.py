@@ -86,7 +86,7 @@ class ResourceExhaustedError(AttentionClientError):
 
 
 class OverloadedError(ResourceExhaustedError):
-    """The server's queue is full and the request was not queued; the same call may succeed later."""
+    """The server's queue is full, or the caller holds its share; the same call may succeed later."""
 
 
 class MessageTooLargeError(ResourceExhaustedError, LimitExceededError):
@@ -140,6 +140,7 @@ _BY_CODE = {cls.code: cls for cls in AttentionClientError.__subclasses__()}
 _BY_REASON: dict[tuple[grpc.StatusCode, str], type[AttentionClientError]] = {
     (grpc.StatusCode.INVALID_ARGUMENT, "LIMIT_EXCEEDED"): LimitExceededError,
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"): OverloadedError,
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "IDENTITY_LIMIT"): OverloadedError,
 }
 
 

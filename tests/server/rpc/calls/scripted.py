@@ -39,6 +39,9 @@ class ScriptedCall(Call):
     def reader_cut(self) -> bool:
         return False
 
+    def metadata(self) -> Metadata:
+        return ()
+
     def peer_identities(self) -> tuple[str, ...]:
         return ()
 
