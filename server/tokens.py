@@ -102,6 +102,7 @@ def create(
 @application.command("list")
 def list_identities(
     file: File,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON rather than a table.")] = False,
 ) -> None:
     """Print the names, rights and ends of all identities."""

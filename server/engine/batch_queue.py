@@ -5,8 +5,8 @@ comes later by the expected duration of those before it. Requests of one sequenc
 of their arrival, and a request of thousands shares the runs with the others instead of stopping them.
 Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 
-This is the order among the requests of one caller. If several callers have queued sequences, they take turns by
-what each of them has run: see `server.engine.fair_shares`.
+This is the order among the requests of one caller. If several callers have queued sequences, they take turns
+by what each of them has run: see `server.engine.fair_shares`.
 
 The sequence whose turn is next is part of every batch. Others join its batch if that is expected to cost less
 than a run of their own. Only a sequence whose run does not fit into the memory that is left waits while later
@@ -246,7 +246,7 @@ class BatchQueue:
         return sorted(found, key=_first)
 
     def _put_back(self, rest: list[QueuedSequence], head: QueuedSequence) -> None:
-        """Puts sequences of several callers back, and removes buckets that are empty, except that of the head."""
+        """Puts sequences of several callers back. Removes empty buckets, except that of the head."""
         for queued in reversed(rest):
             request = queued.request
             self._buckets[request.model, request.graph, request.caller].appendleft(queued)

@@ -65,7 +65,7 @@ class Dispatch:
         return self.queue.seconds + self._running_seconds
 
     def work_before(self, own: float, caller: Caller = ANYONE) -> float:
-        """Work that comes before the end of a caller's request that is queued now, whose own work is given."""
+        """Work that comes before the end of a request that is queued now, given its own work and caller."""
         return self.queue.seconds_before(own, caller) + self._running_seconds
 
     @property

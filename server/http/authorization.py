@@ -1,7 +1,7 @@
 """Refuses callers that may not call, before their large bodies are read.
 
-This process knows no tokens: the gRPC server decides. A small body is read and sent on, and refused there. For
-a large one, the gRPC server is asked first; that a caller may call is remembered for a second.
+This process knows no tokens: the gRPC server decides. A small body is read and sent on, and refused there.
+For a large one, the gRPC server is asked first; that a caller may call is remembered for a second.
 """
 
 import hashlib

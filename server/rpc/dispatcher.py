@@ -13,7 +13,7 @@ from server.engine.errors import DeadlineExceededError, EngineError, RunFailedEr
 from server.rpc.access import CallAccess, RecheckedStream
 from server.rpc.admission import DRAINING, CallAdmission, CallAdmissions, CallLimits
 from server.rpc.calls.ending import end_with
-from server.rpc.calls.ordered_stream import OrderedStream
+from server.rpc.calls.ordered_stream import OrderedStream, StreamProgress
 from server.rpc.calls.route import CallKind, Route
 from server.rpc.calls.single_request import ServerStream, UnaryCall
 from server.rpc.transport.seam import Call
@@ -72,10 +72,11 @@ class Dispatcher:
             routes: The route of each method, by its full name.
             observer: Receives a report of every call whose route is counted, and of every refusal.
             limits: How many calls are open at a time.
-            check_deadline: Raises OverloadedError if a call with that deadline, of a `Caller` if one is given,
-                would be answered too late.
+            check_deadline: Raises OverloadedError if a call with that deadline, and of a `Caller` if one is
+                given, would be answered too late.
             stream_window: Number of requests of one stream that may be without a sent reply.
-            access: Checks who calls, and what that identity may do and hold; None lets everyone do everything.
+            access: Checks who calls, and what that identity may do and hold. None lets everyone do
+                everything.
         """
         self._routes = routes
         self._observer = observer
@@ -115,6 +116,12 @@ class Dispatcher:
                 self._streams[call] = OrderedStream(call, route, self._window, progress)
             case CallKind.SERVER_STREAMING:
                 self._streams[call] = ServerStream(call, route, admission.received)
+
+    def _ordered_stream(self, call: Call, route: Route, admission: CallAdmission) -> OrderedStream:
+        progress: StreamProgress = admission
+        if self._access is not None:
+            progress = RecheckedStream(self._access, route, admission)
+        return OrderedStream(call, route, self._window, progress)
 
     def drain(self) -> None:
         """Refuses calls from now on, and ends those that would not end by themselves.

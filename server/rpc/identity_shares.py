@@ -90,12 +90,13 @@ class IdentityAccount(Account):
         held = self.held_bytes + size
         if self._limit and held > self._limit:
             raise IdentityLimitError(
-                f"requests of this identity would hold {held} bytes; its limit is {self._limit}; try again later"
+                f"requests of this identity would hold {held} bytes; its limit is {self._limit};"
+                " try again later"
             )
         if math.isfinite(self._multiple) and held > self._multiple * (free - size):
             raise IdentityLimitError(
-                f"requests of this identity would hold {held} bytes, more than its share while {free} are free;"
-                " try again later"
+                f"requests of this identity would hold {held} bytes, which is more than its share while"
+                f" {free} are free; try again later"
             )
 
 

@@ -84,6 +84,9 @@ def test_an_error_within_a_stream_is_the_same(
 REASONS = [
     pytest.param(grpc.StatusCode.INVALID_ARGUMENT, "LIMIT_EXCEEDED", ac.LimitExceededError, id="limit"),
     pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", ac.OverloadedError, id="overloaded"),
+    pytest.param(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "IDENTITY_LIMIT", ac.OverloadedError, id="share-of-an-identity"
+    ),
     pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "OTHER", ac.ResourceExhaustedError, id="other-reason"),
     pytest.param(grpc.StatusCode.INTERNAL, "OVERLOADED", ac.InternalError, id="reason-of-another-code"),
 ]
