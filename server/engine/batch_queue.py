@@ -74,9 +74,8 @@ class BatchQueue:
         """
         bulk = [pending for pending in self._bulk.values() if pending.request.caller == caller]
         later = [pending.queued_seconds - pending.longest_seconds - own for pending in bulk]
-        of_caller = max(
-            0.0, self._shares.seconds_of(caller) - sum(seconds for seconds in later if seconds > 0)
-        )
+        queued = self._shares.seconds_of(caller)
+        of_caller = max(0.0, queued - sum(seconds for seconds in later if seconds > 0))
         return of_caller + self._shares.seconds_before(caller, of_caller + own)
 
     def add(self, request: ValidatedRequest, now: float) -> int:

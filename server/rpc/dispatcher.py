@@ -110,10 +110,7 @@ class Dispatcher:
             case CallKind.UNARY:
                 UnaryCall(call, route, admission.received)
             case CallKind.ORDERED_STREAM:
-                progress = (
-                    admission if self._access is None else RecheckedStream(self._access, route, admission)
-                )
-                self._streams[call] = OrderedStream(call, route, self._window, progress)
+                self._streams[call] = self._ordered_stream(call, route, admission)
             case CallKind.SERVER_STREAMING:
                 self._streams[call] = ServerStream(call, route, admission.received)
 

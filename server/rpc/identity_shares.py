@@ -22,7 +22,8 @@ MAX_ACCOUNTS = 1024
 
 def multiple_of(share: float) -> float:
     """How many times what is free one identity may hold, for the share that it may take alone."""
-    return math.inf if share >= 1 else share / (1 - share)
+    # Rounded: for 0.8 it is 4, so that one identity holds 80 of 100 and not 81.
+    return math.inf if share >= 1 else round(share / (1 - share), 9)
 
 
 class PlaceShares:

@@ -25,6 +25,7 @@ from server.rpc.dispatcher import CallObserver
 from server.rpc.options import RpcOptions
 from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
+from server.security.guard import Guard
 from tests.server.samples import Lengths, validated_of
 
 PATIENCE_SECONDS = 30
@@ -229,6 +230,7 @@ class Served:
         *models: LoadedModel,
         limits: Limits | None = None,
         observer: CallObserver | None = None,
+        guard: Guard | None = None,
         **options: Any,
     ) -> None:
         self.calls, self.gate = Calls(), Gate()
@@ -242,7 +244,7 @@ class Served:
             stream_window=3,
             transport=self.transport,
         )
-        self.server = RpcServer(dataclasses.replace(defaults, **options), observer or self.calls)
+        self.server = RpcServer(dataclasses.replace(defaults, **options), observer or self.calls, guard)
         self._target = f"{defaults.host}:{self.server.bind()}"
         self.server.start(self.engine)
         self.channel = self.connect()
