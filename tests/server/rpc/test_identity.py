@@ -87,11 +87,7 @@ def guard(file: Path) -> Iterator[Guard]:
 
 @pytest.fixture
 def secured(
-    self_model: LoadedModel,
-    cross_model: LoadedModel,
-    guard: Guard,
-    file: Path,
-    request: pytest.FixtureRequest,
+    transport: TransportKind, self_model: LoadedModel, cross_model: LoadedModel, guard: Guard, file: Path
 ) -> Iterator[Secured]:
     assert Served.transport is transport
     with Served(self_model, cross_model, guard=guard) as served:

@@ -123,7 +123,7 @@ def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
             {"identities": [entry("a", None, "read", sha256="t0p-s3cret")]},
             "identities[0].sha256: String should",
         ),
-        ({"identities": [entry("a", None, "read", token="t0p-s3cret")]}, "identities[0].token: Extra inputs"),
+        ({"identities": [{**entry("a", None, "read"), "key": "t0p-s3cret"}]}, "identities[0].key: Extra"),
         ({"identities": [entry("a", "t", "read", expires="2027-01-31T00:00:00")]}, "identities[0].expires: "),
         ({"identities": [entry("a", "t", "read", queue_weight=0)]}, "identities[0].queue_weight: "),
         ({"identities": [entry("a", "t", "read"), entry("a", "u", "read")]}, "'a' is the name of more than"),
