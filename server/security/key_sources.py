@@ -89,6 +89,7 @@ class UrlKeys:
         """
         check_url(url)
         self.keys: KeySet | None = None
+        self._data = b""
         self._url = url
         self._observer = observer
         self._refresh_seconds, self._pause_seconds = refresh_seconds, pause_seconds
@@ -120,7 +121,7 @@ class UrlKeys:
     def _fetch(self) -> bool:
         try:
             with self._opener.open(self._url, timeout=FETCH_SECONDS) as response:
-                self.keys = read_keys(response.read(MAX_BYTES + 1))
+                self._take(response.read(MAX_BYTES + 1))
         except (OSError, HTTPException, ValueError, SecurityFileError) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
@@ -129,6 +130,11 @@ class UrlKeys:
             return False
         self._observer.reloaded(KEYS, success=True)
         return True
+
+    def _take(self, data: bytes) -> None:
+        """Replaces the keys if they have changed: tokens that were verified with the same keys stay so."""
+        if data != self._data:
+            self.keys, self._data = read_keys(data), data
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
