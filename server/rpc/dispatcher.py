@@ -8,7 +8,6 @@ from typing import Protocol
 
 import grpc
 
-from server.engine.caller import Caller
 from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
 from server.rpc.access import CallAccess, RecheckedStream
 from server.rpc.admission import DRAINING, CallAdmission, CallAdmissions, CallLimits
@@ -101,7 +100,10 @@ class Dispatcher:
             if self._access is not None:
                 self._access.admit(call, route)
             if route.kind is CallKind.UNARY and route.takes_place:
-                self._check_deadline(call.deadline, *_caller(call))
+                if call.identity is None:
+                    self._check_deadline(call.deadline)
+                else:
+                    self._check_deadline(call.deadline, call.identity.caller)
             admission.arrive(call)
         except EngineError as error:
             end_with(call, error)
@@ -147,11 +149,6 @@ class Dispatcher:
         if route.counted:
             code = call.ended_with or grpc.StatusCode.UNKNOWN
             self._observer.called(call.method, code.name, time.perf_counter() - started)
-
-
-def _caller(call: Call) -> tuple[Caller, ...]:
-    """Whose call it is, if that is known."""
-    return () if call.identity is None else (call.identity.caller,)
 
 
 def _refuse_while_draining(route: Route) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
-from server.engine.caller import ANYONE, Caller
 from server.engine.engine import Engine
 from server.engine.errors import ModelNotFoundError
 from server.engine.model import LoadedModel
 from server.engine.repository import Model, Repository
+from server.engine.types import Request
 from server.rpc.transport.seam import Call
 from server.security.rights import Right
 
@@ -41,7 +41,9 @@ def model_to_infer(engine: Engine, call: Call, name: str, version: str) -> Loade
         ModelNotFoundError: The model or version does not exist.
         ModelNotReadyError: The model failed to load.
     """
-    require(call, Right.INFER, name)
+    if call.identity is None:
+        return engine.model(name, version)
+    call.identity.require_model(Right.INFER, name)
     try:
         return engine.model(name, version)
     except ModelNotFoundError as error:
@@ -81,9 +83,10 @@ def readable(models: Iterable[N], call: Call) -> Iterator[N]:
     yield from (model for model in models if identity.rights.covers(Right.READ, model.name))
 
 
-def caller_of(call: Call) -> Caller:
-    """Whose requests those of a call are."""
-    return ANYONE if call.identity is None else call.identity.caller
+def set_caller(request: Request, call: Call) -> None:
+    """Notes whose request it is."""
+    if call.identity is not None:
+        request.caller = call.identity.caller
 
 
 def _for(call: Call, name: str, error: ModelNotFoundError) -> ModelNotFoundError:

@@ -69,7 +69,7 @@ class AttentionService:
     ) -> Future[Result]:
         allowance = Allowance(self._engine.limits, reservation)
         request = codec.decode(message, call.deadline, codec.input_names(model), fields, allowance)
-        request.caller = model_rights.caller_of(call)
+        model_rights.set_caller(request, call)
         if request.texts:
             request = self._engine.encode_texts(model, request, reservation)
         return self._engine.submit(model, request, reservation)

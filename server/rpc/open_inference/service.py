@@ -79,7 +79,7 @@ class OpenInferenceService:
         model = model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
         allowance = Allowance(self._engine.limits, reservation)
         decoded = codec.decode(message, model, call.deadline, request.fields, allowance, self._memory)
-        decoded.request.caller = model_rights.caller_of(call)
+        model_rights.set_caller(decoded.request, call)
         future = self._engine.submit(model, decoded.request, reservation)
 
         def encode(resolved: Future[Result]) -> bytes:
