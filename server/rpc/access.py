@@ -64,7 +64,7 @@ class CallAccess:
         return None if route.right is None else self._identify(call, route)
 
     def _identify(self, call: Call, route: Route) -> Identity:
-        identity = self._guard.identify(call.metadata(), call.peer_identities)
+        identity = self._guard.identify(call.metadata, call.peer_identities)
         if route.right is not None:
             identity.require(route.right)
         return identity

@@ -105,7 +105,7 @@ class Dispatcher:
                 else:
                     self._check_deadline(call.deadline, call.identity.caller)
             admission.arrive(call)
-        except EngineError as error:
+        except Exception as error:  # an unexpected one too must end the call, and not only be logged
             end_with(call, error)
             return
         match route.kind:

@@ -76,9 +76,15 @@ class BaseCall(ABC):
     def peer(self) -> str:
         """The address of the caller, as the core writes it: it ends with a colon and the port."""
 
+    @property
     def metadata(self) -> Metadata:
         """See `Call`."""
         return self._invocation_metadata()
+
+    @property
+    def caller(self) -> str:
+        """See `Call`."""
+        return "" if self.identity is None else self.identity.caller.name
 
     def peer_identities(self) -> tuple[str, ...]:
         """See `Call`."""

@@ -51,8 +51,14 @@ class Call(Protocol):
     def reader_cut(self) -> bool:
         """Whether the call was ended because the caller did not read what was sent to it."""
 
+    @property
     def metadata(self) -> Metadata:
         """The metadata that the caller sent. The keys are in lower case."""
+
+    @property
+    def caller(self) -> str:
+        """The verified identity for logs, such as `token:reports`; empty if nobody had to say."""
+        return "" if self.identity is None else self.identity.caller.name
 
     def peer_identities(self) -> tuple[str, ...]:
         """The names in the verified certificate of the client: see `server.tls.identities`.

@@ -39,6 +39,7 @@ class ScriptedCall(Call):
     def reader_cut(self) -> bool:
         return False
 
+    @property
     def metadata(self) -> Metadata:
         return ()
 
