@@ -1,5 +1,6 @@
 """Callers share the runs, whatever each of them has queued; and one caller alone notices nothing."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,12 +12,13 @@ from server.engine import fair_shares
 from server.engine.batch_queue import BatchQueue
 from server.engine.caller import Caller
 from server.engine.cost import RunCost
+from server.engine.errors import OverloadedError
 from server.engine.fair_shares import FairShares
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.validation import ValidatedRequest
 from tests.server.samples import Lengths, validated_of
-from tests.server.seams import costing
+from tests.server.seams import Held, costing
 
 GREEDY, MODEST, HEAVY = Caller("greedy"), Caller("modest"), Caller("heavy", 3.0)
 ALONE = Limits(max_batch_sequences=1)
@@ -209,3 +211,20 @@ def test_every_sequence_of_every_caller_runs_once(
     assert ran == expected
     assert (queue.sequences, queue.seconds) == (0, 0.0)
     assert queue.next(0) == (None, [])
+
+
+def test_a_deadline_is_predicted_for_the_caller(self_model: LoadedModel) -> None:
+    with Held(self_model) as held:  # each run takes a second, of which one is under way
+        for _ in range(50):
+            held.scheduler.submit(request_of(held.model, GREEDY))
+        deadline = time.monotonic() + 10
+        held.scheduler.check_deadline(deadline, MODEST)
+        with pytest.raises(OverloadedError):
+            held.scheduler.check_deadline(deadline, GREEDY)
+        late = request_of(held.model, GREEDY)
+        late.deadline = deadline
+        with pytest.raises(OverloadedError):
+            held.scheduler.submit(late)
+        early = request_of(held.model, MODEST)
+        early.deadline = deadline
+        held.scheduler.submit(early)
