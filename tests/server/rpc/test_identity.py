@@ -1,9 +1,6 @@
 """Who may call which method: each refusal has its code and reason, before the message is received."""
 
-import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
@@ -18,101 +15,28 @@ from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from server.engine.model import LoadedModel
 from server.rpc.access_question import METHOD as CHECK
 from server.rpc.access_question import question
-from server.rpc.transport import TransportKind
 from server.security.guard import Guard
-from server.security.key_set import read_keys
-from server.security.web_tokens import WebTokens
 from tests.server.rpc.messages import attend_request
+from tests.server.rpc.secured import (
+    ATTEND,
+    DENIED,
+    LOAD,
+    LOGS,
+    STREAM,
+    UNAUTHENTICATED,
+    Secured,
+    bearer,
+    headers_only,
+)
 from tests.server.samples import CROSS, SELF
 from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.server.security.samples import (
-    AUDIENCE,
-    ISSUER,
-    entry,
-    eventually,
-    key_set,
-    public_jwk,
     signed,
     signed_with_the_public_key,
     unsigned,
-    watched,
-    write_tokens,
 )
 
 pytestmark = pytest.mark.usefixtures("transport")
-
-ATTEND = "/attention.v1.AttentionService/Attend"
-STREAM = "/attention.v1.AttentionService/AttendStream"
-LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
-LOGS = "/inference.GRPCInferenceService/LogSettings"
-UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
-ENTRIES = (
-    entry("all", "all-token", "infer:*", "read", "admin"),
-    entry("caller", "caller-token", "infer:tiny-*"),
-    entry("other", "other-token", "infer:unknown-*"),
-    entry("reader", "reader-token", "read:tiny-s*"),
-    entry("old", "old-token", "infer:*", expires="2020-01-01T00:00:00Z"),
-    entry("limited", "limited-token", "infer:*", max_calls=1),
-)
-
-
-class Keys:
-    keys = read_keys(key_set(public_jwk("RS256")))
-
-    def want(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Secured(NamedTuple):
-    """A server that knows the identities, and its file of them."""
-
-    served: Served
-    file: Path
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return write_tokens(tmp_path / "tokens.json", *ENTRIES)
-
-
-@pytest.fixture
-def guard(file: Path) -> Iterator[Guard]:
-    guard = Guard(watched(file), WebTokens(Keys(), issuer=ISSUER, audience=AUDIENCE))
-    yield guard
-    guard.close()
-
-
-@pytest.fixture
-def secured(
-    transport: TransportKind, self_model: LoadedModel, cross_model: LoadedModel, guard: Guard, file: Path
-) -> Iterator[Secured]:
-    assert Served.transport is transport
-    with Served(self_model, cross_model, guard=guard) as served:
-        yield Secured(served, file)
-
-
-def bearer(token: str | None) -> list[tuple[str, str]]:
-    return [] if token is None else [("authorization", f"Bearer {token}")]
-
-
-def headers_only(served: Served, method: str, *metadata: tuple[str, str]) -> tuple[grpc.StatusCode, str]:
-    """Code and reason of a call of which nothing but the headers is ever sent."""
-    never = threading.Event()
-
-    def messages() -> Iterator[bytes]:
-        never.wait(PATIENCE_SECONDS)
-        yield b""
-
-    call: Any = served.channel.stream_stream(method)
-    try:
-        with pytest.raises(grpc.RpcError) as raised:
-            list(call(messages(), metadata=metadata, timeout=PATIENCE_SECONDS))
-    finally:
-        never.set()
-    return raised.value.code(), from_rpc_error(raised.value).reason
 
 
 @pytest.mark.parametrize("method", [ATTEND, STREAM, LOAD], ids=["unary", "stream", "admin"])
@@ -292,105 +216,6 @@ def test_reflection_is_open_if_the_settings_say_so(self_model: LoadedModel, guar
         listed = [service.name for service in answer.list_services_response.service]
         assert "attention.v1.AttentionService" in listed
         assert not any("internal" in name for name in listed)
-
-
-class Conversation:
-    """A stream whose next request the test sends when it has seen the reply to the last."""
-
-    def __init__(self, served: Served, token: str) -> None:
-        self._go = threading.Semaphore(0)
-        self._ended = False
-        stub = AttentionServiceStub(served.channel)
-        self._replies = stub.AttendStream(self._requests(), metadata=bearer(token), timeout=PATIENCE_SECONDS)
-
-    def _requests(self) -> Iterator[pb.AttendStreamRequest]:
-        while self._go.acquire(timeout=PATIENCE_SECONDS) and not self._ended:
-            yield pb.AttendStreamRequest(id="7", request=attend_request([2]))
-
-    def ask(self) -> pb.AttendStreamResponse:
-        self._go.release()
-        reply: pb.AttendStreamResponse = next(self._replies)
-        return reply
-
-    def end(self) -> None:
-        self._ended = True
-        self._go.release()
-
-
-def test_a_token_that_is_revoked_ends_its_streams_with_the_next_message(secured: Secured) -> None:
-    conversation = Conversation(secured.served, "caller-token")
-    assert conversation.ask().id == "7"
-    write_tokens(secured.file, *(known for known in ENTRIES if known["name"] != "caller"))
-    stub = AttentionServiceStub(secured.served.channel)
-
-    def is_revoked() -> bool:
-        try:
-            stub.Attend(attend_request([2]), metadata=bearer("caller-token"), timeout=PATIENCE_SECONDS)
-        except grpc.RpcError as error:
-            return error.code() is UNAUTHENTICATED
-        return False
-
-    assert eventually(is_revoked)
-    with pytest.raises(grpc.RpcError) as raised:
-        conversation.ask()
-    conversation.end()
-    assert (raised.value.code(), from_rpc_error(raised.value).reason) == (UNAUTHENTICATED, "TOKEN_INVALID")
-
-
-def test_a_call_that_was_accepted_ends_although_its_token_is_revoked(
-    self_model: LoadedModel, guard: Guard, file: Path
-) -> None:
-    with Served.held(self_model, guard=guard) as served:
-        stub = AttentionServiceStub(served.channel)
-        call = stub.Attend.future(
-            attend_request([2]), metadata=bearer("caller-token"), timeout=PATIENCE_SECONDS
-        )
-        assert served.gate.entered.wait(PATIENCE_SECONDS)
-        write_tokens(file)
-        assert eventually(lambda: headers_only(served, ATTEND, *bearer("caller-token"))[0] is UNAUTHENTICATED)
-        served.gate.open()
-        assert list(call.result().context_vectors.lengths) == [2]
-
-
-def test_an_identity_at_its_limit_is_refused_and_others_are_not(
-    self_model: LoadedModel, guard: Guard
-) -> None:
-    with Served.held(self_model, guard=guard) as served:
-        stub = AttentionServiceStub(served.channel)
-
-        def start(token: str) -> Any:
-            return stub.Attend.future(attend_request([2]), metadata=bearer(token), timeout=PATIENCE_SECONDS)
-
-        held = start("limited-token")
-        assert served.gate.entered.wait(PATIENCE_SECONDS)
-        assert headers_only(served, ATTEND, *bearer("limited-token")) == (
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "IDENTITY_LIMIT",
-        )
-        other = start("caller-token")
-        assert served.engine.has_queued(2)
-        served.gate.open()
-        assert [len(call.result().context_vectors.lengths) for call in (held, other)] == [1, 1]
-        assert ("Attend", "IDENTITY_LIMIT") in served.calls.refusals
-
-
-def test_one_identity_cannot_take_all_places(self_model: LoadedModel, guard: Guard) -> None:
-    with Served.held(self_model, guard=guard, max_concurrent_calls=10) as served:
-        stub = AttentionServiceStub(served.channel)
-        calls = [
-            stub.Attend.future(attend_request([2]), metadata=bearer("all-token"), timeout=PATIENCE_SECONDS)
-            for _ in range(10)
-        ]
-        assert served.engine.has_queued(8)
-        own = stub.Attend.future(
-            attend_request([2]), metadata=bearer("caller-token"), timeout=PATIENCE_SECONDS
-        )
-        assert served.engine.has_queued(1)
-        served.gate.open()
-        assert own.code() is grpc.StatusCode.OK
-        codes = [call.code() for call in calls]
-        assert codes.count(grpc.StatusCode.OK) == 8
-        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 2
 
 
 def test_refusals_are_counted_by_reason(secured: Secured) -> None:
