@@ -3,7 +3,7 @@
 import hashlib
 import math
 import secrets
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import (
     AwareDatetime,
@@ -48,7 +48,7 @@ class Entry(BaseModel):
     expires: AwareDatetime | None = None
     rights: tuple[str, ...]
     max_calls: int | None = Field(None, ge=0)
-    max_bytes: ByteSize | None = Field(None, ge=0)
+    max_bytes: Annotated[ByteSize, Field(ge=0)] | None = None
     queue_weight: float = Field(1.0, ge=0.001, le=1000, allow_inf_nan=False)
 
     @field_validator("rights")

@@ -144,6 +144,7 @@ def metrics(process: ServerProcess, token: str | None) -> tuple[int, str]:
 
 
 def test_metrics_are_protected_by_setting(secured: Secured) -> None:
+    assert ask(secured.port, INFER, BODY).status == 401
     assert metrics(secured.process, None)[0] == 401
     assert metrics(secured.process, "wrong")[0] == 401
     assert metrics(secured.process, "caller-token") == (
@@ -152,7 +153,7 @@ def test_metrics_are_protected_by_setting(secured: Secured) -> None:
     )
     status, text = metrics(secured.process, "reader-token")
     assert status == 200
-    assert 'attention_refused_requests_total{reason="' in text
+    assert 'attention_refused_requests_total{reason="CREDENTIALS_MISSING"}' in text
 
 
 def test_a_file_that_becomes_bad_keeps_its_tokens_and_is_counted(secured: Secured) -> None:

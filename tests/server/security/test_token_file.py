@@ -1,6 +1,8 @@
 """The tokens file: what is accepted, what is refused without showing a secret, and how it is written."""
 
+import hmac
 import json
+import os
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from server.security import token_file
 from server.security.entries import Entry, digest_of, new_token
 from server.security.errors import SecurityFileError
 from server.security.identities import IdentityLimits, Source
@@ -67,13 +68,13 @@ def test_a_presented_token_is_hashed_and_otherwise_not_touched() -> None:
 @pytest.mark.parametrize("token", ["first", "firsu", "", "x" * 5000])
 def test_every_look_up_takes_the_same_steps(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[int, int]] = []
-    real = token_file.hmac.compare_digest
+    real = hmac.compare_digest
 
     def compare(one: bytes, other: bytes) -> bool:
         compared.append((len(one), len(other)))
         return real(one, other)
 
-    monkeypatch.setattr(token_file.hmac, "compare_digest", compare)
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     table_of(entry("one", "first", "read"), entry("two", "second", "read")).of_token(digest_of(token))
     assert compared == [(32, 32)]
 
@@ -167,7 +168,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(token_file.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(SecurityFileError, match="cannot be written: No space"):
         write_file(path, TokenFile(identities=()))
     assert [known.name for known in read_file(path).identities] == ["old"]

@@ -143,7 +143,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self._decode = jwt.decode
-        monkeypatch.setattr(web_tokens.jwt, "decode", self)
+        monkeypatch.setattr(jwt, "decode", self)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         self.count += 1
