@@ -49,6 +49,7 @@ FORBIDDEN = {
         "server.workers",
         "server.http",
     },
+    "server.security": {"grpc", "google", "onnxruntime", "protos", "server.rpc", "server.settings"},
     "server.rpc": {"onnxruntime", "server.workers", "server.application", "server.settings", "server.http"},
     "server.http": {"onnxruntime", "server.workers", "server.application", "server.engine.engine"},
     "protos": {"torch", "onnxruntime"},

@@ -86,7 +86,7 @@ class FairShares:
             self._shares.clear()
         self.clock = 0.0
         for share in self._shares.values():  # the one that stays keeps the turn of its requests
-            share.clock = 0.0
+            share.clock, share.sequences, share.seconds = 0.0, 0, 0.0
 
     def seconds_before(self, caller: Caller, work: float) -> float:
         """What other callers run before a caller has run so much work, all of it queued, in seconds.

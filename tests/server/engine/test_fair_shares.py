@@ -149,6 +149,15 @@ def test_a_released_request_leaves_its_caller(model: LoadedModel) -> None:
     assert not queue
 
 
+@pytest.mark.parametrize("callers", [[GREEDY], [GREEDY, MODEST]], ids=["one", "two"])
+def test_a_cleared_queue_begins_anew(model: LoadedModel, callers: list[Caller]) -> None:
+    queue = BatchQueue(ALONE)
+    for caller in callers:
+        queue.add(request_of(model, caller), 0)
+    assert len(queue.clear()) == len(callers)
+    assert [queue.seconds_before(1.0, caller) for caller in callers] == [0.0] * len(callers)
+
+
 def test_idle_callers_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_shares, "MAX_IDLE", 10)
     shares = FairShares()
