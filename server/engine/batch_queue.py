@@ -16,13 +16,14 @@ ones run.
 import math
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from heapq import merge
 from operator import attrgetter
 
 from artifact.manifest import GraphKind
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
 from server.engine.caller import ANYONE, Caller
-from server.engine.fair_shares import FairShares
+from server.engine.fair_shares import CallerShare, FairShares
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.validation import ValidatedRequest
@@ -31,7 +32,7 @@ from server.engine.validation import ValidatedRequest
 LOOK_AHEAD = 256
 # Sequences of one bucket run on the same graph of the same model, and are of the same caller. They are in the
 # order of their turns.
-BucketKey = tuple[LoadedModel, GraphKind, Caller]
+BucketKey = tuple[LoadedModel, GraphKind, CallerShare]
 Bucket = deque[QueuedSequence]
 _turn = attrgetter("turn")
 _order = attrgetter("turn", "number")
@@ -72,11 +73,17 @@ class BatchQueue:
                 than this, and one sequence, before it.
             caller: Whose request it is. Another caller runs no more before it than its share.
         """
+        if self._shares.is_single and caller is ANYONE:
+            return self._seconds_left(self.seconds, own, self._bulk.values())
         bulk = [pending for pending in self._bulk.values() if pending.request.caller == caller]
-        later = [pending.queued_seconds - pending.longest_seconds - own for pending in bulk]
-        queued = self._shares.seconds_of(caller)
-        of_caller = max(0.0, queued - sum(seconds for seconds in later if seconds > 0))
+        of_caller = self._seconds_left(self._shares.seconds_of(caller), own, bulk)
         return of_caller + self._shares.seconds_before(caller, of_caller + own)
+
+    @staticmethod
+    def _seconds_left(seconds: float, own: float, bulk: Iterable[PendingRequest]) -> float:
+        """Those of some seconds of one caller that come before the end of its next request."""
+        later = [pending.queued_seconds - pending.longest_seconds - own for pending in bulk]
+        return max(0.0, seconds - sum(more for more in later if more > 0))
 
     def add(self, request: ValidatedRequest, now: float) -> int:
         """Queues a request and returns the number to release it by."""
@@ -87,11 +94,12 @@ class BatchQueue:
         self._pending[number] = pending
         if len(queued) > 1:
             self._bulk[number] = pending
-        _insert(self._buckets.setdefault((request.model, request.graph, request.caller), deque()), queued)
+        _insert(self._buckets.setdefault((request.model, request.graph, pending.share), deque()), queued)
         self._next_number += len(queued)
         self.sequences += len(queued)
         self.seconds += pending.queued_seconds
-        pending.share.queued(len(queued), pending.queued_seconds)
+        pending.share.sequences += len(queued)
+        pending.share.seconds += pending.queued_seconds
         return number
 
     def _give_turns(self, pending: PendingRequest, queued: list[QueuedSequence]) -> None:
@@ -107,7 +115,7 @@ class BatchQueue:
         pending = self._pending.pop(number, None)
         self._bulk.pop(number, None)
         if pending and pending.missing:
-            self._remove(pending.request)
+            self._remove(pending)
         return pending
 
     def clear(self) -> list[ValidatedRequest]:
@@ -156,7 +164,7 @@ class BatchQueue:
                 self._serve(head)
                 batch = self._batch(Batch(self._limits, head, free_bytes, share), bucket, now, expired)
             if not bucket:
-                del self._buckets[head.request.model, head.request.graph, head.request.caller]
+                del self._buckets[head.request.model, head.request.graph, head.pending.share]
             self._count_left(batch.sequences if batch else [head])
             if batch:
                 self._charge(batch)
@@ -166,7 +174,8 @@ class BatchQueue:
     def _serve(self, head: QueuedSequence) -> None:
         share = head.pending.share
         share.turn = max(share.turn, head.turn)
-        self._shares.served(share)
+        if not self._shares.is_single:
+            self._shares.served(share)
 
     def _charge(self, batch: Batch) -> None:
         """Advances the clocks of the callers, unless there is one only, whose turn it is in any case."""
@@ -186,8 +195,9 @@ class BatchQueue:
                     return bucket, at
         return None
 
-    def _remove(self, request: ValidatedRequest) -> None:
-        key = (request.model, request.graph, request.caller)
+    def _remove(self, pending: PendingRequest) -> None:
+        request = pending.request
+        key = (request.model, request.graph, pending.share)
         bucket = self._buckets.pop(key, ())
         kept = deque(queued for queued in bucket if queued.request is not request)
         if kept:
@@ -197,8 +207,10 @@ class BatchQueue:
     def _count_left(self, left: list[QueuedSequence]) -> None:
         """Records that sequences have left the queue."""
         for queued in left:
-            queued.pending.queued_seconds -= queued.seconds
-            queued.pending.share.left(queued.seconds)
+            pending, seconds = queued.pending, queued.seconds
+            pending.queued_seconds -= seconds
+            pending.share.sequences -= 1
+            pending.share.seconds -= seconds
         if self._buckets:
             self.sequences -= len(left)
             self.seconds -= sum([queued.seconds for queued in left])
@@ -248,8 +260,10 @@ class BatchQueue:
         """Puts sequences of several callers back. Removes empty buckets, except that of the head."""
         for queued in reversed(rest):
             request = queued.request
-            self._buckets[request.model, request.graph, request.caller].appendleft(queued)
-        for key in [key for key, own in self._buckets.items() if not own and key[2] != head.request.caller]:
+            self._buckets[request.model, request.graph, queued.pending.share].appendleft(queued)
+        for key in [
+            key for key, own in self._buckets.items() if not own and key[2] is not head.pending.share
+        ]:
             del self._buckets[key]
 
 

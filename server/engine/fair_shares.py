@@ -7,14 +7,14 @@ saved up, and what was used is not forgotten. With one caller, it is always that
 Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 """
 
-from server.engine.caller import Caller
+from server.engine.caller import ANYONE, Caller
 
 # Callers without queued sequences are forgotten when there are this many, whatever their clocks say.
 MAX_IDLE = 1024
 
 
 class CallerShare:
-    """One caller in the queue.
+    """One caller in the queue. The queue itself counts what is queued, since it does so for every sequence.
 
     Attributes:
         caller: Who it is.
@@ -33,17 +33,6 @@ class CallerShare:
         self.sequences = 0
         self.seconds = 0.0
 
-    def queued(self, sequences: int, seconds: float) -> None:
-        """Sequences were queued."""
-        self.sequences += sequences
-        self.seconds += seconds
-
-    def left(self, seconds: float) -> None:
-        """One sequence left the queue."""
-        self.sequences -= 1
-        # Rounding errors do not add up.
-        self.seconds = self.seconds - seconds if self.sequences else 0.0
-
     def ran(self, seconds: float) -> None:
         """One sequence became part of a run."""
         self.clock += seconds / self.caller.weight
@@ -54,26 +43,33 @@ class FairShares:
 
     Attributes:
         clock: That of the caller which was served last, when its turn came.
+        is_single: Whether all queued sequences are of one caller. Its clock then stands still.
     """
 
     def __init__(self) -> None:
         self.clock = 0.0
+        self.is_single = True
         self._shares: dict[Caller, CallerShare] = {}
-
-    @property
-    def is_single(self) -> bool:
-        """Whether all queued sequences are of one caller."""
-        return len(self._shares) <= 1
+        # That of the last request: most requests are of the same caller as the one before.
+        self._recent = CallerShare(ANYONE, 0.0)
 
     def of(self, caller: Caller) -> CallerShare:
         """The share of a caller that queues sequences now."""
+        share = self._recent
+        if share.caller is not caller or not self._shares:
+            share = self._recent = self._found(caller)
+        if not share.sequences:
+            # Rounding errors do not add up.
+            share.seconds, share.clock = 0.0, max(share.clock, self.clock)
+        return share
+
+    def _found(self, caller: Caller) -> CallerShare:
         share = self._shares.get(caller)
         if share is None:
             if self.is_single or len(self._shares) >= MAX_IDLE:
                 self._forget_idle()
             share = self._shares[caller] = CallerShare(caller, self.clock)
-        elif not share.sequences and share.clock < self.clock:
-            share.clock = self.clock
+            self.is_single = len(self._shares) == 1
         return share
 
     def served(self, share: CallerShare) -> None:
@@ -84,6 +80,7 @@ class FairShares:
         """The queue is empty: all callers begin anew, together."""
         if not self.is_single:
             self._shares.clear()
+            self.is_single = True
         self.clock = 0.0
         for share in self._shares.values():  # the one that stays keeps the turn of its requests
             share.clock, share.sequences, share.seconds = 0.0, 0, 0.0
@@ -101,13 +98,14 @@ class FairShares:
         return sum(
             min(share.seconds, max(0.0, until - share.clock) * share.caller.weight)
             for share in self._shares.values()
-            if share is not own
+            if share is not own and share.sequences
         )
 
     def seconds_of(self, caller: Caller) -> float:
         """Sum of the expected durations of a caller's queued sequences."""
         share = self._shares.get(caller)
-        return 0.0 if share is None else share.seconds
+        return share.seconds if share is not None and share.sequences else 0.0
 
     def _forget_idle(self) -> None:
         self._shares = {caller: share for caller, share in self._shares.items() if share.sequences}
+        self.is_single = len(self._shares) <= 1
