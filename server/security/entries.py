@@ -43,13 +43,13 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=NAME)
-    sha256: str | None = Field(None, pattern=SHA256)
-    certificate: str | None = Field(None, min_length=1, max_length=1000)
+    sha256: str | None = Field(default=None, pattern=SHA256)
+    certificate: str | None = Field(default=None, min_length=1, max_length=1000)
     expires: AwareDatetime | None = None
     rights: tuple[str, ...]
-    max_calls: int | None = Field(None, ge=0)
+    max_calls: int | None = Field(default=None, ge=0)
     max_bytes: Annotated[ByteSize, Field(ge=0)] | None = None
-    queue_weight: float = Field(1.0, ge=0.001, le=1000, allow_inf_nan=False)
+    queue_weight: float = Field(default=1.0, ge=0.001, le=1000, allow_inf_nan=False)
 
     @field_validator("rights")
     @classmethod

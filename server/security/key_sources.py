@@ -140,7 +140,7 @@ class UrlKeys:
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirection could lead to another host, or away from https."""
 
-    def redirect_request(self, *_arguments: Any) -> None:  # type: ignore[override]
+    def redirect_request(self, *_arguments: Any) -> None:
         """Follows none."""
 
 

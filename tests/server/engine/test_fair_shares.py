@@ -162,7 +162,7 @@ def test_idle_callers_are_forgotten_when_there_are_many(monkeypatch: pytest.Monk
     monkeypatch.setattr(fair_shares, "MAX_IDLE", 10)
     shares = FairShares()
     busy = shares.of(GREEDY)
-    busy.queued(1, 1.0)
+    busy.sequences = 1
     for number in range(100):
         shares.of(Caller(f"caller-{number}"))
     assert len(shares._shares) <= 10

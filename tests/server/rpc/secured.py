@@ -9,6 +9,7 @@ import grpc
 import pytest
 from attention_client.errors import from_rpc_error
 
+from server.rpc.transport.seam import Metadata
 from server.security.key_set import read_keys
 from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.server.security.samples import entry, key_set, public_jwk
@@ -45,11 +46,13 @@ class Secured(NamedTuple):
     file: Path
 
 
-def bearer(token: str | None) -> list[tuple[str, str]]:
-    return [] if token is None else [("authorization", f"Bearer {token}")]
+def bearer(token: str | None) -> Metadata:
+    return () if token is None else (("authorization", f"Bearer {token}"),)
 
 
-def headers_only(served: Served, method: str, *metadata: tuple[str, str]) -> tuple[grpc.StatusCode, str]:
+def headers_only(
+    served: Served, method: str, *metadata: tuple[str, str | bytes]
+) -> tuple[grpc.StatusCode, str]:
     """Code and reason of a call of which nothing but the headers is ever sent."""
     never = threading.Event()
 

@@ -15,6 +15,7 @@ from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from server.engine.model import LoadedModel
 from server.rpc.access_question import METHOD as CHECK
 from server.rpc.access_question import question
+from server.rpc.transport.seam import Metadata
 from server.security.guard import Guard
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.secured import (
@@ -43,17 +44,17 @@ pytestmark = pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
-        ([], "CREDENTIALS_MISSING"),
+        ((), "CREDENTIALS_MISSING"),
         (bearer("wrong"), "TOKEN_INVALID"),
         (bearer("old-token"), "TOKEN_EXPIRED"),
         (bearer("all-token") * 2, "TOKEN_INVALID"),
-        ([("authorization", "Basic YWxsOnRva2Vu")], "TOKEN_INVALID"),
+        ((("authorization", "Basic YWxsOnRva2Vu"),), "TOKEN_INVALID"),
         (bearer("x" * 5000), "TOKEN_INVALID"),
     ],
     ids=["none", "wrong", "expired", "several", "another scheme", "long"],
 )
 def test_an_unknown_caller_is_refused_before_a_message(
-    secured: Secured, method: str, metadata: list[tuple[str, str]], reason: str
+    secured: Secured, method: str, metadata: Metadata, reason: str
 ) -> None:
     assert headers_only(secured.served, method, *metadata) == (UNAUTHENTICATED, reason)
     assert secured.served.server.load().waiting == 0

@@ -20,7 +20,7 @@ MODEST = replace(GREEDY, name="modest")
 
 def filled(places: PlaceShares, identity: Identity, limit: int = 0) -> list[ScriptedCall]:
     """Takes as many places as the identity gets."""
-    calls = []
+    calls: list[ScriptedCall] = []
     while True:
         call = ScriptedCall()
         try:
@@ -68,7 +68,7 @@ def test_with_few_places_each_identity_gets_one(total: int) -> None:
 
 def reserved(budget: MemoryBudget, shares: AccountShares, identity: Identity) -> list[Reservation]:
     """Reserves 10 bytes after the other, as often as the identity may."""
-    found = []
+    found: list[Reservation] = []
     while True:
         try:
             found.append(budget.reserve(10, shares.of(identity)))

@@ -48,11 +48,11 @@ def threads() -> Iterator[CodecThreads]:
 
 
 def test_the_page_states_the_right_of_every_method(engine: WatchedEngine, threads: CodecThreads) -> None:
-    stated = defaultdict(set)
+    stated: defaultdict[str, set[str]] = defaultdict(set)
     table = PAGE.partition("What each method needs")[2].partition("\n\n")[2].partition("\n\n")[0]
     for right, methods in re.findall(r"^\| `?(\w+)`? \| (`.*`) \|$", table, re.MULTILINE):
         stated[right] |= {name.rpartition("/")[2] for name in re.findall(r"`([^`]+)`", methods)}
-    found = defaultdict(set)
+    found: defaultdict[str, set[str]] = defaultdict(set)
     for path, route in route_table(engine, threads, HealthService(SERVICES), lambda: True).items():
         if not path.startswith("/attention.internal."):
             found[str(route.right or "none")].add(path.rpartition("/")[2])
