@@ -158,12 +158,12 @@ def test_who_may_not_read_learns_no_names_of_models(secured: Secured) -> None:
             pb.AttendRequest(model_name="tiny-x"), metadata=bearer("caller-token"), timeout=PATIENCE_SECONDS
         )
     assert raised.value.code() is grpc.StatusCode.NOT_FOUND
-    assert SELF not in raised.value.details()
+    assert SELF not in str(raised.value.details())
     with pytest.raises(grpc.RpcError) as raised:
         stub.Attend(
             pb.AttendRequest(model_name="tiny-x"), metadata=bearer("all-token"), timeout=PATIENCE_SECONDS
         )
-    assert SELF in raised.value.details()
+    assert SELF in str(raised.value.details())
 
 
 def test_a_reader_sees_the_models_of_its_pattern(secured: Secured) -> None:
@@ -171,7 +171,7 @@ def test_a_reader_sees_the_models_of_its_pattern(secured: Secured) -> None:
         AttentionServiceStub(secured.served.channel),
         GRPCInferenceServiceStub(secured.served.channel),
     )
-    options = {"metadata": bearer("reader-token"), "timeout": PATIENCE_SECONDS}
+    options: dict[str, Any] = {"metadata": bearer("reader-token"), "timeout": PATIENCE_SECONDS}
     assert [model.name for model in stub.ListModels(pb.ListModelsRequest(), **options).models] == [SELF]
     assert [
         model.name for model in triton.RepositoryIndex(oip.RepositoryIndexRequest(), **options).models
@@ -191,7 +191,7 @@ def test_a_reader_sees_the_models_of_its_pattern(secured: Secured) -> None:
 
 def test_an_administrator_changes_the_server(secured: Secured) -> None:
     triton = GRPCInferenceServiceStub(secured.served.channel)
-    options = {"metadata": bearer("all-token"), "timeout": PATIENCE_SECONDS}
+    options: dict[str, Any] = {"metadata": bearer("all-token"), "timeout": PATIENCE_SECONDS}
     assert triton.LogSettings(oip.LogSettingsRequest(), **options).settings
     denied(triton.LogSettings, oip.LogSettingsRequest(), "caller-token")
     denied(triton.SystemSharedMemoryStatus, oip.SystemSharedMemoryStatusRequest(), "reader-token")
