@@ -76,6 +76,15 @@ def test_requests_have_the_rights_of_their_callers(
         assert answer.error
 
 
+def test_a_request_without_a_body_is_refused_at_once(secured: Secured) -> None:
+    with connected(secured.port) as connection:
+        for _ in range(2):  # on the same connection: there was nothing to read and to drop
+            connection.sendall(head("/v2", method="GET"))
+            answer = answer_on(connection)
+            assert answer.status == 401
+            assert "connection" not in answer.headers
+
+
 def answer_to_head(port: int, path: str, *headers: str) -> Answer:
     """The answer to a request of which only the head is sent: it announces a body that never comes."""
     with connected(port) as connection:
