@@ -116,6 +116,7 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     values = {"model_repository": "r", "host": "::1", "provider": "cuda", "log_level": "DEBUG"}
     values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB", "latency": "lowest"}
     values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest"}
+    values |= {"open_reflection": "true", "protect_metrics": "true", "identity_share": "0.5"}
     one_process = {"unix_socket", "allow_shared_memory"}  # which need a single worker
     names = [name for name in Settings.model_fields if name not in one_process]
     for name in names:
