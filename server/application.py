@@ -15,6 +15,7 @@ from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.model_control import ControlMode
 from server.models import load_models, model_control
+from server.recorder import call_recorder
 from server.rpc.options import RpcOptions
 from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
@@ -35,7 +36,8 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         BindError: An address cannot be listened on.
     """
     metrics = Metrics()
-    server = RpcServer(rpc_options(settings), CallLog(metrics))
+    recorder = call_recorder(settings)
+    server = RpcServer(rpc_options(settings), CallLog(metrics), recorder)
     try:
         lifecycle.before_loading(server, metrics)
         repository = load_models(settings, inbox)
@@ -54,6 +56,8 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         raise LoadError(str(error)) from error
     finally:
         server.stop(0)
+        if recorder is not None:
+            recorder.close()
         lifecycle.close()
     log.info("stopped")
 

@@ -35,6 +35,7 @@ METAVARS: dict[Any, str] = {
     int: "INTEGER",
     int | None: "INTEGER",
     float: "NUMBER",
+    float | None: "NUMBER",
 }
 HELP = "\n\n".join(
     (

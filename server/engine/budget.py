@@ -3,6 +3,7 @@
 import threading
 
 from server.engine.errors import OverloadedError
+from server.engine.timeline import Timeline
 
 
 class MemoryBudget:
@@ -52,13 +53,18 @@ class MemoryBudget:
 
 
 class Reservation:
-    """The bytes of one request. Made by `MemoryBudget.reserve`."""
+    """The bytes of one request. Made by `MemoryBudget.reserve`.
 
-    __slots__ = ("_budget", "_size")
+    Attributes:
+        timeline: Receives the stages of the request; None if nobody asked for them.
+    """
+
+    __slots__ = ("_budget", "_size", "timeline")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._size = 0
+        self.timeline: Timeline | None = None
 
     @property
     def size(self) -> int:

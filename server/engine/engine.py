@@ -1,6 +1,7 @@
 """The engine as its callers see it: a decoded request in, a future of its result out."""
 
 import threading
+import time
 from concurrent.futures import Future
 
 from server.engine.budget import MemoryBudget, Reservation
@@ -12,6 +13,7 @@ from server.engine.provider import MIN_PARALLEL_RUNS
 from server.engine.repository import Repository
 from server.engine.scheduler import Scheduler
 from server.engine.texts import encode_texts
+from server.engine.timeline import Timeline
 from server.engine.types import Request, Result
 from server.engine.validation import ValidatedRequest, validate
 
@@ -90,8 +92,8 @@ class Engine:
             model: As returned by `model`.
             request: The decoded request.
             reservation: Holds the memory of the received message. What the request takes in addition is added
-                to it, and its owner releases it. Without one, the engine reserves the memory of the request
-                until the future is resolved.
+                to it, and its owner releases it. Its timeline receives the stages of the request. Without a
+                reservation, the engine reserves the memory of the request until the future is resolved.
 
         Returns:
             A future that resolves with the result or an `EngineError`. Cancelling it withdraws the request.
@@ -102,6 +104,8 @@ class Engine:
         validated = validate(request, model, self.limits)
         if reservation is not None:
             reservation.add(validated.held_bytes)
+            if reservation.timeline is not None:
+                _record(validated, reservation.timeline)
             return self._schedule(validated)
         own = self.budget.reserve(validated.input_bytes + validated.held_bytes)
         try:
@@ -142,3 +146,12 @@ class Engine:
     def close(self) -> None:
         """Rejects new requests, and returns when the accepted ones have their results."""
         self._scheduler.close()
+
+
+def _record(request: ValidatedRequest, timeline: Timeline) -> None:
+    """Notes that a request enters the queue; its runs follow."""
+    request.timeline = timeline
+    timeline.model, timeline.version = request.model.name, request.model.version
+    timeline.sequences = len(request.sequences)
+    timeline.rows = sum([sum(sequence.sizes.values()) for sequence in request.sequences])
+    timeline.queued_at = time.monotonic()

@@ -15,6 +15,7 @@ from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.texts import encode_texts
+from server.engine.timeline import Timeline
 from server.engine.tokenizer import TEXT
 from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result, SequenceInputs, SequenceShape
 
@@ -33,6 +34,7 @@ class ValidatedRequest:
         held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
             result, and the serialized reply.
         future: Resolved once, with a result or an `EngineError`; cancelled if the request was withdrawn.
+        timeline: Receives the runs; None if nobody asked for them.
     """
 
     model: LoadedModel
@@ -42,6 +44,7 @@ class ValidatedRequest:
     input_bytes: int
     held_bytes: int
     future: "Future[Result]" = field(default_factory=Future)
+    timeline: Timeline | None = None
 
 
 def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedRequest:

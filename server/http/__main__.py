@@ -11,9 +11,10 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from server import logs
 from server.errors import BindError
 from server.http.listener import listen
-from server.http.options import HttpOptions, LogFormat, LogLevel
+from server.http.options import HttpOptions, LogFormat, LogLevel, LogRequests
 from server.http.serve import Stop, serve
 from server.shutdown import StopRequest, handle_signals
+from server.tracing.options import trace_options
 
 log = logging.getLogger("server.http")
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -59,8 +60,14 @@ def main(
     ] = DEFAULTS.grace_seconds,
     log_level: Annotated[LogLevel, typer.Option(help="Minimum level of events.")] = DEFAULTS.log_level,
     log_format: Annotated[LogFormat, typer.Option(help="Format of the log.")] = DEFAULTS.log_format,
+    log_requests: Annotated[
+        LogRequests, typer.Option(help="Requests that have a line in the log.")
+    ] = DEFAULTS.log_requests,
 ) -> None:
-    """Serve HTTP/REST for a gRPC server. SIGTERM, SIGINT and SIGHUP stop it once requests have finished."""
+    """Serve HTTP/REST for a gRPC server. SIGTERM, SIGINT and SIGHUP stop it once requests have finished.
+
+    OpenTelemetry's environment variables switch traces on.
+    """
     options = HttpOptions(
         target=target,
         connections=connections,
@@ -73,6 +80,8 @@ def main(
         grace_seconds=grace_seconds,
         log_level=log_level,
         log_format=log_format,
+        log_requests=log_requests,
+        traces=trace_options("", None, host=host, port=port),
     )
     raise typer.Exit(_run(options, host, port))
 

@@ -1,5 +1,6 @@
 """The routes, as a Starlette application."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from server.http.context import Context, Exchange, metadata_of, run
 from server.http.errors import HttpError
 from server.http.inference import Inference
 from server.http.methods import INFER_PATHS, METHODS, Method
+from server.http.observation import Observer
 from server.http.openapi import document
 from server.http.options import HttpOptions
 
@@ -38,14 +40,15 @@ PAGE_HEADERS = {
 class Call(Exchange):
     """One path of the methods other than inference."""
 
-    def __init__(self, context: Context, methods: Mapping[str, Method]) -> None:
+    def __init__(self, context: Context, path: str, methods: Mapping[str, Method]) -> None:
         """Creates the endpoint.
 
         Args:
             context: What all endpoints share.
+            path: The path, with names of parameters in braces.
             methods: The methods of the path by their verbs.
         """
-        super().__init__(context)
+        super().__init__(context, path)
         self._methods = methods
 
     async def answer(self, request: Request, body: Body, send: Send) -> None:
@@ -77,9 +80,11 @@ def create_application(options: HttpOptions) -> Starlette:
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         backend = Backend(options.target, options.connections)
-        application.router.routes.extend(_routes(Context(options, backend)))
+        observer = Observer(options)
+        application.router.routes.extend(_routes(Context(options, backend, observer)))
         yield
         await backend.close()
+        await asyncio.to_thread(observer.close)
 
     application = Starlette(lifespan=lifespan, exception_handlers={HTTPException: _not_routed})
     application.router.redirect_slashes = False
@@ -91,10 +96,9 @@ def _routes(context: Context) -> list[Route]:
     for method in METHODS:
         for path in method.paths:
             by_path[path][method.verb] = method
-    inference = Inference(context)
     return [
-        *(Route(path, inference, methods=["POST"]) for path in INFER_PATHS),
-        *(Route(path, Call(context, methods), methods=list(methods)) for path, methods in by_path.items()),
+        *(Route(path, Inference(context, path), methods=["POST"]) for path in INFER_PATHS),
+        *(Route(path, Call(context, path, methods), methods=list(methods)) for path, methods in by_path.items()),
         Route("/openapi.json", _described, methods=["GET"]),
         Route("/docs", _page, methods=["GET"]),
     ]

@@ -7,25 +7,31 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server import request_ids
 from server.engine.budget import MemoryBudget
 from server.engine.errors import EngineError, InvalidRequestError, OverloadedError
 from server.http import errors
 from server.http.backend import Backend, Metadata
 from server.http.body import Body
 from server.http.errors import ClientDisconnectedError, HttpError
+from server.http.observation import Observer
 from server.http.options import HttpOptions
+from server.http.record import HttpRecord
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# Headers that are passed on to the gRPC server: rights and traces are its business.
+# Headers that are passed on to the gRPC server: rights are its business. So are traces, the headers after the
+# first, unless this process makes spans of its own.
 FORWARDED = ("authorization", "traceparent", "tracestate")
+# Where a request keeps its record.
+RECORD = "attention.record"
 # More than this takes noticeable time to parse or encode, which is then done on another thread.
 INLINE_BYTES = 1 << 16
 SHUTTING_DOWN = "the server is shutting down; retry on another server"
@@ -39,10 +45,11 @@ class Context:
         options: What the process does.
         backend: The gRPC server.
         budget: Memory of all requests in progress.
+        observer: Notes requests.
     """
 
-    def __init__(self, options: HttpOptions, backend: Backend) -> None:
-        self.options, self.backend = options, backend
+    def __init__(self, options: HttpOptions, backend: Backend, observer: Observer) -> None:
+        self.options, self.backend, self.observer = options, backend, observer
         self.budget = MemoryBudget(options.max_in_flight_bytes)
         self._places = options.max_concurrent_requests
         self._taken = 0
@@ -72,15 +79,17 @@ class Context:
 class Exchange(ABC):
     """One request and its answer, as an ASGI application: errors become answers, and nothing escapes."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, context: Context, path: str) -> None:
+        """Creates the endpoint of a path, in which names of parameters are in braces."""
+        self.context, self._path = context, path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         started = time.monotonic()
         request = Request(scope, receive, send)
         body = self.context.body(request)
-        answered = _Recorder(send)
+        scope[RECORD] = record = self.context.observer.begin(scope, self._path)
+        answered = _Recorder(send, record.request_id)
         try:
             await self.answer(request, body, answered)
         except ClientDisconnectedError:
@@ -96,6 +105,7 @@ class Exchange(ABC):
         except Exception:
             log.exception("request failed", extra={"path": scope["path"]})
             await self._refuse(HttpError(500, UNEXPECTED), body, scope, receive, answered)
+        self.context.observer.ended(record, answered.status)
         if log.isEnabledFor(logging.DEBUG):
             fields = {"method": scope["method"], "path": scope["path"], "status": answered.status}
             milliseconds = round(1000 * (time.monotonic() - started), 3)
@@ -117,15 +127,17 @@ class Exchange(ABC):
 
 
 class _Recorder:
-    """Sends, and notes the status."""
+    """Sends, adds the identifier of the request, and notes the status."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
+        self._header = (request_ids.KEY.encode(), request_id.encode())
         self.status = 0
 
-    async def __call__(self, message: Mapping[str, object]) -> None:
+    async def __call__(self, message: Mapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.status = int(str(message["status"]))
+            message = {**message, "headers": [*message.get("headers", ()), self._header]}
         await self._send(dict(message))
 
 
@@ -135,8 +147,9 @@ def metadata_of(request: Request) -> Metadata:
     Raises:
         InvalidRequestError: A header contains what gRPC's metadata cannot.
     """
-    metadata = []
-    for name in FORWARDED:
+    record: HttpRecord = request.scope[RECORD]
+    metadata = record.metadata()
+    for name in FORWARDED if record.trace is None else FORWARDED[:1]:
         value = request.headers.get(name)
         if value is not None:
             if not (value.isascii() and value.isprintable()):

@@ -5,9 +5,11 @@ from typing import Literal
 
 from server.addresses import address_of
 from server.settings import Settings
+from server.tracing.options import TraceOptions, trace_options
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 LogFormat = Literal["text", "json"]
+LogRequests = Literal["all", "failed", "none"]
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - addresses to replace
 # Connections to each worker. The system distributes them at random, so that a few more find all workers.
 CONNECTIONS_PER_WORKER = 4
@@ -29,6 +31,8 @@ class HttpOptions:
         grace_seconds: How long requests in progress may take when the process is to end.
         log_level: Minimum level of logged events.
         log_format: text or json.
+        log_requests: Requests that have a line in the log: all, failed or none.
+        traces: How requests are traced; None if they are not.
     """
 
     target: str
@@ -42,6 +46,8 @@ class HttpOptions:
     grace_seconds: float = 30
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
+    log_requests: LogRequests = "none"
+    traces: TraceOptions | None = None
 
 
 def options_of(settings: Settings, port: int) -> HttpOptions:
@@ -63,6 +69,13 @@ def options_of(settings: Settings, port: int) -> HttpOptions:
         grace_seconds=settings.grace_seconds,
         log_level=settings.log_level,
         log_format=settings.log_format,
+        log_requests=settings.log_requests,
+        traces=trace_options(
+            settings.trace_endpoint,
+            settings.trace_sample_ratio,
+            host=settings.host,
+            port=settings.http_port or 0,
+        ),
     )
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import grpc
 
@@ -14,6 +14,7 @@ from server.rpc.calls.ending import end_with
 from server.rpc.calls.ordered_stream import OrderedStream
 from server.rpc.calls.route import CallKind, Route
 from server.rpc.calls.single_request import ServerStream, UnaryCall
+from server.rpc.records import CallRecord
 from server.rpc.transport.seam import Call
 
 
@@ -47,6 +48,8 @@ class CallObserver(Protocol):
         """A call was ended because its caller did not read the replies in time."""
 
 
+# Decides whether a call is recorded, when it arrives, and whether it is a stream; None if it is not.
+Recorder: TypeAlias = "Callable[[Call, bool], CallRecord | None]"
 # Errors of requests that the server took.
 NOT_REFUSALS = ("", EngineError.reason, RunFailedError.reason, DeadlineExceededError.reason)
 
@@ -62,6 +65,7 @@ class Dispatcher:
         check_deadline: Callable[[float], None],
         *,
         stream_window: int,
+        recorder: Recorder | None = None,
     ) -> None:
         """Creates the dispatcher.
 
@@ -71,7 +75,9 @@ class Dispatcher:
             limits: How many calls are open at a time.
             check_deadline: Raises OverloadedError if a call with that deadline would be answered too late.
             stream_window: Number of requests of one stream that may be without a sent reply.
+            recorder: Is asked about every call whose route is counted; None if none is recorded.
         """
+        self._recorder = recorder
         self._routes = routes
         self._observer = observer
         self._check_deadline = check_deadline
@@ -86,6 +92,8 @@ class Dispatcher:
         if route is None:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, "the server has no such method")
             return
+        if self._recorder is not None and route.counted:
+            call.record = self._recorder(call, route.kind is not CallKind.UNARY)
         admission = self._admissions.of(route)
         call.add_done_callback(partial(self._done, call, route, admission, time.perf_counter()))
         try:
@@ -97,6 +105,8 @@ class Dispatcher:
         except EngineError as error:
             end_with(call, error)
             return
+        if call.record is not None:
+            call.record.caller = _caller(call)
         match route.kind:
             case CallKind.UNARY:
                 UnaryCall(call, route, admission.received)
@@ -132,6 +142,14 @@ class Dispatcher:
         if route.counted:
             code = call.ended_with or grpc.StatusCode.UNKNOWN
             self._observer.called(call.method, code.name, time.perf_counter() - started)
+            if call.record is not None:
+                call.record.caller = _caller(call)
+                call.record.ended(code.name, call.reason)
+
+
+def _caller(call: Call) -> str:
+    """The name of a call's verified caller; empty if the call has none."""
+    return str(getattr(call, "caller", None) or "")
 
 
 def _refuse_while_draining(route: Route) -> None:

@@ -11,7 +11,7 @@ from server.model_control import ModelControl
 from server.rpc.admission import CallLimits
 from server.rpc.calls.codec_threads import CodecThreads
 from server.rpc.channel_options import channel_options
-from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher
+from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher, Recorder
 from server.rpc.health import HealthService
 from server.rpc.options import RpcOptions
 from server.rpc.routes import SERVICES, route_table
@@ -33,14 +33,18 @@ class RpcServer:
     without having started.
     """
 
-    def __init__(self, options: RpcOptions, observer: CallObserver) -> None:
+    def __init__(
+        self, options: RpcOptions, observer: CallObserver, recorder: Recorder | None = None
+    ) -> None:
         """Creates a server that is not bound.
 
         Args:
             options: Where it listens, and how much it takes.
             observer: Receives a report of every call that ended.
+            recorder: Decides which calls are recorded; None if none is.
         """
         self._options = options
+        self._recorder = recorder
         self._observer = observer
         self._health = HealthService(SERVICES)
         self._codec_threads = CodecThreads()
@@ -94,6 +98,7 @@ class RpcServer:
             _call_limits(self._options),
             engine.check_deadline,
             stream_window=self._options.stream_window,
+            recorder=self._recorder,
         )
         # First: health checks that have waited for the start are answered at once.
         self._set_serving(serving=True)

@@ -8,6 +8,7 @@ from server.engine.provider import Device
 from server.settings.batching import Batching
 from server.settings.models import Models
 from server.settings.network import Network
+from server.settings.observability import Observability
 from server.settings.process import Process
 from server.settings.request_limits import RequestLimits
 
@@ -19,7 +20,7 @@ ARENA_FACTOR = 1.25
 AWAKE_SECONDS = 0.001
 
 
-class Settings(Models, Network, RequestLimits, Batching, Process):
+class Settings(Models, Network, RequestLimits, Batching, Process, Observability):
     """Every option of the server. `server.command_line` reads them from flags, environment and file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,4 +87,5 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "Request limits": RequestLimits,
     "Batching": Batching,
     "Process": Process,
+    "Observability": Observability,
 }

@@ -14,6 +14,7 @@ from server.rpc.attention.model_codec import describe
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
 from server.rpc.half_precision import WireFloat
+from server.rpc.notes import note_failure, note_model
 from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from server.rpc.status import code_of
 from server.rpc.transport.seam import Call
@@ -46,6 +47,7 @@ class AttentionService:
             wire = codec.output_type(message.request)
             model, future = self._submit(message.request, request.fields, call.deadline, reservation)
         except Exception as error:
+            note_failure(reservation, error)
             return _error_reply(message.id, error)
         return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, model, wire))
 
@@ -57,6 +59,7 @@ class AttentionService:
         self, message: pb.AttendRequest, fields: Fields, deadline: float, reservation: Reservation
     ) -> tuple[LoadedModel, Future[Result]]:
         model = self._engine.model(message.model_name, message.model_version)
+        note_model(reservation, model)
         allowance = Allowance(self._engine.limits, reservation)
         request = codec.decode(message, deadline, codec.input_names(model), fields, allowance)
         if request.texts:

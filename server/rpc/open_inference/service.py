@@ -12,6 +12,7 @@ from server.engine.types import Result
 from server.model_control import ModelControl
 from server.rpc.allowance import Allowance
 from server.rpc.calls.deferred import DeferredReply
+from server.rpc.notes import note_model
 from server.rpc.open_inference import codec, response, stream
 from server.rpc.protobuf_bytes import Parsed
 from server.rpc.shared_memory import SharedMemory
@@ -74,6 +75,7 @@ class OpenInferenceService:
         """Computes the outputs of one request."""
         message = request.message
         model = self._engine.model(message.model_name, message.model_version)
+        note_model(reservation, model)
         allowance = Allowance(self._engine.limits, reservation)
         decoded = codec.decode(message, model, call.deadline, request.fields, allowance, self._memory)
         future = self._engine.submit(model, decoded.request, reservation)

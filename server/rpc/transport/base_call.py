@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import grpc
 
+from server import request_ids
+from server.rpc.records import CallRecord
 from server.rpc.timeouts import CallAt, Timeouts
 from server.rpc.transport.seam import Callback, Metadata
 
@@ -60,6 +62,8 @@ class BaseCall(ABC):
         self.reason = ""
         self.reader_cut = False
         self.is_done = False
+        self.record: CallRecord | None = None
+        self._request_id = ""
         self._calls = calls
         # A dictionary is an ordered set from which a callback is removed in constant time.
         self._done_callbacks: dict[Callback, None] = {}
@@ -68,6 +72,18 @@ class BaseCall(ABC):
     @abstractmethod
     def peer(self) -> str:
         """The address of the caller, as the core writes it: it ends with a colon and the port."""
+
+    @property
+    @abstractmethod
+    def metadata(self) -> Metadata:
+        """See `Call`."""
+
+    @property
+    def request_id(self) -> str:
+        """See `Call`."""
+        if not self._request_id:
+            self._request_id = request_ids.sent(self.metadata) or request_ids.new()
+        return self._request_id
 
     @abstractmethod
     def finish(
@@ -94,6 +110,12 @@ class BaseCall(ABC):
         """The caller did not take what was sent to it."""
         self.reader_cut = True
         self.reset()
+
+    def _trailing(self, code: grpc.StatusCode, trailing: Metadata = ()) -> Metadata:
+        """The metadata that is sent with a status. An id that nobody knows yet is made for failures only."""
+        if code is grpc.StatusCode.OK and not self._request_id and not request_ids.sent(self.metadata):
+            return trailing
+        return (*trailing, (request_ids.KEY, self.request_id))
 
     def _hand_over(self, code: grpc.StatusCode, reason: str = "") -> None:
         """Records the status that is handed to the core. There is no other after it."""

@@ -46,6 +46,7 @@ class CompletionQueueCall(BaseCall):
         super().__init__(_text(event.call_details.method), calls)
         self.deadline = deadline_after(event.call_details.deadline - time.time())
         self._call = event.call
+        self._metadata: Metadata = event.invocation_metadata
         self._timers = timers
         self._callbacks = callbacks
         self._sent_initial_metadata = False
@@ -55,6 +56,11 @@ class CompletionQueueCall(BaseCall):
     def peer(self) -> str:
         """See `BaseCall`."""
         return _text(self._call.peer())
+
+    @property
+    def metadata(self) -> Metadata:
+        """See `Call`."""
+        return self._metadata
 
     def watch_end(self) -> None:
         """Has the core report the end of the call, unless it does so already."""
@@ -116,7 +122,7 @@ class CompletionQueueCall(BaseCall):
         self, *message: Any, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()
     ) -> None:
         status = cygrpc.SendStatusFromServerOperation(
-            trailing, code.value[0], details.encode(errors="replace"), NO_FLAGS
+            self._trailing(code, trailing), code.value[0], details.encode(errors="replace"), NO_FLAGS
         )
         operations = (*self._initial_metadata(), *message, status)
         if self._watches_end:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
+from server.rpc.records import CallRecord
 from server.rpc.transport.connections import Address
 
 Callback: TypeAlias = Callable[[], object]
@@ -16,7 +17,13 @@ Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
 class Call(Protocol):
-    """One call, from its arrival to its end."""
+    """One call, from its arrival to its end.
+
+    Attributes:
+        record: What is recorded of the call; None if nothing is.
+    """
+
+    record: CallRecord | None
 
     @property
     def method(self) -> str:
@@ -40,6 +47,17 @@ class Call(Protocol):
     @property
     def reader_cut(self) -> bool:
         """Whether the call was ended because the caller did not read what was sent to it."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata that the caller sent."""
+
+    @property
+    def request_id(self) -> str:
+        """What the log and the caller know the call by: see `server.request_ids`.
+
+        It is sent with the status if the caller sent it, if the call failed, and if it was read before.
+        """
 
     def receive(self, then: Callable[[bytes | None], None]) -> None:
         """Requests the next message, and calls back with it; with None if there are no more."""

@@ -119,6 +119,11 @@ class ThreadedCall(BaseCall):
         found: str = self._context.peer()
         return found
 
+    @property
+    def metadata(self) -> Metadata:
+        """See `Call`."""
+        return tuple((key, value) for key, value in self._context.invocation_metadata())
+
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""
         return self._thread.call_at(moment, callback)
@@ -164,7 +169,7 @@ class ThreadedCall(BaseCall):
     ) -> None:
         """See `Call`."""
         if self.ended_with is None:
-            self._outgoing.put(_Status(code, details, trailing))
+            self._outgoing.put(_Status(code, details, self._trailing(code, trailing)))
             self._hand_over(code, reason)
 
     def reset(self) -> None:

@@ -10,6 +10,8 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 
+from attention_client._call_spans import Pairs, start_span
+from attention_client._call_status import ready
 from attention_client._connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TARGET,
@@ -112,7 +114,12 @@ class AsyncConnection:
         timeout: float | None,
     ) -> _ResponseT:
         limit = seconds(timeout, default=self._settings.timeout)
-        return await self._invoke(method, request, limit, wait_for_ready=self._settings.wait_for_ready)
+        wait = self._settings.wait_for_ready
+        span = start_span(type(request).__name__, self._settings.targets)
+        if span is None:
+            return await self._invoke(method, request, limit, wait_for_ready=wait)
+        with span:
+            return await self._invoke(method, request, limit, wait_for_ready=wait, added=span.metadata)
 
     async def _invoke(
         self,
@@ -121,11 +128,13 @@ class AsyncConnection:
         limit: float,
         *,
         wait_for_ready: bool,
+        added: Pairs = (),
     ) -> _ResponseT:
+        metadata = (*self._settings.metadata, *added) if added else self._settings.metadata
         try:
             with translated_async():
                 return await method(
-                    request, timeout=limit, metadata=self._settings.metadata, wait_for_ready=wait_for_ready
+                    request, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready
                 )
         except (AttentionClientError, aio.BaseError) as error:
             raise await self._refined(error, limit) from error.__cause__
@@ -133,14 +142,19 @@ class AsyncConnection:
     def _open(
         self, method: aio.StreamStreamMultiCallable[_RequestT, _ResponseT], timeout: float | None
     ) -> aio.StreamStreamCall[_RequestT, _ResponseT]:
+        span = start_span("AttendStreamRequest", self._settings.targets)
         try:
-            return method(
+            call = method(
                 timeout=timeout,
-                metadata=self._settings.metadata,
+                metadata=(*self._settings.metadata, *span.metadata) if span else self._settings.metadata,
                 wait_for_ready=self._settings.wait_for_ready,
             )
         except aio.BaseError as error:
             raise as_client_error(error, closed=self._closed) from error
+        if span is not None:
+            ended = span
+            call.add_done_callback(lambda done: ended.end(ready(done.code())))
+        return call
 
     async def _outcomes(
         self, outcomes: AsyncGenerator[_YieldT, None], timeout: float | None

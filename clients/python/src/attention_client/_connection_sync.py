@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from attention_client._call_spans import Pairs, start_span
 from attention_client._connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TARGET,
@@ -122,7 +123,12 @@ class Connection:
         timeout: float | None,
     ) -> _ResponseT:
         limit = seconds(timeout, default=self._settings.timeout)
-        return self._invoke(method, request, limit, wait_for_ready=self._settings.wait_for_ready)
+        wait = self._settings.wait_for_ready
+        span = start_span(type(request).__name__, self._settings.targets)
+        if span is None:
+            return self._invoke(method, request, limit, wait_for_ready=wait)
+        with span:
+            return self._invoke(method, request, limit, wait_for_ready=wait, added=span.metadata)
 
     def _invoke(
         self,
@@ -131,11 +137,11 @@ class Connection:
         limit: float,
         *,
         wait_for_ready: bool,
+        added: Pairs = (),
     ) -> _ResponseT:
+        metadata = (*self._settings.metadata, *added) if added else self._settings.metadata
         try:
-            return method(
-                request, timeout=limit, metadata=self._settings.metadata, wait_for_ready=wait_for_ready
-            )
+            return method(request, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready)
         except (grpc.RpcError, ValueError) as error:
             raise self._refined(error, limit) from error
 
@@ -145,15 +151,19 @@ class Connection:
         requests: Iterator[_RequestT],
         timeout: float | None,
     ) -> Any:
+        span = start_span("AttendStreamRequest", self._settings.targets)
         try:
-            return method(
+            call = method(
                 requests,
                 timeout=timeout,
-                metadata=self._settings.metadata,
+                metadata=(*self._settings.metadata, *span.metadata) if span else self._settings.metadata,
                 wait_for_ready=self._settings.wait_for_ready,
             )
         except ValueError as error:
             raise self._refined(error) from error
+        if span is not None:
+            span.ends_with_call(call)
+        return call
 
     def _outcomes(
         self, outcomes: Generator[_YieldT, None, None], timeout: float | None

@@ -45,7 +45,7 @@ def deadline_error(
     if failure:
         return UnavailableError(f"no connection to {name} {within}: {failure}")
     message = error.message if timeout is None else f"{name} did not answer {within}"
-    return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
+    return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED", request_id=error.request_id)
 
 
 def failure_of(error: grpc.RpcError) -> str:

@@ -10,6 +10,10 @@ from server.rpc.transport.seam import Call, Callback, Metadata
 class ScriptedCall(Call):
     """A `Call`. The test delivers messages, lets sends complete, and lets the caller leave."""
 
+    record = None
+    metadata = ()
+    request_id = "scripted"
+
     def __init__(self, deadline: float = 1e9) -> None:
         self._deadline = deadline
         self._code: grpc.StatusCode | None = None

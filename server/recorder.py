@@ -1,0 +1,72 @@
+"""Decides which gRPC calls are recorded, and hands what was recorded to the log and to the traces."""
+
+from typing import Protocol
+
+from server.request_log import LoggedRequests, RequestLog
+from server.rpc.records import CallRecord, RequestRecord, TraceContext
+from server.rpc.transport.seam import Call, Metadata
+from server.settings import Settings
+from server.tracing.options import trace_options
+
+
+class Tracing(Protocol):
+    """Traces of calls: `server.tracing.calls.CallTracing`."""
+
+    def begin(self, metadata: Metadata) -> TraceContext | None:
+        """The place of a new call in a trace; None if it has none."""
+
+    def ended(self, call: CallRecord, request: RequestRecord | None) -> None:
+        """Exports the spans of what has ended, if the call is sampled."""
+
+    def close(self) -> None:
+        """Sends the last spans."""
+
+
+class CallRecorder:
+    """Records calls for the log of requests and for traces."""
+
+    def __init__(self, log: RequestLog | None, tracing: Tracing | None) -> None:
+        """Takes what is switched on, at least one of the two."""
+        self._log, self._tracing = log, tracing
+
+    def __call__(self, call: Call, is_stream: bool) -> CallRecord | None:  # noqa: FBT001 - as the dispatcher calls it
+        """The record of a new call; None if nobody is interested in it."""
+        trace = self._tracing.begin(call.metadata) if self._tracing is not None else None
+        if self._log is None and (trace is None or not trace.sampled):
+            return None
+        return CallRecord(
+            call.method, call.request_id, is_stream=is_stream, trace=trace, report=self._ended
+        )
+
+    def close(self) -> None:
+        """Sends the last spans."""
+        if self._tracing is not None:
+            self._tracing.close()
+
+    def _ended(self, call: CallRecord, request: RequestRecord | None) -> None:
+        if self._log is not None:
+            self._log.ended(call, request)
+        if self._tracing is not None:
+            self._tracing.ended(call, request)
+
+
+def call_recorder(settings: Settings) -> CallRecorder | None:
+    """The recorder that the settings and OpenTelemetry's variables ask for; None if they ask for nothing."""
+    logged = LoggedRequests(settings.log_requests)
+    log = None
+    if logged is not LoggedRequests.NONE:
+        log = RequestLog(failed_only=logged is LoggedRequests.FAILED)
+    tracing = _tracing(settings)
+    return CallRecorder(log, tracing) if log is not None or tracing is not None else None
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    options = trace_options(
+        settings.trace_endpoint, settings.trace_sample_ratio, host=settings.host, port=settings.port
+    )
+    if options is None:
+        return None
+    # OpenTelemetry is imported only if traces are on.
+    from server.tracing.calls import CallTracing  # noqa: PLC0415
+
+    return CallTracing(options)
