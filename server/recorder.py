@@ -34,9 +34,7 @@ class CallRecorder:
         trace = self._tracing.begin(call.metadata) if self._tracing is not None else None
         if self._log is None and (trace is None or not trace.sampled):
             return None
-        return CallRecord(
-            call.method, call.request_id, is_stream=is_stream, trace=trace, report=self._ended
-        )
+        return CallRecord(call.method, call.request_id, is_stream=is_stream, trace=trace, report=self._ended)
 
     def close(self) -> None:
         """Sends the last spans."""

@@ -12,7 +12,7 @@ _SANE = re.compile(r"[!-~]{1,128}")
 
 def new() -> str:
     """A new identifier: 128 random bits in hexadecimal. It names a request and protects nothing."""
-    return f"{random.getrandbits(128):032x}"  # noqa: S311 - not a secret
+    return f"{random.getrandbits(128):032x}"
 
 
 def sane(value: str | bytes | None) -> str:

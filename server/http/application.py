@@ -98,7 +98,10 @@ def _routes(context: Context) -> list[Route]:
             by_path[path][method.verb] = method
     return [
         *(Route(path, Inference(context, path), methods=["POST"]) for path in INFER_PATHS),
-        *(Route(path, Call(context, path, methods), methods=list(methods)) for path, methods in by_path.items()),
+        *(
+            Route(path, Call(context, path, methods), methods=list(methods))
+            for path, methods in by_path.items()
+        ),
         Route("/openapi.json", _described, methods=["GET"]),
         Route("/docs", _page, methods=["GET"]),
     ]

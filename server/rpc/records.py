@@ -14,7 +14,7 @@ from server.engine.timeline import Reference, Timeline
 
 def new_span_id() -> int:
     """64 random bits, which are not all zero."""
-    return random.getrandbits(64) or 1  # noqa: S311 - not a secret
+    return random.getrandbits(64) or 1
 
 
 class TraceContext:

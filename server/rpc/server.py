@@ -33,9 +33,7 @@ class RpcServer:
     without having started.
     """
 
-    def __init__(
-        self, options: RpcOptions, observer: CallObserver, recorder: Recorder | None = None
-    ) -> None:
+    def __init__(self, options: RpcOptions, observer: CallObserver, recorder: Recorder | None = None) -> None:
         """Creates a server that is not bound.
 
         Args:

@@ -46,13 +46,13 @@ class Head:
         parent = _parent(metadata)
         if parent is not None:
             return self._child(parent)
-        low = random.getrandbits(ID_BITS)  # noqa: S311 - not a secret
+        low = random.getrandbits(ID_BITS)
         return _root(low, sampled=True) if low < self._bound else None
 
     def begin_always(self, metadata: Metadata) -> TraceContext:
         """As `begin`; a call that is not sampled has a context too, which can be passed on."""
         parent = _parent(metadata)
-        low = random.getrandbits(ID_BITS)  # noqa: S311 - not a secret
+        low = random.getrandbits(ID_BITS)
         return self._child(parent) if parent is not None else _root(low, sampled=low < self._bound)
 
     def _child(self, parent: TraceContext) -> TraceContext:
@@ -66,7 +66,7 @@ class Head:
 
 def _root(low: int, *, sampled: bool) -> TraceContext:
     """The beginning of a trace, given the lower half of its id."""
-    trace_id = random.getrandbits(ID_BITS) << ID_BITS | low  # noqa: S311 - not a secret
+    trace_id = random.getrandbits(ID_BITS) << ID_BITS | low
     return TraceContext(trace_id or 1, new_span_id(), sampled=sampled)
 
 

@@ -68,12 +68,21 @@ class Exporter(OTLPSpanExporter):
         spans = ScopeSpans(scope=SCOPE)
         for finished in data:
             if isinstance(finished, Finished):
-                spans.spans.extend(finished.make_spans())
+                spans.spans.extend(_made(finished))
             # Otherwise the thread that takes calls would wait for the interpreter until all are made.
             time.sleep(0)
         return ExportTraceServiceRequest(
             resource_spans=[ResourceSpans(resource=self._resource, scope_spans=[spans])]
         )
+
+
+def _made(finished: Finished) -> list[Span]:
+    """The spans of what has ended. A fault costs these spans and no others."""
+    try:
+        return list(finished.make_spans())
+    except Exception:
+        log.exception("spans could not be made")
+        return []
 
 
 class Pipeline:

@@ -17,9 +17,7 @@ from server.rpc.records import CallRecord, RequestRecord, TraceContext, new_span
 from server.tracing.messages import ERROR, LOCAL, REMOTE, SERVER, Clock, attribute, attributes, linked, span
 
 # Codes that are the server's fault, of the same conventions.
-ERRORS = frozenset(
-    ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
-)
+ERRORS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
 
 
 def call_spans(call: CallRecord, request: RequestRecord | None, server: list[KeyValue]) -> Iterator[Span]:

@@ -22,6 +22,7 @@ from server.engine.session import RunControl, Session
 from server.engine.types import Array, Request, Result
 from server.engine.validation import ValidatedRequest
 from server.rpc.dispatcher import CallObserver
+from server.rpc.dispatcher import Recorder as CallsRecorder
 from server.rpc.options import RpcOptions
 from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
@@ -229,6 +230,7 @@ class Served:
         *models: LoadedModel,
         limits: Limits | None = None,
         observer: CallObserver | None = None,
+        recorder: CallsRecorder | None = None,
         **options: Any,
     ) -> None:
         self.calls, self.gate = Calls(), Gate()
@@ -242,7 +244,7 @@ class Served:
             stream_window=3,
             transport=self.transport,
         )
-        self.server = RpcServer(dataclasses.replace(defaults, **options), observer or self.calls)
+        self.server = RpcServer(dataclasses.replace(defaults, **options), observer or self.calls, recorder)
         self._target = f"{defaults.host}:{self.server.bind()}"
         self.server.start(self.engine)
         self.channel = self.connect()

@@ -133,9 +133,7 @@ class AsyncConnection:
         metadata = (*self._settings.metadata, *added) if added else self._settings.metadata
         try:
             with translated_async():
-                return await method(
-                    request, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready
-                )
+                return await method(request, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready)
         except (AttentionClientError, aio.BaseError) as error:
             raise await self._refined(error, limit) from error.__cause__
 
