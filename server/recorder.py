@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from server.errors import ServerError
 from server.request_log import LoggedRequests, RequestLog
 from server.rpc.records import CallRecord, RequestRecord, TraceContext
 from server.rpc.transport.seam import Call, Metadata
@@ -49,7 +50,11 @@ class CallRecorder:
 
 
 def call_recorder(settings: Settings) -> CallRecorder | None:
-    """The recorder that the settings and OpenTelemetry's variables ask for; None if they ask for nothing."""
+    """The recorder that the settings and OpenTelemetry's variables ask for; None if they ask for nothing.
+
+    Raises:
+        ServerError: A variable of OpenTelemetry is not valid.
+    """
     logged = LoggedRequests(settings.log_requests)
     log = None
     if logged is not LoggedRequests.NONE:
@@ -67,4 +72,8 @@ def _tracing(settings: Settings) -> Tracing | None:
     # OpenTelemetry is imported only if traces are on.
     from server.tracing.calls import CallTracing  # noqa: PLC0415
 
-    return CallTracing(options)
+    try:
+        return CallTracing(options)
+    except Exception as error:
+        # The library's own errors, such as a variable that is not a number.
+        raise ServerError(f"traces cannot be exported: {error}") from error

@@ -116,6 +116,7 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     values = {"model_repository": "r", "host": "::1", "provider": "cuda", "log_level": "DEBUG"}
     values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB", "latency": "lowest"}
     values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest"}
+    values |= {"log_requests": "all", "trace_endpoint": "http://h:4317", "trace_sample_ratio": "0.5"}
     one_process = {"unix_socket", "allow_shared_memory"}  # which need a single worker
     names = [name for name in Settings.model_fields if name not in one_process]
     for name in names:
@@ -175,6 +176,10 @@ def test_sizes_take_units(given: str, expected: int, file: Path, monkeypatch: py
         ("--max-batch-bytes", "-5MiB", "must be a number of bytes or a size such as 64MiB"),
         ("--max-message-bytes", "1KiB", "1MiB to 2047MiB"),
         ("--max-message-bytes", "2GiB", "1MiB to 2047MiB"),
+        ("--trace-endpoint", "127.0.0.1:4317", "must be a URL with http or https"),
+        ("--trace-sample-ratio", "1.5", "less than or equal to 1"),
+        ("--trace-sample-ratio", "nan", "finite"),
+        ("--log-requests", "some", "'all', 'failed' or 'none'"),
     ],
 )
 def test_an_invalid_value_is_refused(flag: str, value: str, reason: str) -> None:

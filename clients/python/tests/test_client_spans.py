@@ -54,9 +54,12 @@ def test_a_call_has_a_span_that_the_server_is_told_of(ended: InMemorySpanExporte
 
 
 def test_a_call_that_fails_has_an_error(ended: InMemorySpanExporter) -> None:
-    with running(Service(unavailable(ALWAYS))) as target, AttentionClient(target, max_retries=0) as client:
-        with pytest.raises(UnavailableError):
-            client.attend("m", QUERY)
+    with (
+        running(Service(unavailable(ALWAYS))) as target,
+        AttentionClient(target, max_retries=0) as client,
+        pytest.raises(UnavailableError),
+    ):
+        client.attend("m", QUERY)
     (span,) = ended.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
     assert (span.attributes or {})["error.type"] == "UNAVAILABLE"
