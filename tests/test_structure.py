@@ -48,8 +48,17 @@ FORBIDDEN = {
         "server.rpc",
         "server.workers",
         "server.http",
+        "server.tracing",
+        "opentelemetry",
     },
-    "server.rpc": {"onnxruntime", "server.workers", "server.application", "server.settings", "server.http"},
+    "server.rpc": {
+        "onnxruntime",
+        "server.workers",
+        "server.application",
+        "server.settings",
+        "server.http",
+        "server.tracing",
+    },
     "server.http": {"onnxruntime", "server.workers", "server.application", "server.engine.engine"},
     "protos": {"torch", "onnxruntime"},
     "attention_client": {"torch", "onnxruntime"},
@@ -58,6 +67,7 @@ FORBIDDEN = {
 CONFINED = {
     "grpc._cython": ("", ("server/rpc/transport/completion_queue.py", "benchmarks/")),
     "onnxruntime": ("server", ("server/engine/session.py",)),
+    "opentelemetry": ("server", ("server/tracing/",)),
 }
 
 

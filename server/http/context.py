@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ log = logging.getLogger(__name__)
 # Headers that are passed on to the gRPC server: rights are its business. So are traces, the headers after the
 # first, unless this process makes spans of its own.
 FORWARDED = ("authorization", "traceparent", "tracestate")
+CLIENT_LEFT = 499
 # Where a request keeps its record.
 RECORD = "attention.record"
 # More than this takes noticeable time to parse or encode, which is then done on another thread.
@@ -85,31 +85,31 @@ class Exchange(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        started = time.monotonic()
         request = Request(scope, receive, send)
-        body = self.context.body(request)
         scope[RECORD] = record = self.context.observer.begin(scope, self._path)
         answered = _Recorder(send, record.request_id)
         try:
-            await self.answer(request, body, answered)
+            await self._answer(request, receive, answered)
+        finally:
+            self.context.observer.ended(record, answered.status)
+
+    async def _answer(self, request: Request, receive: Receive, send: "_Recorder") -> None:
+        body, scope = self.context.body(request), request.scope
+        try:
+            await self.answer(request, body, send)
         except ClientDisconnectedError:
-            answered.status = 499
+            send.status = CLIENT_LEFT
         except asyncio.CancelledError:  # the grace has ended
             await self._refuse(
-                HttpError(503, SHUTTING_DOWN, {"retry-after": "1"}), body, scope, receive, answered
+                HttpError(503, SHUTTING_DOWN, {"retry-after": "1"}), body, scope, receive, send
             )
         except HttpError as error:
-            await self._refuse(error, body, scope, receive, answered)
+            await self._refuse(error, body, scope, receive, send)
         except EngineError as error:
-            await self._refuse(errors.of_engine(error), body, scope, receive, answered)
+            await self._refuse(errors.of_engine(error), body, scope, receive, send)
         except Exception:
             log.exception("request failed", extra={"path": scope["path"]})
-            await self._refuse(HttpError(500, UNEXPECTED), body, scope, receive, answered)
-        self.context.observer.ended(record, answered.status)
-        if log.isEnabledFor(logging.DEBUG):
-            fields = {"method": scope["method"], "path": scope["path"], "status": answered.status}
-            milliseconds = round(1000 * (time.monotonic() - started), 3)
-            log.debug("request ended", extra={**fields, "milliseconds": milliseconds})
+            await self._refuse(HttpError(500, UNEXPECTED), body, scope, receive, send)
 
     @abstractmethod
     async def answer(self, request: Request, body: Body, send: Send) -> None:

@@ -15,6 +15,8 @@ from server.tracing import context as trace_context
 from server.tracing.options import TraceOptions
 
 log = logging.getLogger("server.requests")
+# Has the level of the whole log.
+debug = logging.getLogger(__name__)
 FAILED = 400
 
 
@@ -55,8 +57,11 @@ class Observer:
     def ended(self, request: HttpRecord, status: int) -> None:
         """A request was answered, or its client left."""
         request.status, request.ended_at = status, time.monotonic()
+        if debug.isEnabledFor(logging.DEBUG):
+            shown = {"method": request.method, "path": request.path, "status": status}
+            debug.debug("request ended", extra={**shown, "milliseconds": _milliseconds(request)})
         if self._logs_from is not None and status >= self._logs_from:
-            log.info("http request", extra=_fields(request))
+            log.info("http request", extra=fields(request))
         if self._tracing is not None:
             self._tracing.ended(request)
 
@@ -85,10 +90,14 @@ def _headers(scope: Scope) -> Iterator[tuple[str, str]]:
             yield _READ[name], value.decode("latin-1")
 
 
-def _fields(request: HttpRecord) -> dict[str, object]:
-    milliseconds = round(1000 * (request.ended_at - request.arrived_at), 3)
+def fields(request: HttpRecord) -> dict[str, object]:
+    """The fields of a line of the log."""
     found: dict[str, object] = {"request_id": request.request_id}
     if request.trace is not None and (request.trace.sampled or request.trace.parent_id):
         found["trace_id"] = f"{request.trace.trace_id:032x}"
     found |= {"method": request.method, "route": request.route}
-    return {**found, "total_ms": milliseconds, "status": request.status}
+    return {**found, "total_ms": _milliseconds(request), "status": request.status}
+
+
+def _milliseconds(request: HttpRecord) -> float:
+    return round(1000 * (request.ended_at - request.arrived_at), 3)
