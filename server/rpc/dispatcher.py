@@ -49,7 +49,7 @@ class CallObserver(Protocol):
 
 
 # Decides whether a call is recorded, when it arrives, and whether it is a stream; None if it is not.
-Recorder: TypeAlias = "Callable[[Call, bool], CallRecord | None]"
+Recorder: TypeAlias = Callable[[Call, bool], CallRecord | None]
 # Errors of requests that the server took.
 NOT_REFUSALS = ("", EngineError.reason, RunFailedError.reason, DeadlineExceededError.reason)
 
