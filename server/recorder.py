@@ -7,7 +7,8 @@ from server.request_log import LoggedRequests, RequestLog
 from server.rpc.records import CallRecord, RequestRecord, TraceContext
 from server.rpc.transport.seam import Call, Metadata
 from server.settings import Settings
-from server.tracing.options import trace_options
+from server.tracing.context import Head
+from server.tracing.options import TraceOptions, trace_options
 
 
 class Tracing(Protocol):
@@ -29,10 +30,12 @@ class CallRecorder:
     def __init__(self, log: RequestLog | None, tracing: Tracing | None) -> None:
         """Takes what is switched on, at least one of the two."""
         self._log, self._tracing = log, tracing
+        # Without traces, the log still names the trace of a caller.
+        self._begin = tracing.begin if tracing is not None else Head(TraceOptions(ratio=0.0)).begin
 
     def __call__(self, call: Call, is_stream: bool) -> CallRecord | None:  # noqa: FBT001 - as the dispatcher calls it
         """The record of a new call; None if nobody is interested in it."""
-        trace = self._tracing.begin(call.metadata) if self._tracing is not None else None
+        trace = self._begin(call.metadata)
         if self._log is None and (trace is None or not trace.sampled):
             return None
         return CallRecord(call.method, call.request_id, is_stream=is_stream, trace=trace, report=self._ended)

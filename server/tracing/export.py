@@ -55,7 +55,7 @@ class Exporter(OTLPSpanExporter):
             resource: Attributes of the process.
         """
         super().__init__(endpoint=endpoint or None)
-        self._resource = ResourceMessage(attributes=plain_attributes(resource))
+        self._resource = ResourceMessage(attributes=list(plain_attributes(resource)))
         self._encoded: tuple[Sequence[ReadableSpan], ExportTraceServiceRequest] | None = None
 
     def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:

@@ -24,7 +24,8 @@ from tests.server.samples import SELF, TEXT
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
 ATTEND = "attention.v1.AttentionService/Attend"
-SENTINEL, TOKEN, VALUE = "the quick brown secret", "token-that-nobody-may-see", 0.123456789
+SENTINEL, TOKEN, VALUE = "quixotic zephyr", "token-that-nobody-may-see", 0.123456789
+BODY = {"inputs": [{"name": "query", "shape": [1, 2, 4], "datatype": "FP32", "data": [0.5] * 8}]}
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,7 @@ def test_a_request_has_a_line_with_its_size_stages_and_code(
     assert (found["request_id"], found["method"], found["code"]) == ("mine", ATTEND, "OK")
     assert (found["model"], found["version"]) == (SELF, "1")
     assert (found["sequences"], found["rows"]) == (2, 7)
+    assert found["trace_id"] == f"{7:032x}"
     assert found["bytes_in"] == request.ByteSize()
     assert found["bytes_out"] > 7 * 4
     stages = [found[f"{stage}_ms"] for stage in ("decode", "queue", "run", "encode")]
@@ -174,7 +176,7 @@ def test_neither_content_nor_secrets_are_logged(artifacts: Path, tmp_path: Path,
         assert server.stop() == 0
     assert answer.headers["x-request-id"] == "over-http"
     written = log.read_text()
-    for secret in (SENTINEL, SENTINEL.split(maxsplit=1)[0], TOKEN, str(VALUE), str(float(np.float32(VALUE)))):
+    for secret in (*SENTINEL.split(), TOKEN, str(VALUE), str(float(np.float32(VALUE)))):
         assert secret not in written
     requests = re.findall(r" INFO request request_id=(\S+)", written)
     assert len(requests) >= 7
@@ -197,7 +199,7 @@ def test_a_request_over_http_has_one_identifier_everywhere(artifacts: Path, tmp_
     log = tmp_path / "log"
     with serving(artifacts, log, "--log-requests=failed", "--http-port=0") as server:
         port = http_port(log)
-        answer = ask(port, "/v2/models/nobody/infer", {"inputs": []}, {"x-request-id": "not\u00e9sane"})
+        answer = ask(port, "/v2/models/nobody/infer", BODY, {"x-request-id": "not\u00e9sane"})
         good = ask(port, "/v2")
         assert server.stop() == 0
     given = answer.headers["x-request-id"]

@@ -88,14 +88,15 @@ def test_a_run_that_requests_share_is_one_span_linked_to_all_of_them(
         Served(held, recorder=calls, max_concurrent_calls=SHARED + 1) as served,
     ):
         attend = AttentionServiceStub(served.channel).Attend
-        first = attend.future(attend_request([1]), timeout=PATIENCE_SECONDS)
+        # Without deadlines: each run is taken to cost a second.
+        first = attend.future(attend_request([1]))
         assert gate.entered.wait(PATIENCE_SECONDS)
         assert served.engine.has_queued(1)
-        others = [attend.future(attend_request([3]), timeout=PATIENCE_SECONDS) for _ in range(SHARED)]
+        others = [attend.future(attend_request([3])) for _ in range(SHARED)]
         assert served.engine.has_queued(SHARED)
         gate.open()
         for each in (first, *others):
-            each.result()
+            each.result(PATIENCE_SECONDS)
         spans = collector.wait_for(ATTEND, SHARED + 1)
     shared = [run for run in collector.named("run") if run.attributes["attention.sequences"] == SHARED]
     assert len(shared) == 1
@@ -147,7 +148,7 @@ def test_a_refused_call_has_its_code_and_reason(self_model: LoadedModel, collect
     assert call.attributes["attention.request_id"] == dict(caught.value.trailing_metadata())["x-request-id"]
 
 
-def test_a_call_whose_deadline_passed_in_the_queue_is_an_error(
+def test_a_call_whose_deadline_passed_in_the_queue_has_no_run(
     self_model: LoadedModel, collector: Collector
 ) -> None:
     with recorder(collector) as calls, Served.held(self_model, recorder=calls) as served:
@@ -160,8 +161,8 @@ def test_a_call_whose_deadline_passed_in_the_queue_is_an_error(
         first.result()
         spans = collector.wait_for(ATTEND, 2)
     (late,) = [span for span in spans if span.attributes["attention.rows"] == 2]
-    assert late.is_error
-    assert late.attributes["error.type"] in ("DEADLINE_EXCEEDED", "CANCELLED")
+    # The core cancels the call, unless the server is the first to notice.
+    assert late.attributes["rpc.response.status_code"] in ("DEADLINE_EXCEEDED", "CANCELLED")
     assert [stage.name for stage in collector.children(late)] == ["decode", "queue"]
 
 
