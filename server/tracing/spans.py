@@ -35,7 +35,7 @@ def call_spans(call: CallRecord, request: RequestRecord | None, server: list[Key
         yield from _stages(request, request.reference, clock)
         if call.is_stream:
             yield _streamed(call.trace, request, request.reference, clock)
-    if call.ended_at:
+    if request is None or not call.is_stream:
         yield _server(call, call.trace, request, clock, server)
 
 

@@ -18,7 +18,7 @@ from server.tracing.spans import call_spans
 from tests.server.samples import ROOT
 
 PAGE = (ROOT / "docs/observability.md").read_text()
-NAMED = set(re.findall(r"`([^`]+)`", PAGE))
+NAMED = set(re.findall(r"`([^`\n]+)`", PAGE))
 
 
 def ended(*, is_stream: bool) -> tuple[CallRecord, RequestRecord]:
