@@ -102,8 +102,8 @@ def _of_request(request: RequestRecord | None) -> list[KeyValue]:
         {
             "attention.model": request.model,
             "attention.version": request.version,
-            "attention.sequences": request.sequences,
-            "attention.rows": request.rows,
+            "attention.sequences": request.sequences or "",
+            "attention.rows": request.rows or "",
         }
     )
 
