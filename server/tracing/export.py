@@ -26,6 +26,8 @@ from server.tracing.messages import plain_attributes
 log = logging.getLogger(__name__)
 # How long the last spans may take to reach the collector when the process ends.
 CLOSE_SECONDS = 1.5
+# How long a call to the collector may take to end once it was cancelled.
+CANCEL_SECONDS = 1.0
 SCOPE = InstrumentationScope(name=NAME, version=VERSION)
 
 
@@ -119,3 +121,5 @@ class Pipeline:
         if closing.is_alive():
             log.warning("traces lost: the collector did not take them in time", extra={"seconds": seconds})
             self._exporter.shutdown()
+            # A thread that is still inside gRPC can hold up the end of the interpreter.
+            closing.join(CANCEL_SECONDS)
