@@ -6,6 +6,7 @@ The SDK's own spans and their encoder take about three times as long, which the 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
+from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -36,26 +37,25 @@ class Clock:
         return self._nanoseconds + int((moment - self._moment) * NANOSECONDS)
 
 
-@lru_cache(CACHED_ATTRIBUTES)
-def _attribute(key: str, value: Value, kind: type) -> KeyValue:
-    return KeyValue(key=key, value=_value(value, kind))
-
-
-def _value(value: Value, kind: type) -> AnyValue:
-    if kind is bool:
-        return AnyValue(bool_value=bool(value))
-    if kind is int:
-        return AnyValue(int_value=int(value))
-    return AnyValue(double_value=float(value)) if kind is float else AnyValue(string_value=str(value))
-
-
+@lru_cache(CACHED_ATTRIBUTES, typed=True)  # 1, 1.0 and True are equal
 def attribute(key: str, value: Value) -> KeyValue:
     """One attribute."""
-    # The type is part of the key of the cache: 1, 1.0 and True are equal.
-    return _attribute(key, value, type(value))
+    return KeyValue(key=key, value=_value(value))
 
 
-def attributes(values: Mapping[str, Value]) -> list[KeyValue]:
+def _value(value: Value) -> AnyValue:
+    match value:
+        case bool():
+            return AnyValue(bool_value=value)
+        case int():
+            return AnyValue(int_value=value)
+        case float():
+            return AnyValue(double_value=value)
+        case _:
+            return AnyValue(string_value=value)
+
+
+def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
     """Attributes; those that are empty texts are left out."""
     return [attribute(key, value) for key, value in values.items() if value != ""]
 
@@ -66,7 +66,7 @@ def plain_attributes(values: Mapping[str, object]) -> Iterator[KeyValue]:
         if isinstance(value, Value):
             yield attribute(key, value)
         elif isinstance(value, list | tuple):
-            parts = [_value(part, type(part)) for part in value]
+            parts = [_value(part) for part in value]
             yield KeyValue(key=key, value=AnyValue(array_value=ArrayValue(values=parts)))
 
 

@@ -137,7 +137,7 @@ def collecting() -> Iterator[Collector]:
     """A collector until the block ends."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
-    pb_grpc.add_TraceServiceServicer_to_server(collector, server)
+    pb_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     collector.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

@@ -22,6 +22,7 @@ A status without a class of its own, such as UNIMPLEMENTED, is an AttentionClien
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -209,7 +210,8 @@ def _too_large(found: re.Match[str], request_id: str) -> MessageTooLargeError:
 
 def _request_id(error: grpc.RpcError) -> str:
     """What the server's log calls a call, from the metadata that came with its status."""
-    for key, value in error.trailing_metadata() or ():
+    metadata: Any = error.trailing_metadata() or ()  # the stubs know only one of two kinds
+    for key, value in metadata:
         if key == _REQUEST_ID and isinstance(value, str):
             return value
     return ""
