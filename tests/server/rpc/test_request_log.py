@@ -42,6 +42,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == "server.requests"]
 
 
+def trailing(call: Any) -> dict[str, Any]:
+    """What came with the status of a call."""
+    return dict(call.trailing_metadata())
+
+
 def values(record: logging.LogRecord) -> dict[str, Any]:
     return vars(record)
 
@@ -54,7 +59,7 @@ def test_a_request_has_a_line_with_its_size_stages_and_code(
     parent = f"00-{7:032x}-{9:016x}-00"
     with Served(self_model, recorder=CallRecorder(RequestLog(failed_only=False), None)) as served:
         AttentionServiceStub(served.channel).Attend(
-            request, timeout=PATIENCE_SECONDS, metadata=[("x-request-id", "mine"), ("traceparent", parent)]
+            request, timeout=PATIENCE_SECONDS, metadata=(("x-request-id", "mine"), ("traceparent", parent))
         )
         served.calls.ended(1)
     (line,) = lines(caplog)
@@ -83,7 +88,7 @@ def test_failed_requests_only(self_model: LoadedModel, caplog: pytest.LogCapture
     found = values(line)
     assert (found["code"], found["reason"], found["model"]) == ("INVALID_ARGUMENT", "INVALID_FIELD", SELF)
     assert "queue_ms" not in found
-    assert dict(caught.value.trailing_metadata())[request_ids.KEY] == found["request_id"]
+    assert trailing(caught.value)[request_ids.KEY] == found["request_id"]
 
 
 def test_each_request_of_a_stream_has_a_line_and_so_has_the_stream(
@@ -132,12 +137,12 @@ def test_an_identifier_is_taken_if_it_is_sane(self_model: LoadedModel, given: st
     with Served(self_model) as served:
         attend = AttentionServiceStub(served.channel).Attend
         _, call = attend.with_call(
-            attend_request([2]), timeout=PATIENCE_SECONDS, metadata=[(request_ids.KEY, given)]
+            attend_request([2]), timeout=PATIENCE_SECONDS, metadata=((request_ids.KEY, given),)
         )
-        returned = dict(call.trailing_metadata())
+        returned = trailing(call)
         with pytest.raises(grpc.RpcError) as caught:
-            attend(attend_request([]), timeout=PATIENCE_SECONDS, metadata=[(request_ids.KEY, given)])
-    failed = dict(caught.value.trailing_metadata())[request_ids.KEY]
+            attend(attend_request([]), timeout=PATIENCE_SECONDS, metadata=((request_ids.KEY, given),))
+    failed = trailing(caught.value)[request_ids.KEY]
     # Nobody knows an identifier that was made for a call that succeeded, unless it is logged.
     assert returned.get(request_ids.KEY) == (given if is_taken else None)
     assert failed == given if is_taken else len(failed) == 32
@@ -148,7 +153,7 @@ def test_calls_without_a_record_have_none(self_model: LoadedModel) -> None:
     with Served(self_model, observer=calls) as served:
         attend = AttentionServiceStub(served.channel).Attend
         _, call = attend.with_call(attend_request([2]), timeout=PATIENCE_SECONDS)
-        assert dict(call.trailing_metadata()) == {}
+        assert trailing(call) == {}
 
 
 def test_identifiers_differ() -> None:
@@ -161,7 +166,7 @@ def test_neither_content_nor_secrets_are_logged(artifacts: Path, tmp_path: Path,
     options = ("--log-requests=all", f"--log-level={level}", "--http-port=0")
     with serving(artifacts, log, *options) as server:
         query = np.full((3, 4), VALUE, np.float32)
-        metadata = {"secret-bin": TOKEN.encode(), "x-api-key": TOKEN}
+        metadata: dict[str, str | bytes] = {"secret-bin": TOKEN.encode(), "x-api-key": TOKEN}
         with AttentionClient(server.target, token=TOKEN, metadata=metadata) as client:
             client.attend(SELF, query)
             with suppress(InvalidArgumentError):  # the model need not know the words

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -149,7 +150,8 @@ def test_a_refused_call_has_its_code_and_reason(self_model: LoadedModel, collect
     assert call.attributes["attention.reason"] == "MODEL_NOT_FOUND"
     assert not call.is_error  # the caller's fault
     assert "error.type" not in call.attributes
-    assert call.attributes["attention.request_id"] == dict(caught.value.trailing_metadata())["x-request-id"]
+    metadata: Any = caught.value.trailing_metadata()
+    assert call.attributes["attention.request_id"] == dict(metadata)["x-request-id"]
 
 
 def test_a_call_whose_deadline_passed_in_the_queue_has_no_run(
@@ -175,7 +177,7 @@ def test_calls_that_are_not_sampled_are_not_recorded(self_model: LoadedModel, co
     with recorder(collector, ratio=0.0) as calls, Served(self_model, recorder=calls) as served:
         attend = AttentionServiceStub(served.channel).Attend
         for parent in (unsampled, "malformed", "", sampled):
-            metadata = [("traceparent", parent), ("tracestate", "a=1")]
+            metadata = (("traceparent", parent), ("tracestate", "a=1"))
             attend(attend_request([2]), timeout=PATIENCE_SECONDS, metadata=metadata)
         (call,) = collector.wait_for(ATTEND)
     assert call.reference[0] == f"{7:032x}"

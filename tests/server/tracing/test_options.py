@@ -13,8 +13,10 @@ URL = "http://127.0.0.1:4317"
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": URL}
 
 
-def options(endpoint: str = "", ratio: float | None = None, **environment: str) -> TraceOptions | None:
-    return trace_options(endpoint, ratio, environment=environment)
+def options(
+    environment: dict[str, str] | None = None, *, endpoint: str = "", ratio: float | None = None
+) -> TraceOptions | None:
+    return trace_options(endpoint, ratio, environment=environment or {})
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,7 @@ def options(endpoint: str = "", ratio: float | None = None, **environment: str) 
     ],
 )
 def test_traces_are_off(environment: dict[str, str]) -> None:
-    assert options(**environment) is None
+    assert options(environment) is None
 
 
 @pytest.mark.parametrize(
@@ -44,12 +46,12 @@ def test_traces_are_off(environment: dict[str, str]) -> None:
     ],
 )
 def test_a_variable_switches_traces_on(environment: dict[str, str]) -> None:
-    assert options(**environment) == TraceOptions()
+    assert options(environment) == TraceOptions()
 
 
 def test_the_setting_switches_traces_on_unless_the_sdk_is_disabled() -> None:
-    assert options(URL, 0.25) == TraceOptions(endpoint=URL, ratio=0.25)
-    assert options(URL, OTEL_SDK_DISABLED="true") is None
+    assert options(endpoint=URL, ratio=0.25) == TraceOptions(endpoint=URL, ratio=0.25)
+    assert options({"OTEL_SDK_DISABLED": "true"}, endpoint=URL) is None
 
 
 @pytest.mark.parametrize(
@@ -67,12 +69,12 @@ def test_the_setting_switches_traces_on_unless_the_sdk_is_disabled() -> None:
     ],
 )
 def test_the_samplers_of_the_specification(sampler: str, argument: str, ratio: float, follows: bool) -> None:
-    found = options(**ENDPOINT, OTEL_TRACES_SAMPLER=sampler, OTEL_TRACES_SAMPLER_ARG=argument)
+    found = options({**ENDPOINT, "OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument})
     assert found == TraceOptions(ratio=ratio, follows_parent=follows)
 
 
 def test_the_setting_of_the_ratio_takes_precedence_over_the_sampler() -> None:
-    found = options(ratio=0.5, **ENDPOINT, OTEL_TRACES_SAMPLER="always_off")
+    found = options({**ENDPOINT, "OTEL_TRACES_SAMPLER": "always_off"}, ratio=0.5)
     assert found == TraceOptions(ratio=0.5)
 
 
@@ -87,7 +89,7 @@ def test_the_setting_of_the_ratio_takes_precedence_over_the_sampler() -> None:
 )
 def test_what_is_not_valid_is_reported(environment: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        found = options(**ENDPOINT, **environment)
+        found = options({**ENDPOINT, **environment})
     assert found is not None
     assert found.ratio == 1
     assert len(caplog.records) == 1
