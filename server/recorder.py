@@ -38,7 +38,10 @@ class CallRecorder:
         trace = self._begin(call.metadata)
         if self._log is None and (trace is None or not trace.sampled):
             return None
-        return CallRecord(call.method, call.request_id, is_stream=is_stream, trace=trace, report=self._ended)
+        # Of most calls, a log of failures never needs the identifier, which is sent once it was read.
+        is_named = is_stream or trace is not None or (self._log is not None and not self._log.failed_only)
+        request_id = call.request_id if is_named else ""
+        return CallRecord(call.method, request_id, is_stream=is_stream, trace=trace, report=self._ended)
 
     def close(self) -> None:
         """Sends the last spans."""

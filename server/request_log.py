@@ -21,7 +21,11 @@ class LoggedRequests(StrEnum):
 
 
 class RequestLog:
-    """Writes the lines, whatever the level of the log is."""
+    """Writes the lines, whatever the level of the log is.
+
+    Attributes:
+        failed_only: Whether requests that ended with OK have no line.
+    """
 
     def __init__(self, *, failed_only: bool) -> None:
         """Sets the level of the lines' logger.
@@ -29,14 +33,14 @@ class RequestLog:
         Args:
             failed_only: Whether requests that ended with OK have no line.
         """
-        self._failed_only = failed_only
+        self.failed_only = failed_only
         log.setLevel(logging.INFO)
 
     def ended(self, call: CallRecord, request: RequestRecord | None) -> None:
         """A request of a stream, or a call, has ended."""
         is_message = call.is_stream and request is not None
         code = request.code if is_message and request is not None else call.code
-        if self._failed_only and code == "OK":
+        if self.failed_only and code == "OK":
             return
         event = "request" if is_message or not call.is_stream else "stream"
         log.info(event, extra=fields(call, request))

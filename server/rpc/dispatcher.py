@@ -143,7 +143,7 @@ class Dispatcher:
             code = call.ended_with or grpc.StatusCode.UNKNOWN
             self._observer.called(call.method, code.name, time.perf_counter() - started)
             if call.record is not None:
-                call.record.caller = _caller(call)
+                call.record.caller, call.record.request_id = _caller(call), call.request_id
                 call.record.ended(code.name, call.reason)
 
 

@@ -139,7 +139,7 @@ class CallRecord:
 
         Args:
             method: Full name of the method.
-            request_id: What the caller and the log know the call by.
+            request_id: What the caller and the log know the call by; it may be set until the end.
             is_stream: Whether it may have several requests.
             trace: Its place in a trace; None if it has none.
             report: Called with the record and each request of a stream that ended; at the end of the call
