@@ -7,10 +7,12 @@ import threading
 import time
 
 from server.call_log import CallLog
+from server.engine import model_changes
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.store import RepositoryError
 from server.errors import LoadError
+from server.fixed_metrics import publish_fixed_metrics
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.model_control import ControlMode
@@ -35,11 +37,14 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         BindError: An address cannot be listened on.
     """
     metrics = Metrics()
+    publish_fixed_metrics(metrics.registry, settings)
     server = RpcServer(rpc_options(settings), CallLog(metrics))
     try:
         lifecycle.before_loading(server, metrics)
         repository = load_models(settings, inbox)
         metrics.loaded(repository)
+        for change in model_changes.initial(repository):
+            metrics.model_changed(change)
         if lifecycle.before_serving(server, inbox):
             engine = Engine(
                 repository,
@@ -96,7 +101,7 @@ def _serve(
         metrics.loaded(engine.repository)
         server.show_models()
 
-    control = model_control(settings, engine.repository, changed, lifecycle.peers)
+    control = model_control(settings, engine.repository, changed, lifecycle.peers, metrics.model_changed)
     if lifecycle.peers is not None:
         lifecycle.peers.start(control.take)
     # Numbers only: a model that is replaced must not be kept.

@@ -1,6 +1,8 @@
 """What a server process does at the stages of its life, alone or as one of several workers."""
 
 import logging
+import os
+from collections.abc import Mapping
 from typing import Protocol
 
 from server.http.options import options_of
@@ -8,6 +10,7 @@ from server.http.process import HttpProcess
 from server.metrics import Metrics
 from server.metrics_endpoint import MetricsEndpoint
 from server.models import initial_models, model_store
+from server.process_metrics import ProcessesCollector
 from server.rpc.server import RpcServer
 from server.settings import Settings
 from server.shutdown import Inbox
@@ -69,6 +72,7 @@ class Standalone:
         """
         host = self._settings.host
         metrics.loading(initial_models(self._settings, model_store(self._settings)))
+        metrics.registry.register(ProcessesCollector(self._processes))
         port = server.bind()
         self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port, metrics.refresh)
         self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
@@ -93,6 +97,10 @@ class Standalone:
         """Lets the requests of the HTTP process arrive."""
         if self._http:
             self._http.drain()
+
+    def _processes(self) -> Mapping[str, int]:
+        http = self._http.pid if self._http else None
+        return {"server": os.getpid()} | ({} if http is None else {"http": http})
 
     def close(self) -> None:
         """Ends the HTTP process, and closes the metrics endpoint."""

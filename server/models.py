@@ -10,6 +10,7 @@ from typing import NoReturn
 from server import memory
 from server.engine.control import RepositoryControl
 from server.engine.model import LoadedModel
+from server.engine.model_changes import ModelChange
 from server.engine.repository import Key, Repository
 from server.engine.store import ModelStore, RepositoryError
 from server.engine.version_policy import VersionPolicy
@@ -83,7 +84,11 @@ def _abandon_loading(request: StopRequest) -> NoReturn:
 
 
 def model_control(
-    settings: Settings, repository: Repository, changed: Callable[[], None], peers: WorkerPeers | None
+    settings: Settings,
+    repository: Repository,
+    changed: Callable[[], None],
+    peers: WorkerPeers | None,
+    report: Callable[[ModelChange], None],
 ) -> ModelControl:
     """Changes the models of this process.
 
@@ -92,9 +97,10 @@ def model_control(
         repository: The models that are served.
         changed: Called after each change.
         peers: The processes of the service, if there are several.
+        report: Called for each version that changed, and for each that failed to load.
     """
     store = model_store(settings)
-    control = RepositoryControl(store, repository, changed, partial(_lack_of_memory, store))
+    control = RepositoryControl(store, repository, changed, partial(_lack_of_memory, store), report)
     return ModelControl(control, ControlMode(settings.model_control), peers.ask if peers else None)
 
 

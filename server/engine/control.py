@@ -9,12 +9,14 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from server.engine import model_changes
 from server.engine.model import LoadedModel
 from server.engine.model_caches import forget_models
+from server.engine.model_changes import ModelChange
 from server.engine.repository import FailedModel, Key, Model, Repository
 from server.engine.store import ModelStore, Signature
 
@@ -70,6 +72,7 @@ class RepositoryControl:
         repository: Repository,
         changed: Callable[[], None] = lambda: None,
         check_memory: Callable[[str, str], str] = lambda _name, _version: "",
+        report: Callable[[ModelChange], None] = lambda _change: None,
     ) -> None:
         """Begins with the models that the repository has.
 
@@ -79,11 +82,13 @@ class RepositoryControl:
             changed: Called after each change.
             check_memory: Takes name and version of an artifact. Returns why there is too little memory to
                 load it; empty if there is enough.
+            report: Called for each version that changed, and for each that failed to load.
         """
         self.store = store
         self.repository = repository
         self._changed = changed
         self._check_memory = check_memory
+        self._report = report
         # Of what was loaded last, also if it failed: it is not tried again until it changes.
         self._signatures = {
             key: signature
@@ -112,6 +117,7 @@ class RepositoryControl:
             return f"model {name!r} does not exist in the repository"
         for version in wanted:
             self._prepare_version(change, version, served.get(version))
+        self._report_all(model_changes.failed(served, change.failures))
         if change.failures and strict:
             failed = change.failures[0]
             self._note_failures(change)
@@ -144,6 +150,7 @@ class RepositoryControl:
             return
         good = {model.version for model in change.models}
         models = [*change.models, *(failed for failed in change.failures if failed.version not in good)]
+        served = self.repository.versions(change.name)
         removed = self.repository.replace(change.name, models)
         self._signatures = {
             key: signature for key, signature in self._signatures.items() if key[0] != change.name
@@ -155,6 +162,7 @@ class RepositoryControl:
             if isinstance(model, LoadedModel):
                 self._free(model, is_replaced=model.version in good)
         log.info("models changed", extra={"model": change.name, "versions": sorted(good, key=int)})
+        self._report_all(model_changes.made(served, models))
         self._changed()
 
     def index(self) -> list[IndexEntry]:
@@ -183,6 +191,10 @@ class RepositoryControl:
         }
         names = {name for name, _ in now.keys() | self._signatures.keys()}
         return sorted(name for name in names if _of(name, now) != _of(name, self._signatures))
+
+    def _report_all(self, changes: Iterable[ModelChange]) -> None:
+        for each in changes:
+            self._report(each)
 
     def _keep(self, number: str, change: _Change) -> None:
         """Keeps a prepared change, in place of one that was never made: its process may have ended."""

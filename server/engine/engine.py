@@ -4,12 +4,13 @@ import threading
 from concurrent.futures import Future
 
 from server.engine.budget import MemoryBudget, Reservation
-from server.engine.errors import EngineError
+from server.engine.errors import Code, EngineError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.observer import EngineLoad, NullObserver, Observer
 from server.engine.provider import MIN_PARALLEL_RUNS
 from server.engine.repository import Repository
+from server.engine.runner import observe
 from server.engine.scheduler import Scheduler
 from server.engine.texts import encode_texts
 from server.engine.types import Request, Result
@@ -55,9 +56,10 @@ class Engine:
         self._inline_seconds = inline_seconds
         # Submissions of this thread wake no other thread, because it calls run_inline next.
         self._inline_thread: int | None = None
+        self._observer = observer or NullObserver()
         self._scheduler = Scheduler(
             self.limits,
-            observer or NullObserver(),
+            self._observer,
             parallel_runs=parallel_runs,
             awake_seconds=awake_seconds,
         )
@@ -114,6 +116,16 @@ class Engine:
 
     def _schedule(self, validated: ValidatedRequest) -> Future[Result]:
         return self._scheduler.submit(validated, wake=threading.get_ident() != self._inline_thread)
+
+    def refused(self, model: LoadedModel, error: Exception) -> None:
+        """Reports that a request was refused after its model was found, and before it was queued.
+
+        Args:
+            model: As returned by `model`.
+            error: What was raised.
+        """
+        code = error.code if isinstance(error, EngineError) else Code.INTERNAL
+        observe(lambda: self._observer.request_failed(model.name, code))
 
     def check_deadline(self, deadline: float) -> None:
         """Refuses a call before its message is received, if the work that is queued leaves no time for it.

@@ -28,6 +28,7 @@ def _bounded(text: str) -> str:
 class Code(StrEnum):
     """The category of an error, named after gRPC's status codes."""
 
+    CANCELLED = "CANCELLED"
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
     FAILED_PRECONDITION = "FAILED_PRECONDITION"

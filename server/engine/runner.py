@@ -70,7 +70,10 @@ class Runner:
         self._report(sequences, started, result.times)
         complete = self._deliver(sequences, result.outputs)
         ended = time.monotonic()
-        model.statistics.add_results([ended - pending.queued_at for pending in complete])
+        if complete:
+            seconds = [ended - pending.queued_at for pending in complete]
+            model.statistics.add_results(seconds)
+            observe(lambda: self._observer.requests_answered(model.name, seconds))
         for pending in complete:
             pending.resolve()
 

@@ -14,7 +14,7 @@ from server.engine.admission import EARLY_RESERVE, Admission
 from server.engine.arena import ArenaTrimmer
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
 from server.engine.dispatch import Dispatch, Next
-from server.engine.errors import DeadlineExceededError, RunFailedError, ShuttingDownError
+from server.engine.errors import Code, DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
 from server.engine.execute import Outputs
 from server.engine.limits import Limits
 from server.engine.observer import EngineLoad, ExpiryStage, Observer
@@ -174,12 +174,15 @@ class Scheduler:
             self._notify_if_needed()
             queued_seconds = time.monotonic() - pending.queued_at
             abandoned = [control for batch, control in self._controls.items() if batch.is_abandoned]
-        pending.request.model.statistics.add_failure(queued_seconds)
+        model = pending.request.model
+        model.statistics.add_failure(queued_seconds)
         for control in abandoned:
             control.terminate()
-        if _is_expired(pending.request, future):
+        code = _code_of(pending.request, future)
+        observe(lambda: self._observer.request_failed(model.name, code))
+        if code is Code.DEADLINE_EXCEEDED:
             stage = ExpiryStage.RUNNING if pending.started else ExpiryStage.QUEUED
-            observe(lambda: self._observer.request_expired(pending.request.model.name, stage))
+            observe(lambda: self._observer.request_expired(model.name, stage))
 
     def _loop(self) -> None:
         """Body of a thread. An error in it must not end the thread, which later requests need."""
@@ -271,8 +274,9 @@ class Scheduler:
             return [pending for pending in complete if self._dispatch.release(pending.number)]
 
 
-def _is_expired(request: ValidatedRequest, future: Future[Result]) -> bool:
-    """Whether a request without a result ended because of its deadline."""
+def _code_of(request: ValidatedRequest, future: Future[Result]) -> Code:
+    """The code that a request without a result ended with."""
     if future.cancelled():
-        return time.monotonic() >= request.deadline
-    return isinstance(future.exception(), DeadlineExceededError)
+        return Code.DEADLINE_EXCEEDED if time.monotonic() >= request.deadline else Code.CANCELLED
+    error = future.exception()
+    return error.code if isinstance(error, EngineError) else Code.INTERNAL

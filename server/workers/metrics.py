@@ -1,13 +1,14 @@
 """Metrics of several processes: each writes to files, and one endpoint serves the aggregate."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from server.metrics_endpoint import MetricsEndpoint
+from server.process_metrics import Processes, ProcessesCollector
 from server.workers.handle import ExitKind
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -43,6 +44,20 @@ def _is_written(file: Path) -> bool:
         return False
 
 
+def own_metrics(registry: CollectorRegistry) -> tuple[Gauge, Counter]:
+    """The supervisor's own metrics: the number of workers, and that of their restarts."""
+    workers = Gauge(
+        "attention_workers", "Number of worker processes, by state.", ["state"], registry=registry
+    )
+    restarts = Counter(
+        "attention_worker_restarts",
+        "Number of worker processes that ended and were replaced, by the reason.",
+        ["reason"],
+        registry=registry,
+    )
+    return workers, restarts
+
+
 class MultiprocessMetrics:
     """Serves the metrics of all workers until it is closed."""
 
@@ -58,21 +73,26 @@ class MultiprocessMetrics:
             BindError: The address is in use, or does not belong to this machine.
         """
         self._folder = str(folder)
+        self._processes: Processes = dict
         registry = CollectorRegistry()
         registry.register(_Collector(folder))
-        self._workers = Gauge(
-            "attention_workers", "Number of worker processes, by state.", ["state"], registry=registry
-        )
-        self._restarts = Counter(
-            "attention_worker_restarts",
-            "Number of worker processes that ended and were replaced, by the reason.",
-            ["reason"],
-            registry=registry,
-        )
+        registry.register(ProcessesCollector(self._running))
+        self._workers, self._restarts = own_metrics(registry)
         for kind in ExitKind:
             self._restarts.labels(kind)
         self._endpoint = MetricsEndpoint(registry, host, port)
         self.port = self._endpoint.port
+
+    def watch(self, processes: Processes) -> None:
+        """Sets the processes whose processor time, memory and descriptors are published; before, none are.
+
+        Args:
+            processes: Process ids by name. Called at every scrape, on any thread.
+        """
+        self._processes = processes
+
+    def _running(self) -> Mapping[str, int]:
+        return self._processes()
 
     def count(self, *, ready: int, starting: int) -> None:
         """Publishes how many workers are in each state."""

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -92,6 +92,7 @@ class Supervisor:
         self._workers = [WorkerHandle(assignment) for assignment in assignments(settings, folder)]
         self._questions = Questions(lambda worker, message: self._workers[worker].send(message))
         self._stopping = False
+        metrics.watch(self._processes)
         self._checked_at = time.monotonic()
         self._check_seconds = self._workers[0].watchdog.interval
         # Once all workers have been ready at one time, each listens as soon as it is ready.
@@ -113,6 +114,14 @@ class Supervisor:
                 self._wait()
         finally:
             self._drain()
+
+    def _processes(self) -> Mapping[str, int]:
+        """The processes of the service, by name. For any thread."""
+        others = {f"worker-{worker.number}": worker.pid for worker in self._workers if worker.connection}
+        if self._http is not None:
+            others["http"] = self._http.pid
+        running = {name: pid for name, pid in others.items() if pid is not None}
+        return {"supervisor": os.getpid()} | running
 
     def _drain(self) -> None:
         """Lets every worker drain, and kills those that have not ended some time after the grace."""

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -110,9 +110,18 @@ class Recorder(NullObserver):
 
     def __init__(self) -> None:
         self.runs: list[BatchReport] = []
+        self.answered: list[str] = []
+        self.failed: list[tuple[str, str]] = []
 
     def batch_completed(self, report: BatchReport) -> None:
         self.runs.append(report)
+
+    def requests_answered(self, model: str, seconds: Sequence[float]) -> None:
+        assert min(seconds) >= 0
+        self.answered += [model] * len(seconds)
+
+    def request_failed(self, model: str, code: str) -> None:
+        self.failed.append((model, code))
 
     @property
     def sizes(self) -> list[int]:

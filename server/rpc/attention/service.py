@@ -58,10 +58,14 @@ class AttentionService:
     ) -> tuple[LoadedModel, Future[Result]]:
         model = self._engine.model(message.model_name, message.model_version)
         allowance = Allowance(self._engine.limits, reservation)
-        request = codec.decode(message, deadline, codec.input_names(model), fields, allowance)
-        if request.texts:
-            request = self._engine.encode_texts(model, request, reservation)
-        return model, self._engine.submit(model, request, reservation)
+        try:
+            request = codec.decode(message, deadline, codec.input_names(model), fields, allowance)
+            if request.texts:
+                request = self._engine.encode_texts(model, request, reservation)
+            return model, self._engine.submit(model, request, reservation)
+        except Exception as error:
+            self._engine.refused(model, error)
+            raise
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes every model, those that failed to load included."""

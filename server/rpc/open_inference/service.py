@@ -75,8 +75,12 @@ class OpenInferenceService:
         message = request.message
         model = self._engine.model(message.model_name, message.model_version)
         allowance = Allowance(self._engine.limits, reservation)
-        decoded = codec.decode(message, model, call.deadline, request.fields, allowance, self._memory)
-        future = self._engine.submit(model, decoded.request, reservation)
+        try:
+            decoded = codec.decode(message, model, call.deadline, request.fields, allowance, self._memory)
+            future = self._engine.submit(model, decoded.request, reservation)
+        except Exception as error:
+            self._engine.refused(model, error)
+            raise
 
         def encode(resolved: Future[Result]) -> bytes:
             result = resolved.result()
