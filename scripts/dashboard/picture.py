@@ -75,11 +75,15 @@ def _draw_panel(axes: Axes, panel: Panel, found: list[tuple[Query, Series]], sta
 def _draw_stat(axes: Axes, panel: Panel, found: list[tuple[Query, Series]]) -> None:
     axes.set_axis_off()
     (query, series), *_ = found
-    value = series.points[-1][1]
-    formatter = FORMATS.get(panel.unit)
     named = "{{" in query.legend
-    text = query.name(series.labels) if named else formatter(value) if formatter else f"{value:.4g}"
+    text = query.name(series.labels) if named else _value(series.points[-1][1], panel.unit)
     axes.text(0.5, 0.5, text.replace(", ", "\n"), ha="center", va="center", fontsize=8 if named else 16)
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "percentunit":
+        return f"{value:.1%}"
+    return FORMATS[unit](value) if unit in FORMATS else f"{value:.4g}"
 
 
 def _draw_heatmap(axes: Axes, found: list[Series], start: float) -> None:
