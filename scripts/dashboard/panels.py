@@ -1,6 +1,7 @@
 """The panels of the Grafana dashboard, with their queries as Prometheus takes them."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ DASHBOARD = ROOT / "deploy/dashboards/grafana/attention.json"
 # Values of the dashboard's variables: everything.
 VARIABLES = {"$job": ".*", "$instance": ".*", "$model": ".*"}
 RATE_INTERVAL = "$__rate_interval"
+# A label in a legend that a series does not have.
+MISSING = re.compile(r"\{\{\w+\}\}")
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Query:
         name = self.legend
         for label, value in labels.items():
             name = name.replace(f"{{{{{label}}}}}", value)
-        return name
+        return MISSING.sub("none", name)
 
 
 @dataclass(frozen=True)

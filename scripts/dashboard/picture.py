@@ -15,11 +15,11 @@ from scripts.dashboard.panels import Panel, Query, panels
 from scripts.dashboard.prometheus import Points, Prometheus, Series
 
 COLUMNS = 5
-WIDTH, HEIGHT, DPI = 3.6, 2.3, 62
+WIDTH, HEIGHT, DPI = 3.6, 2.3, 100
 MOST_SERIES = 8
 COLOURS = 64
 FORMATS: dict[str, Formatter] = {
-    "percentunit": PercentFormatter(1.0, decimals=None),
+    "percentunit": PercentFormatter(1.0, decimals=1),
     "s": EngFormatter("s", sep=" "),
     "bytes": EngFormatter("B", sep=" "),
 }
