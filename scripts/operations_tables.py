@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -107,8 +107,8 @@ def _collectors(registry: CollectorRegistry) -> list[MetricWrapperBase]:
 
 def _described(metric: MetricWrapperBase) -> tuple[str, str, tuple[str, ...], str, str]:
     mode = AMONG_WORKERS[getattr(metric, "_multiprocess_mode", "livesum")]
-    labels = tuple(metric._labelnames)
-    return _exposed(metric._name, metric._type), metric._type, labels, mode, metric._documentation
+    labels, kind = tuple(metric._labelnames), str(metric._type)
+    return _exposed(metric._name, kind), kind, labels, mode, metric._documentation
 
 
 def _exposed(name: str, kind: str) -> str:
@@ -146,6 +146,6 @@ def _default(field: FieldInfo) -> str:
     return f"{value:,g}" if isinstance(value, int | float) else f"`{value}`"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

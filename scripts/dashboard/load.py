@@ -105,7 +105,7 @@ def _burst(target: str, ended: threading.Event) -> None:
     with AttentionClient(target) as client:
         (model, *_) = [model for model in client.models() if model.state == "ready" and _takes_vectors(model)]
     rows = _inputs(model, np.random.default_rng(0))
-    vectors = {
+    vectors: dict[str, Any] = {
         name: pb.VectorSequences(
             data_type=pb.DATA_TYPE_FP32, width=array.shape[1], lengths=[len(array)], data=array.tobytes()
         )

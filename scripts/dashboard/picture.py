@@ -1,5 +1,6 @@
 """Draws the dashboard's panels from what Prometheus has stored, with the dashboard's own queries."""
 
+from io import BytesIO
 from math import ceil, isfinite
 from pathlib import Path
 
@@ -114,7 +115,8 @@ def _peak(points: Points) -> float:
 
 def _save(figure: Figure, file: Path) -> None:
     """Writes the figure with few colours, which makes the file small."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    picture.quantize(COLOURS).save(file, optimize=True)
+    FigureCanvasAgg(figure)
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png")
+    with Image.open(drawn) as picture:
+        picture.convert("RGB").quantize(COLOURS).save(file, optimize=True)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -102,14 +103,15 @@ def ask(channel: grpc.Channel, prefix: str) -> None:
     typed, open_inference = AttentionServiceStub(channel), GRPCInferenceServiceStub(channel)
     for name in islice(names, 25):
         version = {"name": name, "version": "1"}
-        for call, request in (
+        asked: tuple[tuple[Any, Any], ...] = (
             (typed.Attend, pb.AttendRequest(model_name=name)),
             (typed.GetModel, pb.GetModelRequest(name=name)),
             (open_inference.ModelInfer, inference_pb.ModelInferRequest(model_name=name)),
             (open_inference.ModelMetadata, inference_pb.ModelMetadataRequest(**version)),
             (open_inference.ModelStatistics, inference_pb.ModelStatisticsRequest(**version)),
             (open_inference.RepositoryModelLoad, inference_pb.RepositoryModelLoadRequest(model_name=name)),
-        ):
+        )
+        for call, request in asked:
             with pytest.raises(grpc.RpcError):
                 call(request, timeout=PATIENCE_SECONDS)
     replies = typed.AttendStream(streamed(names), timeout=PATIENCE_SECONDS)
