@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from artifact.keys import KeyFileError
 from export import VERSION, options
 from export.errors import ExportError
 from export.model_id import ModelId
@@ -45,6 +46,7 @@ def export(
     name: options.Name = "",
     version: options.Version = 1,
     replace: options.Replace = False,
+    sign_key: options.SignKey = None,
     targets: options.Targets = None,
     precision: options.ElementType = Precision.FP32,
     rtol: options.RelativeTolerance = None,
@@ -78,6 +80,7 @@ def export(
             rtol=rtol,
             atol=atol,
             replace=replace,
+            sign_key=sign_key,
             targets=targets or (),
             console=console,
         )
@@ -138,7 +141,7 @@ def _finish(work: Callable[[], None]) -> None:
     """Runs the command; an expected failure ends it with one line and its status."""
     try:
         work()
-    except (ExportError, OSError, ValueError) as error:
+    except (ExportError, KeyFileError, OSError, ValueError) as error:
         errors.print(f"error: {error}")
         raise typer.Exit(FAILURE) from None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from artifact.keys import key_id, read_private_key
 from artifact.manifest import Manifest
 from artifact.tolerance import Tolerance
 from export.artifact import Progress, silent, write_artifact
@@ -67,6 +68,7 @@ def run(
     rtol: float | None,
     atol: float | None,
     replace: bool,
+    sign_key: Path | None,
     targets: Sequence[DeploymentTarget],
     console: Console,
 ) -> None:
@@ -77,7 +79,9 @@ def run(
             configuration of Triton.
         ExportError: The export failed, or a program that a target needs is missing.
         ValueError: The checkpoint cannot be read.
+        KeyFileError: `sign_key` is not the file of an Ed25519 private key.
     """
+    key = read_private_key(sign_key) if sign_key is not None else None
     for target in targets:
         check_target(target)
     with _progress() as progress:
@@ -91,10 +95,13 @@ def run(
             precision=precision,
             tolerance=_tolerance(precision, rtol, atol),
             replace=replace,
+            sign_key=key,
             progress=progress,
         )
     _print_skipped(loaded, console)
     _print_artifact(folder, manifest, console)
+    if key is not None:
+        console.print(f"  signed with key {key_id(key.public_key())}", markup=False)
     for target in targets:
         for path in write_target(folder, target, replace=replace):
             console.print(f"  {target}: {path}", markup=False)

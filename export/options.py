@@ -109,6 +109,14 @@ Replace = Annotated[
         rich_help_panel=RESULT,
     ),
 ]
+SignKey = Annotated[
+    Path | None,
+    typer.Option(
+        help="PEM file with an Ed25519 private key. Signs a certificate of what was proven on this machine.",
+        rich_help_panel=RESULT,
+        show_default=False,
+    ),
+]
 Targets = Annotated[
     list[DeploymentTarget] | None,
     typer.Option(

@@ -7,6 +7,7 @@ import threading
 import time
 
 from server.call_log import CallLog
+from server.canary import Canary
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.store import RepositoryError
@@ -97,6 +98,7 @@ def _serve(
         server.show_models()
 
     control = model_control(settings, engine.repository, changed, lifecycle.peers)
+    canary = Canary(engine.repository, engine.load, control.withdraw, metrics.canary, settings.canary_seconds)
     if lifecycle.peers is not None:
         lifecycle.peers.start(control.take)
     # Numbers only: a model that is replaced must not be kept.
@@ -106,12 +108,14 @@ def _serve(
         server.start(engine, control)
         if ControlMode(settings.model_control) is ControlMode.POLL:
             control.poll(settings.repository_poll_seconds)
+        canary.start()
         lifecycle.serving(ready=ready.count(True), failed=ready.count(False))
         _wait_for_stop(inbox)
         _end_after(settings.grace_seconds + EXIT_SECONDS)
         seconds = _drain(settings.grace_seconds, server, lifecycle)
         log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
     finally:
+        canary.close()
         control.close()
         engine.close()
 

@@ -2,7 +2,7 @@
 
 ServerError
 ├── BindError      an address cannot be listened on
-├── LoadError      the repository does not contain a model that can be served
+├── LoadError      no model can be served, or the keys to check models with are missing
 └── WorkerError    a worker process ended before all workers were serving
 """
 
@@ -16,7 +16,7 @@ class BindError(ServerError):
 
 
 class LoadError(ServerError):
-    """The repository does not contain a model that can be served."""
+    """No model can be served, or the keys to check models with are missing."""
 
 
 class WorkerError(ServerError):

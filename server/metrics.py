@@ -6,6 +6,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from server.canary_metrics import CanaryMetrics
 from server.engine.model import LoadedModel
 from server.engine.observer import BatchReport, EngineLoad, ExpiryStage
 from server.engine.repository import Repository
@@ -133,6 +134,7 @@ class Metrics:
         self._load = [
             (self._gauge(name, text, [], among_workers), read) for name, text, among_workers, read in _LOAD
         ]
+        self.canary = CanaryMetrics(self.registry)
         self._published: set[tuple[str, str]] = set()
         self._engine_load: Callable[[], EngineLoad] = EngineLoad
         self._call_load: Callable[[], CallLoad] = CallLoad
@@ -159,6 +161,7 @@ class Metrics:
 
         Models that were published before and are gone are not ready.
         """
+        self.canary.loaded(repository)
         models = {(model.name, model.version) for model in repository}
         for key in self._published - models:
             self._ready.labels(*key).set(0)

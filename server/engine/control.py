@@ -62,7 +62,10 @@ class _Change:
 
 
 class RepositoryControl:
-    """Makes changes of one repository. One thread at a time prepares and commits; any thread may look."""
+    """Makes changes of one repository. One thread at a time prepares and commits.
+
+    Any thread may look, and take a model out of service.
+    """
 
     def __init__(
         self,
@@ -91,6 +94,10 @@ class RepositoryControl:
             if (signature := store.signature(*key)) is not None
         }
         self._prepared: dict[str, _Change] = {}
+        # Models that were taken out of service, and what is shown in their place: a change that was prepared
+        # before must not put them back.
+        self._withdrawn = weakref.WeakKeyDictionary[LoadedModel, FailedModel]()
+        self._swapping = threading.Lock()
         # Versions that are being loaded or freed, or that are not served, with the reason.
         self._states: dict[Key, IndexEntry] = {}
 
@@ -140,10 +147,36 @@ class RepositoryControl:
     def commit(self, number: str) -> None:
         """Makes a prepared change. Does nothing if there is none of that number."""
         change = self._prepared.pop(number, None)
-        if change is None:
-            return
-        good = {model.version for model in change.models}
-        models = [*change.models, *(failed for failed in change.failures if failed.version not in good)]
+        if change is not None:
+            with self._swapping:
+                self._commit(change)
+
+    def withdraw(self, model: LoadedModel, reason: str) -> bool:
+        """Takes a model out of service, whatever change is being prepared; loading it again brings it back.
+
+        Requests that have found it are still answered by it.
+
+        Args:
+            model: A model of the repository.
+            reason: Why, for callers: without a path of this machine.
+
+        Returns:
+            Whether the model was in service.
+        """
+        failed = FailedModel(model.name, model.version, reason, is_withdrawn=True)
+        with self._swapping:
+            self._withdrawn[model] = failed
+            if not self.repository.exchange(model, failed):
+                return False
+            self._states.pop((model.name, model.version), None)
+            self._free(model, is_replaced=True)
+            self._changed()
+        return True
+
+    def _commit(self, change: _Change) -> None:
+        kept = [self._unless_withdrawn(model) for model in change.models]
+        good = {model.version for model in kept}
+        models = [*kept, *(failed for failed in change.failures if failed.version not in good)]
         removed = self.repository.replace(change.name, models)
         self._signatures = {
             key: signature for key, signature in self._signatures.items() if key[0] != change.name
@@ -183,6 +216,9 @@ class RepositoryControl:
         }
         names = {name for name, _ in now.keys() | self._signatures.keys()}
         return sorted(name for name in names if _of(name, now) != _of(name, self._signatures))
+
+    def _unless_withdrawn(self, model: Model) -> Model:
+        return self._withdrawn.get(model, model) if isinstance(model, LoadedModel) else model
 
     def _keep(self, number: str, change: _Change) -> None:
         """Keeps a prepared change, in place of one that was never made: its process may have ended."""

@@ -4,7 +4,7 @@ EngineError
 ├── InvalidRequestError      the request is wrong; names its field
 │   └── LimitExceededError   the request exceeds a limit of this server
 ├── ModelNotFoundError       the model or version does not exist
-├── ModelNotReadyError       the model exists but failed to load
+├── ModelNotReadyError       the model exists but failed to load, or was taken out of service
 ├── RegionNotFoundError      the region of shared memory is not registered
 ├── UnsupportedError         this server does not do what was asked for, or it is switched off
 ├── OverloadedError          too many requests are in flight; try again later

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from artifact.golden import GoldenCase
 from artifact.manifest import IN_BLOCKS, GraphKind, Manifest, TensorSpec
 from server.engine.cost import UNTIMED, RunCost
 from server.engine.session import RunControl, Session
@@ -51,6 +52,7 @@ class LoadedModel:
         parallel_sessions: Sessions that compute one run on all threads. Those of `sessions` use the thread of
             their caller.
         parallel_costs: Measured cost of runs on all threads.
+        golden: Golden vectors that are replayed while it serves.
         statistics: What it has done.
     """
 
@@ -63,6 +65,7 @@ class LoadedModel:
     pair_tensors: Mapping[GraphKind, float] = field(default_factory=dict)
     parallel_sessions: Mapping[GraphKind, Session] = field(default_factory=dict)
     parallel_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
+    golden: tuple[GoldenCase, ...] = ()
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
 
     @cached_property

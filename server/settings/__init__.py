@@ -8,6 +8,7 @@ from server.engine.provider import Device
 from server.settings.batching import Batching
 from server.settings.models import Models
 from server.settings.network import Network
+from server.settings.parity import Parity
 from server.settings.process import Process
 from server.settings.request_limits import RequestLimits
 
@@ -19,7 +20,7 @@ ARENA_FACTOR = 1.25
 AWAKE_SECONDS = 0.001
 
 
-class Settings(Models, Network, RequestLimits, Batching, Process):
+class Settings(Models, Parity, Network, RequestLimits, Batching, Process):
     """Every option of the server. `server.command_line` reads them from flags, environment and file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,6 +59,14 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
         )
 
     @property
+    def max_golden_bytes(self) -> int:
+        """Expected memory of the largest golden case that is replayed in service; 0 if none is.
+
+        The replay takes it beside the runs of requests: from what the arena has beyond their share.
+        """
+        return int((ARENA_FACTOR - 1) * self.memory_for_runs) if self.canary_seconds else 0
+
+    @property
     def awake_seconds(self) -> float:
         """How long the thread that receives calls stays awake after a run; 0 if another core is lacking."""
         return AWAKE_SECONDS if self.latency == "lowest" and self.device.threads > 1 else 0.0
@@ -82,6 +91,7 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
 # The sections of the help, in its order.
 SECTIONS: dict[str, type[BaseModel]] = {
     "Models": Models,
+    "Parity": Parity,
     "Network": Network,
     "Request limits": RequestLimits,
     "Batching": Batching,

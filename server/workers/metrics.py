@@ -7,10 +7,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from server.gauges import FOLDER_VARIABLE, NO_VALUE
 from server.metrics_endpoint import MetricsEndpoint
 from server.workers.handle import ExitKind
-
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def write_to(folder: Path, worker: int) -> None:
@@ -24,7 +23,7 @@ def write_to(folder: Path, worker: int) -> None:
 
 
 class _Collector(MultiProcessCollector):
-    """Skips files that a worker is creating: the library cannot read them while they are empty."""
+    """Skips values that were removed, and files that a worker is creating, which the library cannot read."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(None, str(folder))  # type: ignore[no-untyped-call]
@@ -33,7 +32,10 @@ class _Collector(MultiProcessCollector):
     def collect(self) -> Iterable[Metric]:
         """The aggregate of all files."""
         files = [str(file) for file in self._folder.glob("*.db") if _is_written(file)]
-        return self.merge(files)  # type: ignore[no-untyped-call,no-any-return]
+        metrics: Iterable[Metric] = self.merge(files)  # type: ignore[no-untyped-call]
+        for metric in metrics:
+            metric.samples = [sample for sample in metric.samples if sample.value != NO_VALUE]
+            yield metric
 
 
 def _is_written(file: Path) -> bool:
