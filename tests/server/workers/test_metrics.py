@@ -9,9 +9,10 @@ import pytest
 from prometheus_client import values
 
 from server.engine.observer import EngineLoad
+from server.gauges import FOLDER_VARIABLE
 from server.metrics import Metrics
 from server.rpc.dispatcher import CallLoad
-from server.workers.metrics import FOLDER_VARIABLE, MultiprocessMetrics, write_to
+from server.workers.metrics import MultiprocessMetrics, write_to
 from tests.server.test_metrics import HOST, scrape, value
 
 
