@@ -11,6 +11,7 @@ from artifact.golden import GoldenCase, check_golden, load_golden
 from artifact.keys import PrivateKey
 from artifact.manifest import Manifest
 from export.errors import ExportError, ParityError
+from export.version import VERSION
 
 CPU_INFO = Path("/proc/cpuinfo")
 # What names a processor, in the order of preference: x86 has a model name, other architectures a part.
@@ -142,8 +143,6 @@ def _cpu() -> str:
 
 
 def _versions() -> dict[str, str]:
-    from export import VERSION  # noqa: PLC0415 - the package imports this file
-
     found = {"exporter": VERSION, "python": platform.python_version(), "numpy": version("numpy")}
     for name in RUNTIMES:
         try:
