@@ -10,7 +10,15 @@ REPOSITORY ?= model_repository
 CHAOS ?= quick
 CHAOS_REPORT ?= build/chaos.md
 
-.PHONY: demo test serve bench chaos lint format protos env clean
+# Images of deploy/Dockerfile that `images` builds, further options of docker build, and the tag.
+IMAGES ?= server client exporter enrich
+BUILD_OPTIONS ?=
+TAG ?= latest
+# Options of the drill: `python -m scripts.drill --help`.
+DRILL ?=
+DOCKER_BUILD := DOCKER_BUILDKIT=1 docker build --file deploy/Dockerfile
+
+.PHONY: demo test serve bench chaos drill images sbom lock lint format protos env clean
 
 demo: env ## install, export, serve, send requests, compare with PyTorch
 	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
@@ -27,6 +35,26 @@ bench: env ## measure the service beside its ceilings and its peers; BENCH=--qui
 
 chaos: env ## measure overload, floods, drains and a soak: CHAOS=quick in about 10 minutes, full in about 60
 	CHAOS=$(CHAOS) CHAOS_REPORT=$(CHAOS_REPORT) $(PYTHON) -m pytest -m chaos -n0 -s tests/chaos
+
+drill: env ## stop, freeze, kill and upgrade servers while calls go on: containers if there are images, else processes
+	$(PYTHON) -m scripts.export_demo_models --repository $(REPOSITORY)
+	timeout 600 $(PYTHON) -m scripts.drill --repository $(REPOSITORY) $(DRILL)
+
+images: ## build the images; IMAGES, TAG and BUILD_OPTIONS choose what and how
+	for image in $(IMAGES); do \
+		name=attention-$$(echo $$image | sed s/^server/serving/); \
+		$(DOCKER_BUILD) --target $$image --tag $$name:$(TAG) \
+			--build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) --build-arg REVISION=$$(git rev-parse HEAD) \
+			$(BUILD_OPTIONS) . || exit 1; \
+	done
+
+sbom: ## write build/sbom/IMAGE/: the packages of an image, as CycloneDX and as a list
+	for image in $(IMAGES); do \
+		$(DOCKER_BUILD) --target sbom --build-arg SBOM_OF=$$image --output build/sbom/$$image $(BUILD_OPTIONS) . || exit 1; \
+	done
+
+lock: env ## pin the packages of the images by version and hash; needs uv
+	$(PYTHON) -m scripts.lock_requirements
 
 lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m ruff check
