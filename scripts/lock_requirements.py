@@ -49,7 +49,15 @@ def lock(name: str, *, upgrade: bool = False) -> None:
         CalledProcessError: uv did not find versions that fit together; it says why.
     """
     print(f"deploy/requirements/{name}.txt", flush=True)
-    command = ["uv", "pip", "compile", "--quiet", "--generate-hashes", "--no-emit-find-links", "--no-annotate"]
+    command = [
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        "--generate-hashes",
+        "--no-emit-find-links",
+        "--no-annotate",
+    ]
     command += ["--python-version=3.11", "--python-platform=linux", f"--custom-compile-command={COMMAND}"]
     command += [f"--find-links={WHEELS}", "--override=deploy/requirements/overrides.txt"]
     command += ["--upgrade"] if upgrade else []

@@ -46,12 +46,16 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Stop, freeze, kill and upgrade servers while calls go on; fail if a call fails."
     )
-    parser.add_argument("--repository", type=Path, required=True, help="model repository, with the demo models")
+    parser.add_argument(
+        "--repository", type=Path, required=True, help="model repository, with the demo models"
+    )
     parser.add_argument("--image", default="attention-serving:latest", help="image of the containers")
     parser.add_argument("--upgrade-image", help="image of the upgrade; default: the same")
     parser.add_argument("--processes", action="store_true", help="processes on loopback, not containers")
     parser.add_argument("--envoy", metavar="PROGRAM", help="call through Envoy, with deploy/envoy/envoy.yaml")
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long each phase is watched, in seconds")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="how long each phase is watched, in seconds"
+    )
     parser.add_argument(
         "--frozen-seconds",
         type=float,

@@ -22,9 +22,7 @@ def table(callers: Sequence[Caller], phases: Sequence[Phase]) -> str:
             count, failed, median, high, longest = quantiles(caller, phase)
             figures = f"{count} | {failed} | {median:.1f} | {high:.1f} | {longest:.0f}"
             seconds = phase.end - phase.begin
-            lines.append(
-                f"| {phase.name} | {seconds:.0f} | {caller.name} | {figures} | {shares} | {back} |"
-            )
+            lines.append(f"| {phase.name} | {seconds:.0f} | {caller.name} | {figures} | {shares} | {back} |")
     return "\n".join(lines)
 
 

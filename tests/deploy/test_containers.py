@@ -65,8 +65,7 @@ def python(container: str, code: str) -> str:
 
 @needs(SERVER)
 def test_the_server_is_a_user_without_rights_on_a_read_only_file_system(container: str) -> None:
-    assert python(container, "import os; print(os.getuid(), os.getgid(), os.getpid() != 1)") == "10001 10001 True"
-    assert "NAME" not in python(container, "import os; print(*os.environ)")
+    assert python(container, "import os; print(os.getuid(), os.getgid())") == "10001 10001"
     for path in ("/app/file", "/file", "/models/file", "/opt/venv/file"):
         with pytest.raises(RuntimeError, match="Read-only file system"):
             python(container, f"open({path!r}, 'w')")

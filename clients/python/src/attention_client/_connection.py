@@ -153,7 +153,9 @@ def _attempt_seconds(attempt_timeout: float | None, retries: int) -> float | Non
     try:
         return seconds(attempt_timeout)
     except InvalidArgumentError as error:
-        raise invalid("attempt_timeout", "a positive, finite number of seconds", repr(attempt_timeout)) from error
+        raise invalid(
+            "attempt_timeout", "a positive, finite number of seconds", repr(attempt_timeout)
+        ) from error
 
 
 def _options(targets: Sequence[str], max_message_bytes: int, service_config: str) -> dict[str, Any]:
