@@ -1,8 +1,8 @@
 """Pins the packages of the images by version and hash: `python -m scripts.lock_requirements [NAME]…`.
 
-Writes deploy/requirements/NAME.txt, with the program uv, for this pyproject.toml and the client's. uv keeps the
-versions that a file holds already, unless --upgrade is given. The exporter's needs the CPU build of PyTorch in
-deploy/wheels/.
+Writes deploy/requirements/NAME.txt, with the program uv, for this pyproject.toml and the client's. uv keeps
+the versions that a file holds already, unless --upgrade is given. The exporter's needs the CPU build of
+PyTorch in deploy/wheels/.
 """
 
 import argparse

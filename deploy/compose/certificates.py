@@ -1,7 +1,8 @@
 """Makes a private certificate authority and a server's certificate: `python certificates.py FOLDER NAME…`.
 
 Writes ca.crt, server.crt and server.key, which user 10001 may read, for 30 days; the authority's key is not
-kept. A folder that has all three is left as it is. For docker-compose.yml; a deployment has its own authority.
+kept. A folder that has all three is left as it is. For docker-compose.yml: a deployment has an authority of
+its own.
 """
 
 import datetime

@@ -1,8 +1,8 @@
 """Makes the root file system of the images: an interpreter, the C library and little else.
 
-`python assemble.py FOLDER` copies this interpreter, its standard library and the shared libraries that they and
-binary wheels need. There is neither a shell nor a package manager. The Debian packages that files come from are
-recorded in /var/lib/dpkg/status.d, where scanners of images look for them.
+`python assemble.py FOLDER` copies this interpreter, its standard library and the shared libraries that they
+and binary wheels need. There is neither a shell nor a package manager. The Debian packages that files come
+from are recorded in /var/lib/dpkg/status.d, where scanners of images look for them.
 """
 
 import shutil

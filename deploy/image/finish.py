@@ -1,9 +1,9 @@
-"""Finishes a folder that becomes a layer of an image: removes what only development needs, compiles, sets times.
+"""Finishes a folder that becomes a layer of an image: removes what only development needs, and compiles.
 
 `python finish.py FOLDER [--root ROOT] [--remove PATTERN]… [--allow-missing LIBRARY]…` leaves the same bytes,
-names, modes and times for the same input, so that two builds have the same layers. FOLDER holds what is copied
-to / in the image. With ROOT, the root file system of the image, each shared library is checked: what it needs
-must be in FOLDER or in ROOT.
+names, modes and times for the same input, so that two builds have the same layers. FOLDER holds what is
+copied to / in the image. With ROOT, the root file system of the image, each shared library is checked: what it
+needs must be in FOLDER or in ROOT.
 """
 
 import argparse
@@ -71,7 +71,8 @@ def check_libraries(folder: Path, root: Path, allowed: set[str]) -> None:
         if not path.is_relative_to(folder) and not (root / str(canonical(path)).lstrip("/")).exists():
             missing.add(str(path))
     if missing:
-        raise SystemExit(f"error: the image lacks {', '.join(sorted(missing))}; see WHEEL_LIBRARIES in assemble.py")
+        names = ", ".join(sorted(missing))
+        raise SystemExit(f"error: the image lacks {names}; see WHEEL_LIBRARIES in assemble.py")
 
 
 def compile_modules(folder: Path) -> None:
@@ -90,8 +91,10 @@ def set_modes_and_times(folder: Path, seconds: int) -> None:
     for path in sorted([folder, *folder.rglob("*")], reverse=True):
         if not path.is_symlink():
             mode = stat.S_IMODE(path.lstat().st_mode)
-            executable = path.is_dir() or mode & stat.S_IXUSR
-            path.chmod(mode & stat.S_ISVTX and 0o1777 or (0o755 if executable else 0o644))
+            if mode & stat.S_ISVTX:
+                path.chmod(0o1777)
+            else:
+                path.chmod(0o755 if path.is_dir() or mode & stat.S_IXUSR else 0o644)
         os.utime(path, (seconds, seconds), follow_symlinks=False)
 
 

@@ -1,4 +1,4 @@
-"""The servers of the drill: containers of an image, or processes on loopback. Each keeps its address for life."""
+"""The servers of the drill: containers of an image, or processes on loopback. Each keeps its address."""
 
 import os
 import shutil
@@ -76,7 +76,7 @@ class Server(ABC):
             OSError: It cannot be reached.
         """
         url = f"http://{self.metrics}/metrics"
-        with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as response:  # noqa: S310 - a fixed scheme
+        with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as response:
             families = text_string_to_metric_families(response.read().decode())
             wanted = {"method": ATTEND, "code": "OK"}
             return sum(
@@ -96,6 +96,7 @@ class ContainerServer(Server):
         self._address, self._image, self._repository = address, image, repository
 
     def start(self, image: str | None = None) -> None:
+        """Makes a new container."""
         self._image = image or self._image
         self.remove()
         docker(
@@ -116,15 +117,19 @@ class ContainerServer(Server):
         )
 
     def stop(self) -> None:
+        """Stops the container."""
         docker("stop", self.name)
 
     def kill(self) -> None:
+        """Kills the container."""
         docker("kill", self.name)
 
     def freeze(self) -> None:
+        """Pauses the container."""
         docker("pause", self.name)
 
     def thaw(self) -> None:
+        """Lets the container run again."""
         docker("unpause", self.name)
 
     def remove(self) -> None:
@@ -144,20 +149,25 @@ class ProcessServer(Server):
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, image: str | None = None) -> None:  # noqa: ARG002 - a process has no image
+        """Starts a new process."""
         port, metrics_port = self._ports
         options = (f"--port={port}", f"--metrics-port={metrics_port}", f"--threads={THREADS}")
         self._process = local_server.start(self._repository, self._log, *options)
 
     def stop(self) -> None:
+        """Sends SIGTERM."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
+        """Sends SIGKILL."""
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
+        """Sends SIGSTOP."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
+        """Sends SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def remove(self) -> None:

@@ -71,7 +71,8 @@ def test_prometheus_scrapes_the_server_under_the_job_name_of_the_rules() -> None
 @pytest.mark.parametrize("profile", ["demo", "enrich", "cuda", "tls"])
 def test_compose_accepts_the_file(profile: str) -> None:
     assert COMPOSE is not None
-    command = [COMPOSE, "--profile", profile, "--file", str(ROOT / "docker-compose.yml"), "config", "--services"]
+    file = str(ROOT / "docker-compose.yml")
+    command = [COMPOSE, "--profile", profile, "--file", file, "config", "--services"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert {"export", "server", "prometheus", "grafana"} <= set(done.stdout.split())

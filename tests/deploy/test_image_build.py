@@ -128,7 +128,8 @@ def test_the_sbom_names_debian_packages(tmp_path: Path) -> None:
     document, status, output = tmp_path / "python.json", tmp_path / "status.d", tmp_path / "out"
     document.write_text('{"components": [{"bom-ref": "numpy==2", "purl": "pkg:pypi/numpy@2"}]}')
     status.mkdir()
-    (status / "libc6").write_text("Package: libc6\nVersion: 2.36-9+deb12u1\nArchitecture: amd64\nDepends: a\n")
+    stanza = "Package: libc6\nVersion: 2.36-9+deb12u1\nArchitecture: amd64\nDepends: a\n"
+    (status / "libc6").write_text(stanza)
     done = run_script("sbom.py", document, status, output)
     assert done.returncode == 0, done.stderr
     listed = (output / "packages.txt").read_text().splitlines()

@@ -45,7 +45,7 @@ class Silent:
         self.released = threading.Event()
         self._remaining = iter(range(attempts))
 
-    def __call__(self, context: grpc.ServicerContext) -> None:
+    def __call__(self, _context: grpc.ServicerContext) -> None:
         if next(self._remaining, None) is not None:
             self.released.wait(60)
 

@@ -61,10 +61,10 @@ class AttentionClient(Connection):
         timeout: Seconds that a call may take unless the call states its own timeout; positive and finite.
         max_retries: Largest number of times a call that failed with UNAVAILABLE is repeated, from 0 to 4;
             0 means never.
-        attempt_timeout: Seconds after which an attempt that was not answered counts as failed, so that the call
-            is repeated on the next server; positive and finite. It includes the wait for a connection, does not
-            apply to streams, and must exceed the time of the slowest run. None means no limit: a server that
-            is frozen is found out by its connection, after at most 20 seconds.
+        attempt_timeout: Seconds after which an attempt that was not answered counts as failed, so that the
+            call is repeated on the next server; positive and finite. It includes the wait for a connection,
+            does not apply to streams, and must exceed the time of the slowest run. None means no limit: the
+            connection finds out that a server is frozen, after at most 20 seconds.
         wait_for_ready: Whether a call waits for a connection until its timeout. If False, a call that cannot
             connect fails after `max_retries` retries, which take less than two seconds.
         compression: "gzip" or "deflate" compresses requests; None means no compression.

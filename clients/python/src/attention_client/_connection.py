@@ -87,7 +87,7 @@ class ConnectionSettings:
         return self.targets[0] if len(self.targets) == 1 else resolve(self.targets)
 
 
-def connection_settings(
+def connection_settings(  # noqa: PLR0913 - one parameter is one argument of the client
     target: Targets,
     *,
     credentials: grpc.ChannelCredentials | None,
@@ -182,8 +182,8 @@ def _options(targets: Sequence[str], max_message_bytes: int, service_config: str
 def _service_config(max_retries: int, attempt_timeout: float | None) -> str:
     """Load balancing, and retries; the time limit of an attempt is for unary calls.
 
-    Source: grpc/service_config/service_config.proto of grpc/grpc-proto; `perAttemptRecvTimeout` is an addition
-    of gRPC's core.
+    Source: grpc/service_config/service_config.proto of grpc/grpc-proto; `perAttemptRecvTimeout` is an
+    addition of gRPC's core.
     """
     config: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
     if max_retries:

@@ -44,7 +44,7 @@ _YieldT = TypeVar("_YieldT")
 class AsyncConnection:
     """As `Connection`, on the event loop that runs when it is created."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter is one setting
         self,
         target: Targets = DEFAULT_TARGET,
         *,

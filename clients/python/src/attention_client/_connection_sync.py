@@ -40,7 +40,7 @@ _YieldT = TypeVar("_YieldT")
 class Connection:
     """A channel to one or several servers, with the settings that apply to every call."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter is one setting
         self,
         target: Targets = DEFAULT_TARGET,
         *,
