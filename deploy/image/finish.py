@@ -2,8 +2,8 @@
 
 `python finish.py FOLDER [--root ROOT] [--remove PATTERN]… [--allow-missing LIBRARY]…` leaves the same bytes,
 names, modes and times for the same input, so that two builds have the same layers. FOLDER holds what is
-copied to / in the image. With ROOT, the root file system of the image, each shared library is checked: what it
-needs must be in FOLDER or in ROOT.
+copied to / in the image. With ROOT, the root file system of the image, each shared library is checked: what
+it needs must be in FOLDER or in ROOT.
 """
 
 import argparse
