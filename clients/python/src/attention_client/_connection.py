@@ -27,10 +27,12 @@ MAX_RETRIES = 4
 # waits 20 s for an attempt to connect, such as one to a host that drops packets while it starts.
 _FIRST_RECONNECT_BACKOFF_MS, _MAX_RECONNECT_BACKOFF_MS, _CONNECT_TIMEOUT_MS = 100, 2_000, 5_000
 # A frozen process keeps its connections open: only an unanswered ping shows that it does not serve. Servers
-# allow a ping every 10 s. gRPC's core would stop to ping after two without data.
+# allow a ping every 10 s. gRPC's core would stop to ping after two without data, and waits a minute for the
+# answer to a ping, whatever the timeout of keepalive is.
 _KEEPALIVE = {
     "grpc.keepalive_time_ms": 15_000,
     "grpc.keepalive_timeout_ms": 5_000,
+    "grpc.http2.ping_timeout_ms": 5_000,
     "grpc.http2.max_pings_without_data": 0,
 }
 # By default gRPC asks for the addresses of a name at most every 30 s; an upgrade replaces servers faster.
