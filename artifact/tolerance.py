@@ -35,3 +35,11 @@ class Tolerance(Record):
         return value.shape == eager.shape and bool(
             np.allclose(value, eager, rtol=self.rtol, atol=self.atol, equal_nan=True)
         )
+
+
+def least_cosine(values: NDArray[Any], eager: NDArray[Any]) -> float:
+    """The smallest cosine of the angle between two vectors of (B, d) that belong together; 0 for NaN."""
+    pairs = np.asarray(values, np.float64), np.asarray(eager, np.float64)
+    lengths = [np.maximum(np.linalg.norm(each, axis=-1), np.finfo(np.float64).tiny) for each in pairs]
+    cosines = (pairs[0] * pairs[1]).sum(axis=-1) / (lengths[0] * lengths[1])
+    return float(np.nan_to_num(cosines, nan=0.0).min())

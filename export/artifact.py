@@ -37,6 +37,7 @@ GRAPH_FILES = {
     GraphKind.LENGTHS: "model.lengths.onnx",
     GraphKind.MASK: "model.mask.onnx",
     GraphKind.WEIGHTS: "model.weights.onnx",
+    GraphKind.TOKENS: "model.tokens.onnx",
     GraphKind.BLOCKS: "model.blocks.onnx",
     GraphKind.MASK_BLOCKS: "model.mask_blocks.onnx",
 }
@@ -192,6 +193,7 @@ class ArtifactWriter:
                 for s in signatures
             },
             max_lengths=dict(spec.max_lengths),
+            encoder=spec.encoder,
             tokenizer=TOKENIZER_FILE if spec.tokenizer is not None else None,
             weights=WEIGHTS_FILE if (folder / WEIGHTS_FILE).exists() else None,
             golden=GOLDEN_FILE,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -14,11 +15,16 @@ from artifact.tolerance import Tolerance
 from export.artifact import Progress, silent, write_artifact
 from export.deployment.target import DeploymentTarget
 from export.deployment.write import check_target, write_target
+from export.encoder import EncoderOptions, encoder_spec, write_encoder
+from export.encoder import describe as describe_encoder
+from export.errors import ExportError
 from export.model_id import ModelId
-from export.precision import TOLERANCES, Precision
+from export.precision import ENCODER_TOLERANCES, TOLERANCES, Precision
 from export.signature import AttentionModule
-from export.sources import PresetSource, Source
+from export.spec import attention_spec
+from export.sources import EncoderSource, PresetSource, Source
 from model.checkpoints.loading import load_checkpoint
+from model.encoder_folder.loading import LoadedEncoder, load_encoder
 from model.presets import PRESETS, build_preset
 
 EXAMPLE_LENGTH = 128
@@ -37,12 +43,14 @@ class Loaded:
     skipped: tuple[str, ...] = ()
 
 
-def load(source: Source) -> Loaded:
-    """Builds a preset, or reads a checkpoint.
+def load(source: Source) -> Loaded | LoadedEncoder:
+    """Builds a preset, or reads a checkpoint or the folder of an encoder.
 
     Raises:
         CheckpointError: The file cannot be read, or does not hold the layout under the prefix.
     """
+    if isinstance(source, EncoderSource):
+        return load_encoder(source.path, pooling=source.pooling)
     if isinstance(source, PresetSource):
         return Loaded(build_preset(source.name, seed=source.seed), PRESETS[source.name].description)
     checkpoint = load_checkpoint(
@@ -80,19 +88,30 @@ def run(
     """
     for target in targets:
         check_target(target)
+        if isinstance(source, EncoderSource) and target is DeploymentTarget.TORCHSERVE:
+            raise ExportError("--target torchserve does not support --encoder; choose triton or onnx")
     with _progress() as progress:
         progress("weights")
         loaded = load(source)
-        folder, manifest = write_artifact(
-            loaded.module,
-            model,
-            out,
-            description=loaded.description,
-            precision=precision,
-            tolerance=_tolerance(precision, rtol, atol),
-            replace=replace,
-            progress=progress,
-        )
+        common: dict[str, Any] = {"precision": precision, "replace": replace, "progress": progress}
+        if isinstance(source, EncoderSource) and isinstance(loaded, LoadedEncoder):
+            folder, manifest = write_encoder(
+                loaded,
+                model,
+                out,
+                options=_encoder_options(source),
+                tolerance=_tolerance(ENCODER_TOLERANCES[precision], rtol, atol),
+                **common,
+            )
+        elif isinstance(loaded, Loaded):
+            folder, manifest = write_artifact(
+                loaded.module,
+                model,
+                out,
+                description=loaded.description,
+                tolerance=_tolerance(TOLERANCES[precision], rtol, atol),
+                **common,
+            )
     _print_skipped(loaded, console)
     _print_artifact(folder, manifest, console)
     for target in targets:
@@ -108,25 +127,34 @@ def describe(source: Source, console: Console) -> None:
     """
     loaded = load(source)
     _print_skipped(loaded, console)
-    config = loaded.module.config
+    if isinstance(source, EncoderSource) and isinstance(loaded, LoadedEncoder):
+        cost = encoder_spec(loaded, _encoder_options(source)).cost
+        description = describe_encoder(loaded)
+    else:
+        assert isinstance(loaded, Loaded)  # noqa: S101 - the type of every other source
+        cost = attention_spec(loaded.module).cost
+        description = loaded.description
     length = EXAMPLE_LENGTH
-    linear = length * (config.flops_per_query + config.flops_per_key)
-    products = length * length * config.flops_per_pair
+    linear = length * (cost.flops_per_query + cost.flops_per_key)
+    products = length * length * cost.flops_per_pair
     parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
     for line in (
-        f"{source.name}: {loaded.description}",
-        f"  {config}",
+        f"{source.name}: {description}",
+        f"  {loaded.module.config}",
         f"  {parameters:,} parameters",
-        f"  floating-point operations: {config.flops_per_query:,} for each query row, "
-        f"{config.flops_per_key:,} for each key row, {config.flops_per_pair:,} for each pair of them",
+        f"  floating-point operations: {cost.flops_per_query:,} for each query row, "
+        f"{cost.flops_per_key:,} for each key row, {cost.flops_per_pair:,} for each pair of them",
         f"  for {length} rows: {linear:,} in the linear layers, {products:,} in the attention products",
     ):
         console.print(line, markup=False)
 
 
-def _tolerance(precision: Precision, rtol: float | None, atol: float | None) -> Tolerance:
-    """The tolerance of a precision, with the values that are given."""
-    usual = TOLERANCES[precision]
+def _encoder_options(source: EncoderSource) -> EncoderOptions:
+    return EncoderOptions(dimensions=source.dimensions, truncates=source.truncates)
+
+
+def _tolerance(usual: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
+    """The usual tolerance of a precision, with the values that are given."""
     return Tolerance(rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol)
 
 
@@ -140,9 +168,10 @@ def _progress() -> Iterator[Progress]:
         yield status.update
 
 
-def _print_skipped(loaded: Loaded, console: Console) -> None:
+def _print_skipped(loaded: Loaded | LoadedEncoder, console: Console) -> None:
+    part = "attention" if isinstance(loaded, Loaded) else "the encoder"
     for name in loaded.skipped:
-        console.print(f"skipped (not part of attention): {name}", markup=False)
+        console.print(f"skipped (not part of {part}): {name}", markup=False)
 
 
 def _print_artifact(folder: Path, manifest: Manifest, console: Console) -> None:
@@ -150,6 +179,8 @@ def _print_artifact(folder: Path, manifest: Manifest, console: Console) -> None:
     report = json.loads((folder / manifest.parity_report).read_bytes())
     cases = len(report["cases"])
     found = f"{report['max_abs_error']:.2g} in {cases} cases" if cases else "not measured: no CPU kernels"
+    if report["min_cosine"] is not None:
+        found += f", smallest cosine of embeddings {report['min_cosine']:.6f}"
     for line in (
         str(folder),
         f"  {manifest.parameters:,} parameters; opset {manifest.opset}; graphs {', '.join(manifest.graphs)}",

@@ -77,7 +77,7 @@ class Signature:
 
 def signatures(module: AttentionModule) -> tuple[Signature, ...]:
     """The signatures of all graphs of an attention module."""
-    return tuple(_signature(module, kind) for kind in GraphKind)
+    return tuple(_signature(module, kind) for kind in GraphKind if kind is not GraphKind.TOKENS)
 
 
 def _signature(module: AttentionModule, kind: GraphKind) -> Signature:

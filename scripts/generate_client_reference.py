@@ -22,7 +22,8 @@ GROUPS = {
     "Clients": ("AttentionClient", "AsyncAttentionClient"),
     "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs"),
     "Results": ("AttentionResult",),
-    "Descriptions of models": ("ModelInfo", "TensorInfo", "ParityInfo", "CostInfo"),
+    "Descriptions of models": ("ModelInfo", "TensorInfo", "ParityInfo", "CostInfo", "EncoderInfo"),
+    "Warnings": ("TextTruncatedWarning",),
 }
 HEADER = """# attention_client: reference
 

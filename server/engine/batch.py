@@ -6,6 +6,7 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from server.engine.embeddings import shortened
 from server.engine.execute import Outputs, gather
 from server.engine.limits import Limits
 from server.engine.types import Result
@@ -57,7 +58,7 @@ class PendingRequest:
 
     def resolve(self) -> None:
         """Resolves the request's future with its results."""
-        result = Result(gather(self.results))
+        result = Result(shortened(gather(self.results), self.request.model, self.request.dimensions))
         with suppress(InvalidStateError):  # cancelled during the run
             self.request.future.set_result(result)
 

@@ -8,7 +8,7 @@ import numpy as np
 from artifact.manifest import IN_BLOCKS, GraphKind
 from server.engine.cost import TIMED_SIZES, TIMED_SIZES_ALONE, RunCost, fit, time_runs
 from server.engine.execute import run_batch
-from server.engine.model import PAIR_TENSORS, LoadedModel
+from server.engine.model import LoadedModel
 from server.engine.run_memory import peak_bytes
 from server.engine.types import Array, SequenceInputs, SequenceShape
 
@@ -63,7 +63,7 @@ class _Graph:
         self._model.shrink_arena()
         sequences = self._sequences(count, length)
         measured = peak_bytes(lambda: run_batch(self._model, self.kind, sequences))
-        expected = PAIR_TENSORS[self.kind]
+        expected = self._model.expected_pair_tensors(self.kind)
         if measured is None or measured < MEASURABLE_BYTES:
             return expected
         return max(expected, (measured - row_bytes) / pair_bytes)

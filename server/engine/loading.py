@@ -68,10 +68,11 @@ def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[Gra
     """One session for each graph. On the host's cores, each computes on the thread of its caller.
 
     To save memory, large weights are prepacked for the plain graph only, and no weights for graphs in blocks,
-    whose runs are long.
+    whose runs are long. Texts differ in length, so that encoders run mostly on the graph with lengths.
     """
     small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
-    prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else {GraphKind.PLAIN}
+    mostly_run = {GraphKind.PLAIN, GraphKind.LENGTHS} if manifest.encoder else {GraphKind.PLAIN}
+    prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else mostly_run
     if device.provider.runtime.uses_host_cores:
         device = dataclasses.replace(device, threads=1)
     return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from artifact.encoder import EncoderFacts
 from artifact.manifest import IN_BLOCKS, GraphKind, Manifest, TensorSpec
 from server.engine.cost import UNTIMED, RunCost
 from server.engine.session import RunControl, Session
@@ -31,6 +32,7 @@ PAIR_TENSORS = {
     GraphKind.LENGTHS: 1.25,
     GraphKind.MASK: 1.25,
     GraphKind.WEIGHTS: 3.25,
+    GraphKind.TOKENS: 1.25,
     # Of one block.
     GraphKind.BLOCKS: 1.5,
     GraphKind.MASK_BLOCKS: 2.75,
@@ -90,6 +92,11 @@ class LoadedModel:
         """The names of the model's own inputs, as messages list them."""
         return ", ".join(spec.name for spec in self.inputs)
 
+    @property
+    def encoder(self) -> EncoderFacts | None:
+        """What sets a text encoder apart; None for any other model."""
+        return self.manifest.encoder
+
     @cached_property
     def outputs(self) -> dict[str, TensorSpec]:
         """Every output that a request may ask for, by name."""
@@ -110,10 +117,11 @@ class LoadedModel:
     def sees_padding(self) -> bool:
         """Whether rows attend to padding after their sequence unless lengths or a mask prevent it.
 
-        Rows of causal self-attention attend to earlier rows only, all of which belong to their sequence.
+        Rows of causal self-attention attend to earlier rows only, all of which belong to their sequence. The
+        embedding of a text encoder is made of all rows, or of the last.
         """
         own_keys = len({spec.axes[1] for spec in self.inputs}) == 1
-        return not (self.manifest.causal and own_keys)
+        return self.encoder is not None or not (self.manifest.causal and own_keys)
 
     @cached_property
     def runs_alone(self) -> bool:
@@ -199,9 +207,16 @@ class LoadedModel:
         """Expected memory of one run of that padded size on this machine, in bytes."""
         per_query, per_key, per_pair = self._row_elements
         rows = query_length * per_query + key_length * per_key
-        pair_tensors = self.pair_tensors.get(graph, PAIR_TENSORS[graph])
+        pair_tensors = self.pair_tensors.get(graph, self.expected_pair_tensors(graph))
         pairs = self.held_pairs(graph, query_length, key_length) * per_pair * pair_tensors
         return int(4 * batch * (rows + pairs))
+
+    def expected_pair_tensors(self, graph: GraphKind) -> float:
+        """Tensors of the size of one layer's scores that a run holds at a time, before it is measured."""
+        if self.encoder is not None and graph is GraphKind.WEIGHTS:
+            # The weights of every layer, and all of them once more as one output.
+            return PAIR_TENSORS[graph] + 2 * self.encoder.layers
+        return PAIR_TENSORS[graph]
 
     @cached_property
     def _row_elements(self) -> tuple[int, int, int]:
@@ -210,4 +225,6 @@ class LoadedModel:
         for spec in self.inputs:
             width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
             rows[spec.axes[1] != self.inputs[0].axes[1]] += ROW_TENSORS * width
+        if self.encoder is not None:
+            rows[0] += self.encoder.row_elements
         return rows[0], rows[1], self.manifest.num_heads or 1

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from artifact.manifest import POSITIONS, GraphKind, TensorSpec
 from server.engine.dimensions import DTYPES, dimensions
+from server.engine.embeddings import check_dimensions
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
@@ -32,6 +33,7 @@ class ValidatedRequest:
         input_bytes: Size of the inputs, which may be views of the received message.
         held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
             result, and the serialized reply.
+        dimensions: Number of leading elements of each embedding; 0 for all.
         future: Resolved once, with a result or an `EngineError`; cancelled if the request was withdrawn.
     """
 
@@ -41,6 +43,7 @@ class ValidatedRequest:
     deadline: float
     input_bytes: int
     held_bytes: int
+    dimensions: int = 0
     future: "Future[Result]" = field(default_factory=Future)
 
 
@@ -52,6 +55,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         LimitExceededError: The request or its result would be too large.
     """
     graph = _choose_graph(request, model)
+    check_dimensions(request.dimensions, model)
     texts = request.texts
     request = encode_texts(request, model, limits)
     inputs = _with_positions(_inputs(request, model), model)
@@ -80,6 +84,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         deadline=request.deadline,
         input_bytes=sum([own.rows.nbytes for own in ragged]),
         held_bytes=mask_bytes + 2 * result_bytes,
+        dimensions=request.dimensions,
     )
 
 
@@ -92,6 +97,8 @@ def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
         raise InvalidRequestError(RETURN_WEIGHTS, f"model {model.name!r} does not have attention weights")
     if request.return_weights:
         return GraphKind.WEIGHTS
+    if request.return_tokens and GraphKind.TOKENS in graphs:
+        return GraphKind.TOKENS
     return GraphKind.PLAIN if request.mask is None else GraphKind.MASK
 
 

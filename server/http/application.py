@@ -19,6 +19,8 @@ from server.http import errors, fields
 from server.http.backend import Backend, while_connected
 from server.http.body import Body
 from server.http.context import Context, Exchange, metadata_of, run
+from server.http.embeddings import PATH as EMBEDDINGS
+from server.http.embeddings import Embeddings
 from server.http.errors import HttpError
 from server.http.inference import Inference
 from server.http.methods import INFER_PATHS, METHODS, Method
@@ -95,6 +97,7 @@ def _routes(context: Context) -> list[Route]:
     return [
         *(Route(path, inference, methods=["POST"]) for path in INFER_PATHS),
         *(Route(path, Call(context, methods), methods=list(methods)) for path, methods in by_path.items()),
+        Route(EMBEDDINGS, Embeddings(context), methods=["POST"]),
         Route("/openapi.json", _described, methods=["GET"]),
         Route("/docs", _page, methods=["GET"]),
     ]

@@ -105,6 +105,10 @@ class Exchange(ABC):
     async def answer(self, request: Request, body: Body, send: Send) -> None:
         """Sends the answer to a request, or raises an error that becomes one."""
 
+    def page(self, error: HttpError, *, close: bool) -> Response:
+        """The answer to a request that is refused."""
+        return errors.page(error, close=close)
+
     async def _refuse(
         self, error: HttpError, body: Body, scope: Scope, receive: Receive, send: "_Recorder"
     ) -> None:
@@ -112,7 +116,7 @@ class Exchange(ABC):
             raise error
         if not body.complete and error.status != HTTPStatus.REQUEST_TIMEOUT:
             await body.discard()
-        response: Response = errors.page(error, close=not body.complete)
+        response = self.page(error, close=not body.complete)
         await response(scope, receive, send)
 
 

@@ -1,6 +1,7 @@
 """The handlers of attention.v1."""
 
 from concurrent.futures import CancelledError, Future
+from typing import NamedTuple
 
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.budget import Reservation
@@ -22,6 +23,15 @@ from server.rpc.transport.seam import Call
 MAX_ID_BYTES = 1024
 
 
+class _Submitted(NamedTuple):
+    """A request in the engine, and what its reply needs."""
+
+    model: LoadedModel
+    future: Future[Result]
+    facts: codec.TextFacts
+    embeds: bool
+
+
 class AttentionService:
     """Resolves the model, decodes, submits, encodes."""
 
@@ -33,8 +43,12 @@ class AttentionService:
     ) -> DeferredReply:
         """Computes the context vectors of one request."""
         wire = codec.output_type(request.message)
-        model, future = self._submit(request.message, request.fields, call.deadline, reservation)
-        return DeferredReply(future, lambda resolved: codec.encode(resolved.result(), model, wire))
+        submitted = self._submit(request.message, request.fields, call.deadline, reservation)
+        model, facts, embeds = submitted.model, submitted.facts, submitted.embeds
+        return DeferredReply(
+            submitted.future,
+            lambda resolved: codec.encode(resolved.result(), model, wire, facts, embeds=embeds),
+        )
 
     def attend_stream(
         self, request: Parsed[pb.AttendStreamRequest], call: Call, reservation: Reservation
@@ -44,10 +58,12 @@ class AttentionService:
         try:
             _check_id(message.id)
             wire = codec.output_type(message.request)
-            model, future = self._submit(message.request, request.fields, call.deadline, reservation)
+            submitted = self._submit(message.request, request.fields, call.deadline, reservation)
         except Exception as error:
             return _error_reply(message.id, error)
-        return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, model, wire))
+        return DeferredReply(
+            submitted.future, lambda resolved: _encode_streamed(message.id, resolved, submitted, wire)
+        )
 
     def refuse_streamed(self, message: bytes, error: OverloadedError) -> pb.AttendStreamResponse:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
@@ -55,13 +71,17 @@ class AttentionService:
 
     def _submit(
         self, message: pb.AttendRequest, fields: Fields, deadline: float, reservation: Reservation
-    ) -> tuple[LoadedModel, Future[Result]]:
+    ) -> "_Submitted":
         model = self._engine.model(message.model_name, message.model_version)
+        codec.check_embedding(message, model)
         allowance = Allowance(self._engine.limits, reservation)
         request = codec.decode(message, deadline, codec.input_names(model), fields, allowance)
+        facts = codec.NO_FACTS
         if request.texts:
             request = self._engine.encode_texts(model, request, reservation)
-        return model, self._engine.submit(model, request, reservation)
+            facts = codec.TextFacts.of(request, model)
+        future = self._engine.submit(model, request, reservation)
+        return _Submitted(model, future, facts, message.HasField("embedding"))
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes every model, those that failed to load included."""
@@ -81,10 +101,17 @@ def _check_id(request_id: str) -> None:
 
 
 def _encode_streamed(
-    request_id: str, resolved: Future[Result], model: LoadedModel, wire: WireFloat
+    request_id: str, resolved: Future[Result], submitted: _Submitted, wire: WireFloat
 ) -> bytes | pb.AttendStreamResponse:
     try:
-        return codec.encode_streamed(request_id, resolved.result(), model, wire)
+        return codec.encode_streamed(
+            request_id,
+            resolved.result(),
+            submitted.model,
+            wire,
+            submitted.facts,
+            embeds=submitted.embeds,
+        )
     except CancelledError:  # the call has ended
         raise
     except Exception as error:

@@ -80,7 +80,15 @@ class OpenInferenceService:
 
         def encode(resolved: Future[Result]) -> bytes:
             result = resolved.result()
-            return response.encode(result, decoded.shapes, model, message.id, decoded.types, decoded.regions)
+            return response.encode(
+                result,
+                decoded.shapes,
+                model,
+                message.id,
+                decoded.types,
+                decoded.regions,
+                response.TextFacts(decoded.lengths, decoded.request.truncated),
+            )
 
         return DeferredReply(future, encode, decoded.request.deadline)
 

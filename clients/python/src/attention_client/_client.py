@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from attention_client._connection_sync import Connection
 from attention_client._decoding import decode_result
+from attention_client._embeddings import EmbedInputs, EmbedOptions, decode_embeddings, encode_embeddings
 from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
@@ -208,6 +209,46 @@ class AttentionClient(Connection):
         """
         options = self._options(model, version, return_weights=return_weights)
         return self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
+
+    def embed(
+        self,
+        model: str,
+        inputs: EmbedInputs,
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool | None = None,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> FloatArray:
+        """Computes one embedding for each text, with a text encoder.
+
+        More than 1,024 texts are sent in several requests, one after the other.
+
+        Args:
+            model: Name of the model.
+            inputs: One text, or a list of texts; or token ids (T,), (B, T) or a list of (T_i,).
+            prompt: Name of the prompt that is put before each text, "" for none; None means the model's own.
+            dimensions: Number of leading elements that are returned, normalised again if the model
+                normalises; None means all. The model lists what it allows.
+            truncate: Whether texts with more tokens than the model takes are cut rather than refused; None
+                means the model's setting, and then texts that were cut raise a `TextTruncatedWarning`.
+            timeout: Seconds for each request; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+
+        Returns:
+            float32: (d,) for one text or sequence, otherwise (B, d).
+
+        Raises:
+            InvalidArgumentError: An argument has a wrong type or value, or the server refuses it.
+            LimitExceededError: A text has too many tokens, or another limit is exceeded.
+            AttentionClientError: There is no result for another reason.
+        """
+        options = self._options(model, version, return_weights=False)
+        asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate)
+        call = encode_embeddings(options, inputs, asked)
+        responses = [self._call(self._stub.Attend, request, timeout) for request in call.requests]
+        return decode_embeddings(responses, call)
 
     @overload
     def attend_stream(
