@@ -46,8 +46,9 @@ class GraphKind(StrEnum):
     MASK = "mask"
     """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend."""
     WEIGHTS = "weights"
-    """Takes `attention_mask`, and also returns `attention_weights` (B, H, Tq, Tk). That of a text encoder takes
-    `key_lengths`, and returns the weights of all layers (B, L, H, T, T) beside the outputs of `tokens`."""
+    """Takes `attention_mask`, and also returns `attention_weights` (B, H, Tq, Tk). That of a text encoder
+    takes `key_lengths`, and returns the weights of all layers (B, L, H, T, T) beside the outputs of `tokens`.
+    """
     TOKENS = "tokens"
     """Of a text encoder: takes `key_lengths`, and also returns `context_vectors` (B, T, d), a vector for each
     token. The graphs `plain` and `lengths` of a text encoder return `embedding` (B, d) only."""
@@ -58,6 +59,8 @@ class GraphKind(StrEnum):
     """As `mask`, in blocks of `block_rows` query rows."""
 
 
+ATTENTION_GRAPHS = tuple(kind for kind in GraphKind if kind is not GraphKind.TOKENS)
+"""The graphs of an attention module."""
 IN_BLOCKS = {GraphKind.PLAIN: GraphKind.BLOCKS, GraphKind.MASK: GraphKind.MASK_BLOCKS}
 """By graph, the one that computes the same in blocks of query rows."""
 

@@ -1,4 +1,4 @@
-"""Command line: `python -m export PRESET --out REPO`; instead of a preset, `--weights FILE` or `--encoder FOLDER`.
+"""Command line: `python -m export PRESET --out REPO`; or `--weights FILE` or `--encoder FOLDER` for PRESET.
 
 Checks the usage without PyTorch, which takes seconds to import; `export.command` does the work. Exit status:
 0 if the export succeeded, 1 if it failed, 2 if the command was used wrongly.
@@ -69,11 +69,13 @@ def export(
     own = {option: value for option, value in own.items() if value is not None}
     source: Source
     if encoder is not None:
-        _check_alone(encoder, preset, weights, seed, given)
+        _check_alone(preset, weights, seed, given)
         source = _encoder(encoder, own)
     else:
         _check_not_given(own, "--encoder")
-        source = _preset(preset, seed, given) if weights is None else _checkpoint(weights, preset, seed, given)
+        source = (
+            _preset(preset, seed, given) if weights is None else _checkpoint(weights, preset, seed, given)
+        )
     if describe:
         from export import command  # noqa: PLC0415 - imports PyTorch
 
@@ -132,9 +134,7 @@ def _checkpoint(weights: Path, preset: str, seed: int | None, given: Mapping[str
     )
 
 
-def _check_alone(
-    encoder: Path, preset: str, weights: Path | None, seed: int | None, given: Mapping[str, Any]
-) -> None:
+def _check_alone(preset: str, weights: Path | None, seed: int | None, given: Mapping[str, Any]) -> None:
     """An encoder is described by its folder alone."""
     others = {"a preset": preset or None, "--weights": weights, "--seed": seed, **given}
     if named := [name for name, value in others.items() if value is not None]:

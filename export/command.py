@@ -4,55 +4,39 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from artifact.manifest import Manifest
 from artifact.tolerance import Tolerance
-from export.artifact import Progress, silent, write_artifact
+from export.artifact import Progress, silent
 from export.deployment.target import DeploymentTarget
 from export.deployment.write import check_target, write_target
-from export.encoder import EncoderOptions, encoder_spec, write_encoder
-from export.encoder import describe as describe_encoder
+from export.encoder import EncoderOptions
 from export.errors import ExportError
+from export.loaded import Destination, Loaded, LoadedModule, LoadedText
 from export.model_id import ModelId
-from export.precision import ENCODER_TOLERANCES, TOLERANCES, Precision
-from export.signature import AttentionModule
-from export.spec import attention_spec
+from export.precision import Precision
 from export.sources import EncoderSource, PresetSource, Source
 from model.checkpoints.loading import load_checkpoint
-from model.encoder_folder.loading import LoadedEncoder, load_encoder
+from model.encoder_folder.loading import load_encoder
 from model.presets import PRESETS, build_preset
 
 EXAMPLE_LENGTH = 128
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A module to export.
-
-    Attributes:
-        skipped: Names in the checkpoint that are not part of attention.
-    """
-
-    module: AttentionModule
-    description: str
-    skipped: tuple[str, ...] = ()
-
-
-def load(source: Source) -> Loaded | LoadedEncoder:
+def load(source: Source) -> Loaded:
     """Builds a preset, or reads a checkpoint or the folder of an encoder.
 
     Raises:
         CheckpointError: The file cannot be read, or does not hold the layout under the prefix.
     """
     if isinstance(source, EncoderSource):
-        return load_encoder(source.path, pooling=source.pooling)
+        options = EncoderOptions(dimensions=source.dimensions, truncates=source.truncates)
+        return LoadedText(load_encoder(source.path, pooling=source.pooling), options)
     if isinstance(source, PresetSource):
-        return Loaded(build_preset(source.name, seed=source.seed), PRESETS[source.name].description)
+        return LoadedModule(build_preset(source.name, seed=source.seed), PRESETS[source.name].description)
     checkpoint = load_checkpoint(
         source.path,
         layout=source.layout,
@@ -63,7 +47,7 @@ def load(source: Source) -> Loaded | LoadedEncoder:
         rotary_theta=source.rotary_theta,
     )
     description = f"{source.layout} checkpoint {source.name}, {source.prefix or 'no prefix'}"
-    return Loaded(checkpoint.module, description, checkpoint.skipped)
+    return LoadedModule(checkpoint.module, description, checkpoint.skipped)
 
 
 def run(
@@ -93,25 +77,15 @@ def run(
     with _progress() as progress:
         progress("weights")
         loaded = load(source)
-        common: dict[str, Any] = {"precision": precision, "replace": replace, "progress": progress}
-        if isinstance(source, EncoderSource) and isinstance(loaded, LoadedEncoder):
-            folder, manifest = write_encoder(
-                loaded,
-                model,
-                out,
-                options=_encoder_options(source),
-                tolerance=_tolerance(ENCODER_TOLERANCES[precision], rtol, atol),
-                **common,
-            )
-        elif isinstance(loaded, Loaded):
-            folder, manifest = write_artifact(
-                loaded.module,
-                model,
-                out,
-                description=loaded.description,
-                tolerance=_tolerance(TOLERANCES[precision], rtol, atol),
-                **common,
-            )
+        to = Destination(
+            model=model,
+            repository=out,
+            precision=precision,
+            tolerance=_tolerance(loaded.tolerances[precision], rtol, atol),
+            replace=replace,
+            progress=progress,
+        )
+        folder, manifest = loaded.write(to)
     _print_skipped(loaded, console)
     _print_artifact(folder, manifest, console)
     for target in targets:
@@ -127,30 +101,20 @@ def describe(source: Source, console: Console) -> None:
     """
     loaded = load(source)
     _print_skipped(loaded, console)
-    if isinstance(source, EncoderSource) and isinstance(loaded, LoadedEncoder):
-        cost = encoder_spec(loaded, _encoder_options(source)).cost
-        description = describe_encoder(loaded)
-    else:
-        assert isinstance(loaded, Loaded)  # noqa: S101 - the type of every other source
-        cost = attention_spec(loaded.module).cost
-        description = loaded.description
-    length = EXAMPLE_LENGTH
+    spec, length = loaded.spec(), EXAMPLE_LENGTH
+    cost = spec.cost
     linear = length * (cost.flops_per_query + cost.flops_per_key)
     products = length * length * cost.flops_per_pair
-    parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
+    parameters = sum(parameter.numel() for parameter in spec.module.parameters())
     for line in (
-        f"{source.name}: {description}",
-        f"  {loaded.module.config}",
+        f"{source.name}: {loaded.description}",
+        f"  {loaded.config}",
         f"  {parameters:,} parameters",
         f"  floating-point operations: {cost.flops_per_query:,} for each query row, "
         f"{cost.flops_per_key:,} for each key row, {cost.flops_per_pair:,} for each pair of them",
         f"  for {length} rows: {linear:,} in the linear layers, {products:,} in the attention products",
     ):
         console.print(line, markup=False)
-
-
-def _encoder_options(source: EncoderSource) -> EncoderOptions:
-    return EncoderOptions(dimensions=source.dimensions, truncates=source.truncates)
 
 
 def _tolerance(usual: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
@@ -168,10 +132,9 @@ def _progress() -> Iterator[Progress]:
         yield status.update
 
 
-def _print_skipped(loaded: Loaded | LoadedEncoder, console: Console) -> None:
-    part = "attention" if isinstance(loaded, Loaded) else "the encoder"
+def _print_skipped(loaded: Loaded, console: Console) -> None:
     for name in loaded.skipped:
-        console.print(f"skipped (not part of {part}): {name}", markup=False)
+        console.print(f"skipped (not part of {loaded.part}): {name}", markup=False)
 
 
 def _print_artifact(folder: Path, manifest: Manifest, console: Console) -> None:

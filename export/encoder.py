@@ -25,7 +25,7 @@ from export.target import Target
 from model.encoder.config import EncoderConfig
 from model.encoder_folder.loading import LoadedEncoder
 
-TOKEN_IDS: Final = "token_ids"
+TOKEN_IDS: Final = "token_ids"  # noqa: S105 - the name of an input
 KINDS: Final = (
     GraphKind.PLAIN,
     GraphKind.LENGTHS,

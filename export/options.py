@@ -41,8 +41,8 @@ Weights = Annotated[
 Encoder = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of a text encoder to export instead of a preset: config.json, weights and tokenizer.json, "
-        "with or without the modules.json of sentence-transformers. Nothing is downloaded.",
+        help="Folder of a text encoder to export instead of a preset: config.json, weights and "
+        "tokenizer.json, with or without the modules.json of sentence-transformers. Nothing is downloaded.",
         rich_help_panel=SOURCE,
         show_default=False,
     ),

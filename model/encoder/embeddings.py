@@ -3,7 +3,6 @@
 Shapes: B batch, T tokens, d width.
 """
 
-import torch
 from torch import Tensor, nn
 
 from model.encoder.config import EncoderConfig

@@ -59,9 +59,9 @@ def load_encoder(path: str | PathLike[str], *, pooling: str = "") -> LoadedEncod
             supported. The message names it.
     """
     folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{path}: is not a folder")
     try:
-        if not folder.is_dir():
-            raise CheckpointError("is not a folder")
         return _Reader(folder, pooling).read()
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -158,7 +158,9 @@ def _family(fields: Fields) -> tuple[str, Family]:
         raise CheckpointError(f"{CONFIGURATION}: model_type is missing; supported are {known}")
     given = fields.text("model_type")
     if given not in FAMILIES:
-        raise CheckpointError(f"{CONFIGURATION}: model_type {given!r} is not supported; supported are {known}")
+        raise CheckpointError(
+            f"{CONFIGURATION}: model_type {given!r} is not supported; supported are {known}"
+        )
     fields.restore("model_type", given)
     return given, FAMILIES[given]
 
@@ -179,15 +181,11 @@ def _weights(
     Shapes are compared before anything is allocated, because a small file can claim any shape.
     """
     with torch.device("meta"):
-        shapes = {
-            name: tuple(parameter.shape) for name, parameter in TextEncoder(config).named_parameters()
-        }
+        shapes = {name: tuple(parameter.shape) for name, parameter in TextEncoder(config).named_parameters()}
     wanted = [name for name in shapes if name not in elsewhere]
     prefix = max(family.prefixes, key=lambda each: _held(wanted, family, each, tensors))
     sources = {name: family.stored(name, prefix) for name in wanted}
-    expected = {
-        source.name: source.shape_in_file(shapes[name]) for name, source in sources.items()
-    }
+    expected = {source.name: source.shape_in_file(shapes[name]) for name, source in sources.items()}
     beside = sorted(tensors.names - expected.keys())
     skipped = tuple(name for name in beside if family.is_neighbour(name, prefix))
     problems = _problems(expected, tensors, [name for name in beside if name not in skipped])

@@ -1,4 +1,4 @@
-"""What sentence-transformers states beside a model: pooling, linear layers, normalisation, prompts, lengths."""
+"""What sentence-transformers states beside a model: pooling, normalisation, prompts, lengths."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -115,7 +115,7 @@ def _pooling(folder: Path, *, has_prompts: bool) -> tuple[int, tuple[str, ...]]:
     width = fields.integer("word_embedding_dimension" if fields.has("word_embedding_dimension")
                            else "embedding_dimension")  # fmt: skip
     if not fields.flag("include_prompt", default=True) and has_prompts:
-        raise fields.error("include_prompt", False, "is not supported for a model with prompts")
+        raise fields.error("include_prompt", "false", "is not supported for a model with prompts")
     modes = [ours for name, ours in POOLINGS.items() if fields.flag(name)]
     if fields.has("pooling_mode"):
         mode = fields.text("pooling_mode")

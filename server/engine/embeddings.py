@@ -36,5 +36,7 @@ def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: i
         return outputs
     cut = [embedding[:dimensions] for embedding in outputs[EMBEDDING]]
     if model.encoder.normalised:
-        cut = [embedding / max(float(np.linalg.norm(embedding)), np.finfo(np.float32).tiny) for embedding in cut]
+        cut = [
+            embedding / max(float(np.linalg.norm(embedding)), np.finfo(np.float32).tiny) for embedding in cut
+        ]
     return {**outputs, EMBEDDING: cut}

@@ -46,7 +46,11 @@ def encode_texts(
     if reservation is not None:
         reservation.add(TOKEN_BYTES * min(bounds.tokens, sum(map(len, request.texts))))
     encoded = model.text_encoder.encode_all(
-        request.texts, bounds, request.deadline, prefix=_prompt(request, model), truncates=_truncates(request, model)
+        request.texts,
+        bounds,
+        request.deadline,
+        prefix=_prompt(request, model),
+        truncates=_truncates(request, model),
     )
     return dataclasses.replace(
         request,

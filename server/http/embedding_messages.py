@@ -24,9 +24,7 @@ EMBEDDING, LENGTHS, TEXT, TOKEN_IDS, KEY_LENGTHS = "embedding", "lengths", "text
 FORMATS: Final = ("float", "base64")
 INPUT: Final = "input"
 # `user` names an end user, and has no effect. `prompt` and `truncate` are this server's own.
-KNOWN: Final = frozenset(
-    {"model", INPUT, "encoding_format", "dimensions", "user", "prompt", "truncate"}
-)
+KNOWN: Final = frozenset({"model", INPUT, "encoding_format", "dimensions", "user", "prompt", "truncate"})
 # A number in JSON has fewer characters, with a comma.
 JSON_BYTES_PER_NUMBER: Final = 16
 TOKEN_BYTES: Final = 8
@@ -67,7 +65,9 @@ def decode(body: bytearray, max_message_bytes: int) -> EmbeddingRequest:
     document = {name: value for name, value in document.items() if value is not None}
     form = fields.optional(document, "encoding_format", str, "float")
     if form not in FORMATS:
-        raise InvalidRequestError("encoding_format", f"is {form[:100]!r}; must be one of {', '.join(FORMATS)}")
+        raise InvalidRequestError(
+            "encoding_format", f"is {form[:100]!r}; must be one of {', '.join(FORMATS)}"
+        )
     fields.optional(document, "user", str, "")
     model = fields.required(document, "model", str)
     message = pb.ModelInferRequest(model_name=model, parameters=_parameters(document))

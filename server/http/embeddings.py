@@ -52,9 +52,7 @@ class Embeddings(Exchange):
         finally:
             scratch.release()
         reservation.add(len(decoded.message))
-        call = partial(
-            self.context.backend.call, "ModelInfer", decoded.message, metadata_of(request), None
-        )
+        call = partial(self.context.backend.call, "ModelInfer", decoded.message, metadata_of(request), None)
         reply = await while_connected(request.receive, call)
         reservation.add(len(reply))
         return await run(len(reply), partial(embedding_messages.encode, reply, decoded, reservation))

@@ -49,14 +49,15 @@ def test_every_output_by_request(client: triton.InferenceServerClient, name: str
         assert not tokens[index, count:].any()
         own = weights[index, :, :, :count, :count]
         assert_allclose(own, expected.weights.numpy(), rtol=RTOL, atol=ATOL)
-        assert_allclose(
-            result.as_numpy("embedding")[index], expected.embedding.numpy(), rtol=RTOL, atol=ATOL
-        )
+        assert_allclose(result.as_numpy("embedding")[index], expected.embedding.numpy(), rtol=RTOL, atol=ATOL)
 
 
 def test_token_ids_with_lengths(client: triton.InferenceServerClient) -> None:
     sequences = [encoders.random_ids("bert", length) for length in (3, 9)]
-    ids, lengths = triton.InferInput("token_ids", [2, 9], "INT64"), triton.InferInput("key_lengths", [2], "INT64")
+    ids, lengths = (
+        triton.InferInput("token_ids", [2, 9], "INT64"),
+        triton.InferInput("key_lengths", [2], "INT64"),
+    )
     ids.set_data_from_numpy(np.array([[*sequences[0], *[0] * 6], sequences[1]]))
     lengths.set_data_from_numpy(np.array([3, 9]))
     found = client.infer("bert", [ids, lengths]).as_numpy("embedding")
@@ -72,9 +73,7 @@ def test_prompt_dimensions_and_truncation_as_parameters(client: triton.Inference
     parameters = {"prompt": "query", "dimensions": 8, "truncate": True}
     result = client.infer(SENTENCE, [text_input("a", long)], parameters=parameters)
     whole = client.infer(SENTENCE, [text_input("query: a")]).as_numpy("embedding")[0, :8]
-    assert_allclose(
-        result.as_numpy("embedding")[0], whole / np.linalg.norm(whole), rtol=RTOL, atol=ATOL
-    )
+    assert_allclose(result.as_numpy("embedding")[0], whole / np.linalg.norm(whole), rtol=RTOL, atol=ATOL)
     assert result.as_numpy("lengths").tolist() == [len("query: a") + 2, encoders.POSITIONS]
     assert result.get_response().parameters["truncated"].string_param == "1"
 

@@ -82,7 +82,9 @@ def test_dimensions_and_this_servers_own_members(
 
 
 def test_a_model_that_cuts_says_so(encoder_http_port: int) -> None:
-    status, answer = post(encoder_http_port, {"model": TRUNCATING, "input": ["a longer text", "a"], "prompt": ""})
+    status, answer = post(
+        encoder_http_port, {"model": TRUNCATING, "input": ["a longer text", "a"], "prompt": ""}
+    )
     assert (status, answer["truncated"]) == (200, [0])
     assert answer["usage"]["prompt_tokens"] == SHORT + 3
 

@@ -82,7 +82,9 @@ def test_a_prompt_is_put_before_each_text(encoder_client: AttentionClient) -> No
     written = encoder_client.embed(SENTENCE, [f"query: {text}" for text in TEXTS])
     assert_allclose(with_prompt, written, rtol=RTOL, atol=ATOL)
     plain = encoder_client.embed(SENTENCE, list(TEXTS))
-    assert_allclose(encoder_client.embed(SENTENCE, list(TEXTS), prompt="document"), plain, rtol=RTOL, atol=ATOL)
+    assert_allclose(
+        encoder_client.embed(SENTENCE, list(TEXTS), prompt="document"), plain, rtol=RTOL, atol=ATOL
+    )
     assert np.abs(plain - written).max() > 0.01
     with pytest.raises(InvalidArgumentError, match="prompt: is 'answer'; must be one of query, document"):
         encoder_client.embed(SENTENCE, "a", prompt="answer")
@@ -130,9 +132,7 @@ def test_a_model_that_cuts_says_so(encoder_client: AttentionClient) -> None:
     with pytest.warns(TextTruncatedWarning, match="cut 1 texts"):
         found = encoder_client.embed(TRUNCATING, ["a", "a longer text"], prompt="")
     ids = token_ids("bert", "a longer text")
-    expected = encoders.expected(
-        "bert", library_model("bert"), [*ids[: SHORT - 1], ids[-1]], normalised=True
-    )
+    expected = encoders.expected("bert", library_model("bert"), [*ids[: SHORT - 1], ids[-1]], normalised=True)
     assert_allclose(found[1], expected.embedding.numpy(), rtol=RTOL, atol=ATOL)
     with pytest.raises(LimitExceededError):
         encoder_client.embed(TRUNCATING, "a longer text", truncate=False)

@@ -13,7 +13,7 @@ TEXTS = (
     "a",
     "",
     "Das Leben ist kurz: iß den Nachtisch zuerst!",
-    "人生短暂，先吃甜点",
+    "人生短暂 先吃甜点",
     "\U0001f370",
     "dessert " * 12,
     "Life is short, eat dessert first",

@@ -36,7 +36,17 @@ def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 def test_the_command_writes_an_artifact_with_every_graph(folder: Path, tmp_path: Path) -> None:
     done = run(
-        "--encoder", folder, "--name", "bert", "--out", tmp_path, "--dimensions", 8, "--dimensions", 16, "--truncate"
+        "--encoder",
+        folder,
+        "--name",
+        "bert",
+        "--out",
+        tmp_path,
+        "--dimensions",
+        8,
+        "--dimensions",
+        16,
+        "--truncate",
     )
     assert done.returncode == 0, done.stderr
     assert "smallest cosine of embeddings 1.0000" in done.stdout
@@ -96,7 +106,7 @@ def test_the_graph_alone_equals_the_library(tmp_path: Path) -> None:
 
 def test_dimensions_are_below_the_width(folder: Path, tmp_path: Path) -> None:
     options = EncoderOptions(dimensions=(encoders.WIDTH,))
-    with pytest.raises(ValueError, match="dimensions=32: must lie in 1..31"):
+    with pytest.raises(ValueError, match=r"dimensions=32: must lie in 1\.\.31"):
         write_encoder(load_encoder(folder), MODEL, tmp_path, options=options)
 
 

@@ -59,9 +59,7 @@ def test_a_batch_of_mixed_lengths_equals_the_library(loaded: Any, name: str) -> 
     padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sequences])
     lengths = torch.tensor([len(ids) for ids in sequences])
     with torch.inference_mode():
-        embeddings, tokens, weights = loaded(name)(
-            padded, lengths, return_tokens=True, return_weights=True
-        )
+        embeddings, tokens, weights = loaded(name)(padded, lengths, return_tokens=True, return_weights=True)
     for index, ids in enumerate(sequences):
         expected, count = encoders.expected(name, model_of(name), ids), len(ids)
         assert_close(embeddings[index], expected.embedding, rtol=RTOL, atol=ATOL)
@@ -109,6 +107,4 @@ def test_a_padding_token_inside_a_text_has_the_librarys_position(loaded: Any, na
     ids = [*encoders.random_ids(name, 4), encoders.PADDING_ID, *encoders.random_ids(name, 3, seed=1)]
     with torch.inference_mode():
         embedding, _, _ = loaded(name)(torch.tensor([ids]))
-    assert_close(
-        embedding[0], encoders.expected(name, model_of(name), ids).embedding, rtol=RTOL, atol=ATOL
-    )
+    assert_close(embedding[0], encoders.expected(name, model_of(name), ids).embedding, rtol=RTOL, atol=ATOL)

@@ -111,7 +111,7 @@ def activation(fields: Fields, name: str, default: str | None = None) -> str:
 def expect_encoder(fields: Fields) -> None:
     """Refuses a configuration of a decoder, and of heads that were removed."""
     for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder", "cross_attention_hidden_size"):
-        fields.expect(name, False)
+        fields.expect(name, False)  # noqa: FBT003 - the value
     fields.expect("pruned_heads", {})
     fields.expect("position_embedding_type", "absolute")
 

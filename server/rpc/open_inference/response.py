@@ -75,9 +75,7 @@ def layout(
     }
     few = all(len(own) <= MAX_CACHED_SEQUENCES for own in lengths.values())
     compute = _layout if few else _layout.__wrapped__
-    return compute(
-        tuple(outputs), model, tuple(lengths.items()), tuple(sizes.items()), request.dimensions
-    )
+    return compute(tuple(outputs), model, tuple(lengths.items()), tuple(sizes.items()), request.dimensions)
 
 
 @cached_by_model(CACHED_SHAPES)

@@ -54,9 +54,7 @@ class EncodedEmbeddings:
     warns: bool
 
 
-def encode_embeddings(
-    options: RequestOptions, inputs: EmbedInputs, embed: EmbedOptions
-) -> EncodedEmbeddings:
+def encode_embeddings(options: RequestOptions, inputs: EmbedInputs, embed: EmbedOptions) -> EncodedEmbeddings:
     """Encodes a call with texts or token ids.
 
     Raises:

@@ -195,7 +195,9 @@ def weights(
     layer: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=0, help="Of a text encoder: this layer, from 0. Default: the last.",
+            metavar="N",
+            min=0,
+            help="Of a text encoder: this layer, from 0. Default: the last.",
             show_default=False,
         ),
     ] = None,

@@ -78,7 +78,9 @@ def _print_weights(weights: Arrays, output: Output, texts: Sequence[str] | None)
         labels = _labels(text, keys)
         rows = labels if queries == keys else _labels(None, queries)
         for at in np.ndindex(*leading):
-            where = ", ".join(f"{name} {i}" for name, i in zip(("layer", "head")[-len(at) :], at, strict=True))
+            where = ", ".join(
+                f"{name} {i}" for name, i in zip(("layer", "head")[-len(at) :], at, strict=True)
+            )
             title = f"\n{text or f'sequence {index}'}, {where}; rows are queries, columns keys"
             typer.echo(f"{title}\n{weights_table(labels, heads[at], rows)}", nl=False)
 
