@@ -37,9 +37,11 @@ class Sequences(NamedTuple):
         return torch.arange(self.rows.shape[1], device=self.rows.device) < self.lengths[:, None]
 
     @property
-    def counts(self) -> Tensor | int:
-        """The number of rows of each sequence: (B, 1), or one number for all."""
-        return self.rows.shape[1] if self.lengths is None else self.lengths[:, None].to(self.rows.dtype)
+    def counts(self) -> Tensor:
+        """The number of rows of each sequence: (1 or B, 1)."""
+        if self.lengths is None:
+            return torch.ones_like(self.rows[:1, :, 0]).sum(dim=1, keepdim=True)
+        return self.lengths[:, None].to(self.rows.dtype)
 
     @property
     def valid_rows(self) -> Tensor:
