@@ -1,8 +1,8 @@
 """A text encoder against eager transformers in one process: `python -m benchmarks.encoders [--layers 6]`.
 
-Both compute the same token ids with the same random weights, by turns, on the same cores. transformers runs in
-batches of 32, longest first, padded to the longest of a batch, as sentence-transformers does. This project's
-engine plans its own batches. Lengths are lognormal with a mean of 60 tokens.
+Both compute the same token ids with the same random weights, by turns, on the same cores. transformers runs
+in batches of 32, longest first, padded to the longest of a batch, as sentence-transformers does. This
+project's engine plans its own batches. Lengths are lognormal with a mean of 60 tokens.
 """
 
 import time
@@ -28,6 +28,7 @@ from server import cores
 from server.engine.in_process import InProcessModel
 
 VOCABULARY, BATCH, LONGEST, MEAN_LENGTH, SPREAD = 30_522, 32, 512, 60, 0.7
+PRECISIONS = (Precision.FP32, Precision.INT8)
 Ids = Sequence[NDArray[np.int64]]
 Encode = Callable[[Ids], NDArray[np.float32]]
 
@@ -51,7 +52,7 @@ def main(
     reference: Any = transformers.BertModel(config).eval()
     with TemporaryDirectory() as folder:
         repository = _export(reference, Path(folder))
-        models = {each: InProcessModel.load(repository, each.value) for each in (Precision.FP32, Precision.INT8)}
+        models = {each: InProcessModel.load(repository, each.value) for each in PRECISIONS}
         ways: dict[str, Encode] = {"transformers, eager": lambda ids: _eager(reference, ids)}
         ways |= {f"this project, {name.value}": _engine(model) for name, model in models.items()}
         _report(ways, _random_ids(texts), rounds)
@@ -64,7 +65,7 @@ def _export(reference: Any, folder: Path) -> Path:
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))  # noqa: S106 - a token of texts
     tokenizer.save(str(folder / "source/tokenizer.json"))
     loaded = load_encoder(folder / "source")
-    for precision in (Precision.FP32, Precision.INT8):
+    for precision in PRECISIONS:
         write_encoder(loaded, ModelId(precision.value), folder / "repository", precision=precision)
     return folder / "repository"
 
@@ -81,8 +82,10 @@ def _eager(reference: Any, ids: Ids) -> NDArray[np.float32]:
     for start in range(0, len(order), BATCH):
         indices = order[start : start + BATCH]
         longest = len(ids[indices[0]])
-        padded = torch.tensor([np.pad(ids[index], (0, longest - len(ids[index]))).tolist() for index in indices])
-        mask = torch.tensor([[1] * len(ids[index]) + [0] * (longest - len(ids[index])) for index in indices])
+        padded, mask = torch.zeros(2, len(indices), longest, dtype=torch.int64)
+        for row, index in enumerate(indices):
+            length = len(ids[index])
+            padded[row, :length], mask[row, :length] = torch.from_numpy(ids[index]), 1
         with torch.inference_mode():
             rows = reference(input_ids=padded, attention_mask=mask).last_hidden_state
             pooled = (rows * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
@@ -95,7 +98,7 @@ def _engine(model: InProcessModel) -> Encode:
     def encode(ids: Ids) -> NDArray[np.float32]:
         # As many requests at a time as there are cores; texts of similar length go together.
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
-        parts = [order[start::2 * model.parallel_runs] for start in range(2 * model.parallel_runs)]
+        parts = [order[start :: 2 * model.parallel_runs] for start in range(2 * model.parallel_runs)]
         calls = [model.submit({"token_ids": [ids[index] for index in part]}) for part in parts if part]
         found: list[Any] = [None] * len(ids)
         for part, call in zip([part for part in parts if part], calls, strict=True):
@@ -117,7 +120,7 @@ def _report(ways: dict[str, Encode], ids: Ids, rounds: int) -> None:
             seconds[name].append(time.perf_counter() - started)
     first = next(iter(ways))
     base = median(seconds[first])
-    typer.echo(f"{len(ids)} texts, {tokens} tokens, {cores.available()} cores, median of {rounds} rounds by turns")
+    typer.echo(f"{len(ids)} texts, {tokens} tokens, {cores.available()} cores, medians of {rounds} rounds")
     for name, own in seconds.items():
         difference = float(np.abs(results[name] - results[first]).max())
         cosine = _least_cosine(results[name], results[first])

@@ -43,14 +43,12 @@ def encode_texts(
         raise InvalidRequestError(TEXT, f"model {model.name!r} takes {model.input_names}, not text")
     limits.check_sequences(TEXT, len(request.texts))
     bounds = _text_limits(model, limits)
+    prefix = _prompt(request, model)
     if reservation is not None:
-        reservation.add(TOKEN_BYTES * min(bounds.tokens, sum(map(len, request.texts))))
+        characters = sum(map(len, request.texts)) + len(prefix) * len(request.texts)
+        reservation.add(TOKEN_BYTES * min(bounds.tokens, characters))
     encoded = model.text_encoder.encode_all(
-        request.texts,
-        bounds,
-        request.deadline,
-        prefix=_prompt(request, model),
-        truncates=_truncates(request, model),
+        request.texts, bounds, request.deadline, prefix=prefix, truncates=_truncates(request, model)
     )
     return dataclasses.replace(
         request,

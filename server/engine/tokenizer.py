@@ -104,10 +104,8 @@ class TextEncoder:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
             name = f"text {index}"
             given = prefix + _decoded(name, text, limits.text_bytes)
-            own = self._first_ids(given, limits.text_tokens) if truncates else None
-            if own is None:
-                own = self._ids(name, given, limits)
-            else:
+            own, is_cut = self._ids(name, given, limits, truncates=truncates)
+            if is_cut:
                 truncated.append(index)
             ids.extend(own)
             lengths.append(len(own))
@@ -119,26 +117,39 @@ class TextEncoder:
         rows = np.frombuffer(ids, np.int64) if ids else np.empty(0, np.int64)
         return EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
 
-    def _first_ids(self, text: str, most: int) -> list[int] | None:
-        """The first tokens of a text with too many, and the special tokens; None for any other text."""
-        room = most - self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        for part in (*self._prefixes(text, most), text):
-            encoding = self._encoding(part, special=False)
-            if len(encoding.ids) > room:
-                encoding.truncate(max(room, 0))
-                return list(self._tokenizer.post_process(encoding, add_special_tokens=True).ids)
-        return None
-
-    def _ids(self, name: str, text: str, limits: TextLimits) -> list[int]:
-        for prefix in self._prefixes(text, limits.text_tokens):
-            self._check_tokens(name, len(self._tokens(prefix, special=False)), limits)
-        tokens = self._tokens(text, special=True)
-        self._check_tokens(name, len(tokens), limits)
+    def _ids(self, name: str, text: str, limits: TextLimits, *, truncates: bool) -> tuple[list[int], bool]:
+        """The ids of a text, and whether they are only the first ones."""
+        if truncates:
+            tokens, is_cut = self._first_tokens(text, limits.text_tokens)
+        else:
+            tokens, is_cut = self._all_tokens(name, text, limits), False
         if self._drops_unknown and (unknown := self._unknown_words.of(text)):
             raise InvalidRequestError(TEXT, unknown)
         if not tokens:
             raise InvalidRequestError(TEXT, f"{name} does not contain any words")
+        return tokens, is_cut
+
+    def _all_tokens(self, name: str, text: str, limits: TextLimits) -> list[int]:
+        for prefix in self._prefixes(text, limits.text_tokens):
+            self._check_tokens(name, len(self._tokens(prefix, special=False)), limits)
+        tokens = self._tokens(text, special=True)
+        self._check_tokens(name, len(tokens), limits)
         return tokens
+
+    def _first_tokens(self, text: str, most: int) -> tuple[list[int], bool]:
+        """The first tokens of a text, with the special tokens, and whether there are more."""
+        room = max(0, most - self._tokenizer.num_special_tokens_to_add(is_pair=False))
+        # Of a text that is far too long, a part has enough tokens.
+        for part in self._prefixes(text, most):
+            encoding = self._encoding(part, special=False)
+            if len(encoding.ids) > room:
+                break
+        else:
+            encoding = self._encoding(text, special=False)
+        is_cut = len(encoding.ids) > room
+        if is_cut:
+            encoding.truncate(room)
+        return list(self._tokenizer.post_process(encoding, add_special_tokens=True).ids), is_cut
 
     def _prefixes(self, text: str, most: int) -> Iterator[str]:
         """Parts of a long text, each twice as long as the one before, that have no more tokens than the text.

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from numpy.testing import assert_allclose
-
 from tritonclient.utils import InferenceServerException
 
 from scripts.local_server import ServerProcess

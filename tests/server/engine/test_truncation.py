@@ -33,7 +33,9 @@ TOKENIZERS = {"words": words, "bytes": make_tokenizer, "end only": lambda: make_
 
 
 @pytest.fixture(params=TOKENIZERS, scope="module")
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TextEncoder, Tokenizer]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TextEncoder, Tokenizer]:
     """The server's encoder, and the library's tokenizer with truncation."""
     path: Path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     reference: Tokenizer = TOKENIZERS[request.param]()
