@@ -1,5 +1,6 @@
 """Text encoders as artifacts: the signatures of their graphs, and what the manifest states about them."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ def encoder_spec(loaded: LoadedEncoder, options: EncoderOptions) -> ExportSpec:
         module=loaded.module.eval(),
         signatures=tuple(_signature(config, kind) for kind in KINDS),
         max_lengths={QUERY_AXIS: config.max_tokens},
-        config=asdict(config),
+        config=json.loads(json.dumps(asdict(config))),  # as it will be read from the manifest
         num_heads=config.num_heads,
         causal=config.causal,
         cost=Cost(
