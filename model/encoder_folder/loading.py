@@ -140,7 +140,7 @@ class _Reader:
     def _dense_weights(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for index, (config, path) in enumerate(self._sentence.dense):
-            expected = {"linear.weight": (config.d_out, config.d_in)}
+            expected: dict[str, tuple[int, ...]] = {"linear.weight": (config.d_out, config.d_in)}
             expected |= {"linear.bias": (config.d_out,)} if config.bias else {}
             with open_tensors(path) as tensors:
                 problems = _problems(expected, tensors, sorted(tensors.names - expected.keys()))
