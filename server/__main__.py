@@ -39,8 +39,9 @@ def _run(settings: Settings) -> None:
         return
     inbox = Inbox()
     handle_signals(inbox.put)
-    from server import application, lifecycle  # noqa: PLC0415
+    from server import application, lifecycle, providers  # noqa: PLC0415
 
+    settings = providers.resolve(settings)
     application.run(settings, lifecycle.Standalone(settings), inbox)
 
 

@@ -2,6 +2,7 @@
 
 ServerError
 ├── BindError      an address cannot be listened on
+├── DeviceError    the execution provider that was asked for cannot be used
 ├── LoadError      the repository does not contain a model that can be served
 └── WorkerError    a worker process ended before all workers were serving
 """
@@ -13,6 +14,10 @@ class ServerError(Exception):
 
 class BindError(ServerError):
     """An address cannot be listened on."""
+
+
+class DeviceError(ServerError):
+    """The execution provider that was asked for cannot be used."""
 
 
 class LoadError(ServerError):

@@ -1,14 +1,16 @@
 """A loaded model: what it takes and returns, which graph runs what, and what a run is expected to cost."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from artifact.manifest import IN_BLOCKS, GraphKind, Manifest, TensorSpec
 from server.engine.cost import UNTIMED, RunCost
+from server.engine.provider import Provider
 from server.engine.session import RunControl, Session
 from server.engine.statistics import ModelStatistics
 from server.engine.tokenizer import TextEncoder
@@ -20,8 +22,9 @@ MOST_BLOCK_ROWS = 256
 # Blocks of very long sequences have fewer rows, so that their scores need this memory, but not less than
 # these rows.
 BLOCK_SCORE_BYTES, LEAST_BLOCK_ROWS = 128 << 20, 64
-# Sequences whose scores need more memory run in blocks.
-WHOLE_SCORE_BYTES = 64 << 20
+# Sequences whose scores need more memory run in blocks. On a device, fused kernels hold no scores, and a run in
+# blocks excludes batching.
+WHOLE_SCORE_BYTES, WHOLE_SCORE_BYTES_ON_DEVICE = 64 << 20, 2 << 30
 # Tensors as large as an input that a run holds at a time: the input, its projections, the output.
 ROW_TENSORS = 6
 # Tensors as large as the attention scores that a run holds at a time: the scores, a mask converted to
@@ -134,9 +137,15 @@ class LoadedModel:
         return blocks if blocks and saves else graph
 
     @cached_property
+    def runs_on_host(self) -> bool:
+        """Whether runs take the cores and the memory of the host."""
+        return self.provider == Provider.CPU.runtime.name
+
+    @cached_property
     def _most_whole_pairs(self) -> float:
         heads = self.manifest.num_heads
-        return WHOLE_SCORE_BYTES // (4 * heads) if heads else math.inf
+        whole = WHOLE_SCORE_BYTES if self.runs_on_host else WHOLE_SCORE_BYTES_ON_DEVICE
+        return whole // (4 * heads) if heads else math.inf
 
     def block_rows(self, key_length: int) -> int:
         """Query rows of a block on the graphs that attend in blocks."""
@@ -160,6 +169,10 @@ class LoadedModel:
         """Runs one graph, on all threads or on the caller's: arrays by name in, arrays by name out."""
         sessions = self.parallel_sessions if parallel else self.sessions
         return sessions[graph].run(inputs, control)
+
+    def empty(self, graph: GraphKind, shape: Sequence[int], data_type: DTypeLike) -> Array:
+        """An array for an input of a graph, whose values are undefined, in memory that the device reads fast."""
+        return self.sessions[graph].empty(shape, data_type)
 
     def shrink_arena(self) -> None:
         """Returns memory that earlier runs left in the arena to the system, by running a single row."""

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from server import cores, memory
 from server.engine.limits import MIB, Limits
-from server.engine.provider import Device
+from server.engine.provider import Device, Provider
 from server.settings.batching import Batching
 from server.settings.models import Models
 from server.settings.network import Network
@@ -47,14 +47,24 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
         return self._memory - self.memory_for_requests
 
     @property
+    def _memory_for_started_runs(self) -> int:
+        on_device = self.provider != Provider.CPU and self.device_memory
+        return int(self.device_memory) if on_device else self.memory_for_runs
+
+    @property
     def device(self) -> Device:
-        """Where graphs run."""
+        """Where graphs run.
+
+        Raises:
+            ValueError: The provider is auto: `server.providers.resolve` has not chosen one yet.
+        """
         return Device(
-            self.provider,
+            Provider(self.provider),
             self.threads or cores.available(),
             spins=self.latency == "lowest",
             # Beyond what is expected: a bound that holds if an estimate is wrong.
             arena_bytes=int(ARENA_FACTOR * self.memory_for_runs),
+            memory_bytes=self.device_memory,
         )
 
     @property
@@ -71,7 +81,7 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
             max_text_bytes=self.max_text_bytes,
             max_input_bytes=self.max_message_bytes,
             max_result_bytes=self.max_message_bytes - HEADER_BYTES,
-            max_run_bytes=self.memory_for_runs,
+            max_run_bytes=self._memory_for_started_runs,
             max_in_flight_bytes=self.memory_for_requests,
             max_batch_sequences=self.max_batch_sequences,
             max_batch_bytes=self.max_batch_bytes,

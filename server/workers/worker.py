@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from server import application, logs
+from server import application, logs, providers
 from server.errors import ServerError
 from server.metrics import Metrics
 from server.rpc.server import RpcServer
@@ -119,7 +119,7 @@ def main() -> int:
     handle_signals(inbox.put)
     lifecycle = WorkerLifecycle(assignment.worker, connection, inbox, assignment.metrics)
     try:
-        application.run(assignment.settings, lifecycle, inbox)
+        application.run(providers.resolve(assignment.settings), lifecycle, inbox)
     except ServerError as error:
         with suppress(OSError):
             connection.send(Failure(str(error)))

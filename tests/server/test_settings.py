@@ -159,7 +159,7 @@ def test_sizes_take_units(given: str, expected: int, file: Path, monkeypatch: py
         ("--port", "65536", "less than or equal to 65535 (Port for gRPC, 0 to 65535."),
         ("--port", "-1", "greater than or equal to 0"),
         ("--metrics-port", "many", "valid integer"),
-        ("--provider", "tpu", "'cpu' or 'cuda'"),
+        ("--provider", "tpu", "'auto', 'cpu' or 'cuda'"),
         ("--log-level", "LOUD", "'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
         ("--log-format", "xml", "'text' or 'json'"),
         ("--threads", "-1", "greater than or equal to 0"),
@@ -274,7 +274,7 @@ def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPa
         for name in section.model_fields:
             assert f"--{name.replace('_', '-')} " in result.stdout[start:end]
     assert "64MiB" in result.stdout
-    for choice in ("cpu|cuda", "completion-queue", "threaded", "WARNING", "text|json"):
+    for choice in ("auto|cpu|cuda", "completion-queue", "threaded", "WARNING", "text|json"):
         assert choice in result.stdout
 
 
@@ -357,6 +357,18 @@ def test_the_lowest_latency_keeps_threads_awake_if_there_are_several() -> None:
 
 def test_every_provider_of_the_runtime_can_be_chosen() -> None:
     assert [settings("--provider", name).device.provider for name in Provider] == [*Provider]
+
+
+def test_the_memory_of_the_device_bounds_the_runs_on_it() -> None:
+    on_device = settings("--provider=cuda", "--device-memory=8GiB")
+    assert on_device.device.memory_bytes == on_device.limits.max_run_bytes == 8 << 30
+    on_host = settings("--device-memory=8GiB")
+    assert on_host.limits.max_run_bytes == on_host.memory_for_runs
+
+
+def test_a_provider_that_was_not_chosen_yet_has_no_device() -> None:
+    with pytest.raises(ValueError, match="auto"):
+        settings("--provider=auto").device  # noqa: B018 - a property
 
 
 def test_every_transport_can_be_chosen() -> None:

@@ -1,0 +1,53 @@
+"""Operators that a device lacks are named."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import onnxruntime
+import pytest
+
+from server.engine.placement import AssignedSubgraph, HostNodes, left_on_host
+from tests.server.samples import CROSS, SELF
+
+HOST, DEVICE = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def assigned(graph: Path) -> list[AssignedSubgraph]:
+    """What this runtime, which has the host only, assigned."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(graph, options, providers=[HOST])
+    found: list[AssignedSubgraph] = session.get_provider_graph_assignment_info()
+    return found
+
+
+@pytest.mark.parametrize("name", [SELF, CROSS])
+def test_nothing_is_left_where_one_provider_runs_everything(artifacts: Path, name: str) -> None:
+    nodes = assigned(artifacts / name / "1/model.lengths.onnx")
+    assert sum(len(list(subgraph.get_nodes())) for subgraph in nodes) > 4
+    assert left_on_host(nodes, HOST) == HostNodes([], [])
+
+
+def test_operators_of_tensors_and_of_sizes_are_told_apart(artifacts: Path) -> None:
+    found = left_on_host(assigned(artifacts / CROSS / "1/model.lengths.onnx"), DEVICE)
+    kinds = {text.split()[0] for text in found.tensors}
+    assert {"MatMul", "Attention"} <= kinds
+    assert not kinds & {"Shape", "Gather"}
+    assert found.shapes
+    assert all(len(text.split()) == 2 for text in found.tensors)
+
+
+def test_only_what_runs_elsewhere_is_named() -> None:
+    def subgraph(provider: str, *nodes: tuple[str, str]) -> AssignedSubgraph:
+        members = [SimpleNamespace(name=name, op_type=op_type) for op_type, name in nodes]
+        found: AssignedSubgraph = SimpleNamespace(ep_name=provider, get_nodes=lambda: members)
+        return found
+
+    found = left_on_host(
+        [
+            subgraph(DEVICE, ("MatMul", "a"), ("Shape", "b")),
+            subgraph(HOST, ("Shape", "c"), ("Softmax", "d"), ("Loop", "")),
+        ],
+        DEVICE,
+    )
+    assert found == HostNodes(["c"], ["Softmax d", "Loop"])
