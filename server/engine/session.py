@@ -39,8 +39,15 @@ class RunControl:
 
 
 class Session:
-    """One loaded graph. May be run by several threads at once."""
+    """One loaded graph. May be run by several threads at once.
 
+    Attributes:
+        provider: ONNX Runtime's name of the execution provider.
+        host_operators: Kind and name of the operators that the device lacks. They run on the host, and their
+            tensors are copied there and back.
+    """
+
+    host_operators: Sequence[str] = ()
     _bound: BoundSession | None = None
 
     def __init__(self, path: Path, device: Device, *, prepack_weights: bool = True) -> None:
@@ -81,7 +88,7 @@ class Session:
         self._outputs = [output.name for output in self._session.get_outputs()]
         if not wanted.uses_host_cores:
             self._bound = _bind(self._session, path)
-            _warn_of_host_nodes(self._session, path)
+            self.host_operators = _host_operators(self._session, path)
 
     def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
         """An array for an input, whose values are undefined, in memory that the device reads fast."""
@@ -153,13 +160,14 @@ def _host_memory() -> HostMemory:
     return HostMemory(CudaPageLock(cuda.cuda_version()))
 
 
-def _warn_of_host_nodes(session: onnxruntime.InferenceSession, path: Path) -> None:
-    """Logs which operators the device lacks, by name. Each of them copies its tensors to the host and back."""
+def _host_operators(session: onnxruntime.InferenceSession, path: Path) -> list[str]:
+    """The operators that the device lacks, which are logged too."""
     provider = session.get_providers()[0]
     nodes = left_on_host(session.get_provider_graph_assignment_info(), provider)
     if nodes.tensors:
         fields = {"graph": path, "provider": provider, "operators": ", ".join(nodes.tensors)}
         log.warning("operators run on the host", extra=fields)
+    return nodes.tensors
 
 
 def _bind(session: onnxruntime.InferenceSession, path: Path) -> BoundSession | None:
