@@ -6,6 +6,7 @@ from importlib.util import find_spec
 # Python packages by the modules that they contain.
 BASE: Mapping[str, str] = {
     "numpy": "numpy",
+    "onnx": "onnx",
     "onnxruntime": "onnxruntime-gpu",
     "pydantic": "pydantic",
     "safetensors": "safetensors",
@@ -24,7 +25,7 @@ SERVER: Mapping[str, str] = {
     "prometheus_client": "prometheus-client",
     "typer": "typer",
 }
-EXPORT: Mapping[str, str] = {"onnx": "onnx", "onnx_ir": "onnx-ir", "onnxscript": "onnxscript"}
+EXPORT: Mapping[str, str] = {"onnx_ir": "onnx-ir", "onnxscript": "onnxscript"}
 PLOTS: Mapping[str, str] = {"matplotlib": "matplotlib"}
 # What a step needs in addition to BASE.
 OF_STEP: Mapping[str, Mapping[str, str]] = {"export": EXPORT, "service": SERVER}
