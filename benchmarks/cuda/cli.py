@@ -73,11 +73,15 @@ def _parser() -> argparse.ArgumentParser:
         description=(__doc__ or "").format(packages=packages),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the program itself")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the program itself"
+    )
     parser.add_argument("--quick", action="store_true", help="few models and sizes, in a minute or two")
     parser.add_argument("--models", type=Path, help="model repository; what it lacks is exported into it")
     parser.add_argument("--out", type=Path, help=f"folder of report.md and the plots (default: {RESULTS})")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder of findings, logs and exported models")
+    parser.add_argument(
+        "--work", type=Path, default=WORK, help="folder of findings, logs and exported models"
+    )
     parser.add_argument("--minutes", type=float, default=MINUTES, help="time for all steps (default: 10)")
     parser.add_argument("--step", choices=tuple(steps.FUNCTIONS), help=argparse.SUPPRESS)
     return parser

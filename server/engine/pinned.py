@@ -58,7 +58,11 @@ class CudaPageLock:
         if self._library is None:
             return False
         where, length = ctypes.c_void_p(address), ctypes.c_size_t(size)
-        return bool(self._library.cudaHostRegister(where, length, PORTABLE) == SUCCESS)
+        if self._library.cudaHostRegister(where, length, PORTABLE) == SUCCESS:
+            return True
+        # The library keeps the error until it is asked, and ONNX Runtime would take it for one of its own.
+        self._library.cudaGetLastError()
+        return False
 
     def unlock(self, address: int) -> None:
         """Unlocks what `lock` has locked."""

@@ -64,7 +64,8 @@ class Session:
                 back to the CPU.
         """
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = device.threads
+        on_host = device.provider.runtime.uses_host_cores
+        options.intra_op_num_threads = device.threads if on_host else 1
         _set_spinning(options, spins=device.spins)
         # All sessions share one arena. Without an arena, each long run would fault its pages in again.
         _register_shared_arena(device.arena_bytes)
@@ -74,7 +75,7 @@ class Session:
         options.enable_mem_pattern = False
         if not prepack_weights:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        if not device.provider.runtime.uses_host_cores:
+        if not on_host:
             _prepare(device)
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         # By default it would retry on the CPU after a failure, and print about it to standard output.
@@ -86,7 +87,7 @@ class Session:
             raise ProviderError(f"{wanted.name} is not available: {cuda.why_not()}")
         self._arenas = wanted.arenas
         self._outputs = [output.name for output in self._session.get_outputs()]
-        if not wanted.uses_host_cores:
+        if not on_host:
             self._bound = _bind(self._session, path)
             self.host_operators = _host_operators(self._session, path)
 
