@@ -42,7 +42,9 @@ def write(run: Run, outcomes: list[Outcome], seconds: float, folder: Path) -> Pa
 
 def _introduction(run: Run, seconds: float) -> str:
     device = findings(run, CHECK).read()
-    where = device[0]["name"] if device else "the CPU: no GPU took part, and nothing here says anything about one"
+    where = (
+        device[0]["name"] if device else "the CPU: no GPU took part, and nothing here says anything about one"
+    )
     return (
         f"# The service on {'CUDA' if device else 'the CPU'}\n\n"
         f"Measured on {now()} on {where}, in {seconds:.0f} s, extent {run.plan}, by `python -m benchmarks.cuda`. "
@@ -65,7 +67,14 @@ def _proof(records: list[Record]) -> str:
         cases, error = sum(one.get("cases", 0) for one in own), max(one.get("error", 0.0) for one in own)
         verdict = "holds" if not missed else f"MISSED: {'; '.join(missed)}"
         rows.append((model, precision, cases, f"{error:.2g}", verdict, ", ".join(host) or "none"))
-    columns = ("model", "precision", "outputs compared", "largest error", "tolerance", "operators on the host")
+    columns = (
+        "model",
+        "precision",
+        "outputs compared",
+        "largest error",
+        "tolerance",
+        "operators on the host",
+    )
     return "## Proof\n\n" + table(columns, rows) if rows else ""
 
 
@@ -164,9 +173,13 @@ def _problems(found: dict[str, list[Record]]) -> str:
     lines = []
     for step, records in found.items():
         for one in records:
-            text = one.get("problem") or (one["result"] if str(one.get("result", "")).startswith("failed") else "")
+            text = one.get("problem") or (
+                one["result"] if str(one.get("result", "")).startswith("failed") else ""
+            )
             if text and step not in ("proof", "kernels"):
-                what = " ".join(str(one[name]) for name in ("model", "precision", "batch", "length") if name in one)
+                what = " ".join(
+                    str(one[name]) for name in ("model", "precision", "batch", "length") if name in one
+                )
                 lines.append(f"- {step}, {what}: {text}" if what else f"- {step}: {text}")
     return "## Not measured\n\n" + "\n".join(lines) if lines else ""
 

@@ -21,7 +21,7 @@ from server.engine.provider import Provider, ProviderError
 CUDA = Provider.CUDA.runtime
 # An ONNX model: y = x + x, for a float32 vector of one element; opset 13.
 PROBE = (
-    b"\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y\"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n"
+    b'\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n'
     b"\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
 )
 # Opens a session on CUDA with the runtime's log on standard error. It is a process of its own, because the log

@@ -40,18 +40,17 @@ class PageLock(Protocol):
 class CudaPageLock:
     """Locks memory through CUDA's runtime library."""
 
-    def __init__(self, cuda_version: str) -> None:
-        """Loads the library, which ONNX Runtime uses too.
+    def __init__(self, library: str) -> None:
+        """Loads the library, which ONNX Runtime uses too. If it does not load, nothing is locked.
 
         Args:
-            cuda_version: The version that ONNX Runtime was built for, such as 13.0.
+            library: Its file name, such as libcudart.so.13.
         """
-        name = f"libcudart.so.{cuda_version.split('.')[0]}"
         self._library: ctypes.CDLL | None = None
         try:
-            self._library = ctypes.CDLL(name)
+            self._library = ctypes.CDLL(library)
         except OSError as error:
-            log.warning("host memory is not page-locked", extra={"library": name, "reason": str(error)})
+            log.warning("host memory is not page-locked", extra={"library": library, "reason": str(error)})
 
     def lock(self, address: int, size: int) -> bool:
         """Locks memory; returns whether it is locked."""

@@ -152,13 +152,15 @@ def _register_device_arena(limit_bytes: int) -> None:
             Provider.CUDA.runtime.name, memory, {}, onnxruntime.OrtArenaCfg(as_requested)
         )
     except Exception as error:  # ONNX Runtime does not raise a specific type
-        log.warning("the limit of device memory applies to each graph by itself", extra={"reason": str(error)})
+        log.warning(
+            "the limit of device memory applies to each graph by itself", extra={"reason": str(error)}
+        )
 
 
 @cache
 def _host_memory() -> HostMemory:
     """Memory of this process for the inputs and outputs of all sessions."""
-    return HostMemory(CudaPageLock(cuda.cuda_version()))
+    return HostMemory(CudaPageLock(f"libcudart.so.{cuda.cuda_version().split('.')[0]}"))
 
 
 def _host_operators(session: onnxruntime.InferenceSession, path: Path) -> list[str]:
@@ -175,7 +177,9 @@ def _bind(session: onnxruntime.InferenceSession, path: Path) -> BoundSession | N
     try:
         return BoundSession(session, _host_memory())
     except UnboundOutputError as error:
-        log.warning("outputs are not bound to page-locked memory", extra={"graph": path, "reason": str(error)})
+        log.warning(
+            "outputs are not bound to page-locked memory", extra={"graph": path, "reason": str(error)}
+        )
         return None
 
 

@@ -35,9 +35,7 @@ Operator=Attention Node=node_Attention_1 DataType=fp16 SdpaKernel=XQA
 
 
 def test_kernels_are_read_from_the_log() -> None:
-    assert kernels(LOG) == Counter(
-        {"flash": 1, "memory-efficient": 1, "unfused": 1, "cuDNN": 1, "XQA": 1}
-    )
+    assert kernels(LOG) == Counter({"flash": 1, "memory-efficient": 1, "unfused": 1, "cuDNN": 1, "XQA": 1})
     assert not kernels("Attention without a decision")
 
 
@@ -146,7 +144,8 @@ def test_targets_are_ratios_of_what_was_measured(factor: float, verdict: str) ->
         "onnx": [*large, timed(ONNX_DEVICE, 1.0)],
         "torch": [timed(TORCH_DEVICE, factor)],
         "service": [
-            {"precision": p, "per_request": 256, "length": 128, "rate": 256 * factor} for p in ("fp32", "fp16")
+            {"precision": p, "per_request": 256, "length": 128, "rate": 256 * factor}
+            for p in ("fp32", "fp16")
         ],
     }
     assert [row[3] for row in targets(found)] == [verdict] * 4

@@ -34,7 +34,9 @@ def test_fp32_and_fp16_hold_for_every_graph_and_bf16_is_refused_by_the_host(work
     assert {one["model"] for one in found} == set(QUICK.models)
     for precision in ("fp32", "fp16"):
         own = [one for one in found if one["precision"] == precision]
-        assert {"plain", "lengths", "mask", "weights", "blocks", "mask_blocks"} == {one["graph"] for one in own}
+        assert {"plain", "lengths", "mask", "weights", "blocks", "mask_blocks"} == {
+            one["graph"] for one in own
+        }
         assert all(one["holds"] and one["cases"] > 0 for one in own)
     assert not any(one["holds"] for one in found if one["precision"] == "bf16")
 

@@ -113,7 +113,10 @@ def test_arrays_of_other_memory_and_layout_are_taken(plain: LoadedModel) -> None
     (sequence,) = validated_of(plain, [(4, 6)]).sequences
     inputs = {name: array[np.newaxis] for name, array in sequence.inputs.items()}
     strided = {name: np.repeat(array, 2, axis=1)[:, ::2] for name, array in inputs.items()}
-    frozen = {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in inputs.items()}
+    frozen = {
+        name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+        for name, array in inputs.items()
+    }
     expected = plain.run(GraphKind.PLAIN, inputs)["context_vectors"]
     for given in (strided, frozen):
         np.testing.assert_array_equal(model.run(GraphKind.PLAIN, given)["context_vectors"], expected)

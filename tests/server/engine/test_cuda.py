@@ -23,7 +23,9 @@ ONLY_THE_WARNING = MISSING_LIBRARY.splitlines()[1]
 
 @WITHOUT_CUDA
 def test_a_runtime_without_cuda_is_named_with_what_to_install() -> None:
-    with pytest.raises(ProviderError, match=r"^onnxruntime 1\..* is built without CUDA; install onnxruntime-gpu"):
+    with pytest.raises(
+        ProviderError, match=r"^onnxruntime 1\..* is built without CUDA; install onnxruntime-gpu"
+    ):
         find_device()
     assert why_not().startswith("onnxruntime 1.")
 
@@ -83,5 +85,7 @@ def test_the_probe_computes_on_every_provider(monkeypatch: pytest.MonkeyPatch) -
 
 @WITHOUT_CUDA
 def test_a_session_that_silently_runs_on_the_cpu_is_noticed() -> None:
-    with pytest.raises(ProviderError, match="the libraries of CUDA do not load: .*; onnxruntime was built for CUDA"):
+    with pytest.raises(
+        ProviderError, match="the libraries of CUDA do not load: .*; onnxruntime was built for CUDA"
+    ):
         cuda._compute()

@@ -1,7 +1,11 @@
 """Host memory for runs on a device: used again, and never while an array refers to it."""
 
+import ctypes
 import gc
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,11 +99,40 @@ def test_memory_that_cannot_be_locked_works_too() -> None:
 
 
 def test_without_the_library_nothing_is_locked_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    page_lock = CudaPageLock("999.0")
+    page_lock = CudaPageLock("libcudart.so.999")
     assert not page_lock.lock(0, PAGE)
     page_lock.unlock(0)
     (record,) = caplog.records
     assert (record.message, vars(record)["library"]) == ("host memory is not page-locked", "libcudart.so.999")
+
+
+# Functions of the CUDA Runtime API with its signatures. They note what they were called with.
+RUNTIME = """
+#include <stddef.h>
+void *address; size_t size; unsigned flags; int asked;
+int cudaHostRegister(void *a, size_t s, unsigned f) { address = a; size = s; flags = f; return s > 1UL << 40; }
+int cudaHostUnregister(void *a) { if (a == address) address = NULL; return 0; }
+int cudaGetLastError(void) { asked++; return 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_library_of_cuda_gets_addresses_and_sizes_of_64_bits(tmp_path: Path) -> None:
+    source, library = tmp_path / "runtime.c", tmp_path / "runtime.so"
+    source.write_text(RUNTIME)
+    command = ["cc", "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(command, check=True, timeout=60)  # noqa: S607 - from PATH
+    noted, page_lock = ctypes.CDLL(str(library)), CudaPageLock(str(library))
+    address = (1 << 46) + PAGE
+    assert page_lock.lock(address, 1 << 33)
+    assert ctypes.c_void_p.in_dll(noted, "address").value == address
+    assert ctypes.c_size_t.in_dll(noted, "size").value == 1 << 33
+    assert ctypes.c_uint.in_dll(noted, "flags").value == 1
+    page_lock.unlock(address)
+    assert ctypes.c_void_p.in_dll(noted, "address").value is None
+    assert not page_lock.lock(address, 1 << 41)
+    # The error of the refusal was fetched, so that nobody else finds it.
+    assert ctypes.c_int.in_dll(noted, "asked").value == 1
 
 
 def test_threads_do_not_share_memory() -> None:
