@@ -64,7 +64,9 @@ class _Graph:
         """Number of sequences, and length of each."""
         if self._parallel or self.kind in IN_BLOCKS.values():
             return TIMED_SIZES_ALONE
-        return TIMED_SIZES if self._model.runs_on_host else TIMED_SIZES_ON_DEVICE
+        # The weights of large batches would be hundreds of megabytes of results.
+        is_small = self._model.runs_on_host or self.kind is GraphKind.WEIGHTS
+        return TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
 
     def pair_tensors(self) -> float:
         """Tensors of the size of the attention scores that a run holds, by its measured memory.

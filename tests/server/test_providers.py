@@ -46,7 +46,14 @@ def test_cuda_that_cannot_be_used_is_an_error_with_the_reason() -> None:
 
 
 def serve(artifacts: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "server", f"--model-repository={artifacts}", "--port=0", "--metrics-port=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "server",
+        f"--model-repository={artifacts}",
+        "--port=0",
+        "--metrics-port=0",
+    ]
     return subprocess.run(
         [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

@@ -2,7 +2,7 @@
 
 These are SYNTHETIC: no device was measured. They follow from round figures for a large GPU over PCI Express: 110
 microseconds to launch the kernels of a run, copies at 25 GB/s in both directions, 40 TFLOP/s in fp32 once a
-run has a few thousand rows, and up to 8 % of noise. `python -m benchmarks.cuda` records real ones.
+run has many hundred rows, and up to 8 % of noise. `python -m benchmarks.cuda` records real ones.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from server.engine.cost import TIMED_SIZES_ON_DEVICE
 LAUNCH_SECONDS = 110e-6
 BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 25e9, 40e12
 # Below this, the device is not filled.
-ROWS_OF_HALF_THE_RATE = 2000
+ROWS_OF_HALF_THE_RATE = 200
 NOISE = 0.08
 
 

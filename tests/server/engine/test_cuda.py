@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 
 from server.engine import cuda
 from server.engine.cuda import DIAGNOSIS_SECONDS, PROBE, find_device, load_error, runtime_log, why_not
-from server.engine.provider import ProviderError
+from server.engine.provider import Provider, ProviderError
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
@@ -79,7 +79,7 @@ def test_the_probe_is_an_addition_of_one_element() -> None:
 
 def test_the_probe_computes_on_every_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the host takes the place of the device: the same session, another provider."""
-    monkeypatch.setattr(cuda, "CUDA", cuda.Provider.CPU.runtime)
+    monkeypatch.setattr(cuda, "CUDA", Provider.CPU.runtime)
     cuda._compute()
 
 
