@@ -1,9 +1,11 @@
 """Replaces one attention layer of a PyTorch encoder by an attention server.
 
-    python examples/replace_a_layer.py save layer.safetensors
-    python -m export --weights layer.safetensors --layout torch --heads 4 --name my-layer --out model_repository
-    python -m server --model-repository model_repository
-    python examples/replace_a_layer.py run 127.0.0.1:8001 my-layer
+```sh
+python examples/replace_a_layer.py save layer.safetensors
+python -m export --weights layer.safetensors --layout torch --heads 4 --name my-layer --out model_repository
+python -m server --model-repository model_repository
+python examples/replace_a_layer.py run 127.0.0.1:8001 my-layer
+```
 """
 
 import sys

@@ -1,15 +1,21 @@
 """Proves and measures the service on one NVIDIA GPU, and writes a report with plots. Takes up to ten minutes.
 
-It exports every preset in fp32, fp16 and bf16, compares each graph on the device with eager PyTorch on the CPU over
-the parity grid (masks, rows that may attend to nothing, causal attention with queries and keys of different
-lengths, positions), looks up the attention kernels in ONNX Runtime's log, calibrates, and measures rates in process
-beside eager PyTorch's scaled dot-product attention, through the server, and with captured CUDA graphs.
+It exports every preset in fp32, fp16 and bf16, compares each graph on the device with eager PyTorch on the
+CPU over the parity grid (masks, rows that may attend to nothing, causal attention with queries and keys of
+different lengths, positions), looks up the attention kernels in ONNX Runtime's log, calibrates, and measures
+rates in process beside eager PyTorch's scaled dot-product attention, through the server, and with captured
+CUDA graphs.
 
 Needs an NVIDIA driver, a PyTorch with CUDA, and onnxruntime-gpu (not onnxruntime: both are the module
-`onnxruntime`). The libraries of CUDA and cuDNN may be those that PyTorch installs. On a machine without a network:
-carry the wheel and install it with `pip uninstall --yes onnxruntime; pip install --no-deps onnxruntime_gpu-*.whl`.
-Further packages: {packages}. A step whose packages are missing is left out, and the report says so. With --models,
-models that were exported elsewhere are used, and the step that exports needs nothing.
+`onnxruntime`). The libraries of CUDA and cuDNN may be those that PyTorch installs. On a machine without a
+network, carry the wheel and install it:
+
+  pip uninstall --yes onnxruntime
+  pip install --no-deps onnxruntime_gpu-*.whl
+
+Further packages: {packages}.
+A step whose packages are missing is left out, and the report says so. With --models, models that were
+exported elsewhere are used, and the step that exports has nothing to do.
 """
 
 import argparse

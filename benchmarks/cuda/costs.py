@@ -56,7 +56,7 @@ def _record(case: Case, model: LoadedModel, records: Records) -> None:
 
 
 def _timed(model: LoadedModel) -> dict[tuple[int, int], float]:
-    """Durations of plain runs in seconds, by number and length of sequences: data for tests of the cost model."""
+    """Durations of plain runs in seconds, by number and length of sequences, for tests of the cost model."""
     width = next(axis for axis in model.inputs[0].axes[2:] if isinstance(axis, int))
     limits = Limits(max_input_bytes=1 << 40, max_result_bytes=1 << 40, max_run_bytes=1 << 40)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Captured CUDA graphs for fixed shapes, beside plain runs. The server does not use them unless they pay here."""
+"""Captured CUDA graphs for fixed shapes, beside plain runs. Unless they pay here, the server needs none."""
 
 from collections.abc import Iterable, Sequence
 

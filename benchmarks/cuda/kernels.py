@@ -1,4 +1,4 @@
-"""Which kernels compute the attention, as ONNX Runtime's own log says. A process for each graph and length."""
+"""Which kernels compute the attention, by ONNX Runtime's own log. A process for each graph and length."""
 
 import os
 import subprocess

@@ -52,8 +52,8 @@ def _service(records: list[Record], folder: Path) -> str:
         }
         places = [index + at * width for index in range(len(loads))]
         axes[0].bar(places, [rates.get(load, 0.0) for load in loads], width, label=precision)
-    axes[0].set(ylabel="sequences/s", yscale="log", title="requests in flight × sequences × length")
-    axes[0].set_xticks(range(len(loads)), [" × ".join(map(str, load)) for load in loads], rotation=30)
+    axes[0].set(ylabel="sequences/s", yscale="log", title="requests in flight x sequences x length")
+    axes[0].set_xticks(range(len(loads)), [" x ".join(map(str, load)) for load in loads], rotation=30)
     return _save(figure, axes, folder, SERVICE)
 
 

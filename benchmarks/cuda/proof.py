@@ -1,7 +1,7 @@
-"""Proof: the golden vectors and the whole parity grid of every graph on the device, against eager PyTorch on CPU.
+"""Proof: golden vectors and the whole parity grid of every graph on the device, against eager PyTorch on CPU.
 
-The grid has masks, rows and sequences that may attend to nothing, positions, and queries and keys of different
-lengths; see export/parity.py.
+The grid has masks, rows and sequences that may attend to nothing, positions, and queries and keys of
+different lengths; see export/parity.py.
 """
 
 from collections.abc import Iterator

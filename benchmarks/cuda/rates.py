@@ -1,7 +1,7 @@
 """Rates in process: ONNX Runtime and eager PyTorch, with inputs on the host and with inputs on the device.
 
-Both take fp32 and return fp32; in a half precision, both convert on the device. Each library has a process of its
-own. Shapes: B batch, T rows, d width.
+Both take fp32 and return fp32; in a half precision, both convert on the device. Each library has a process
+of its own. Shapes: B batch, T rows, d width.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,18 +26,18 @@ Prepare = Callable[[Array], Iterator[tuple[str, Callable[[], object]]]]
 def measure_onnx(run: Run, records: Records) -> None:
     """Measures ONNX Runtime in every precision."""
     for precision in PRECISIONS:
-        _measure(run, records, precision, lambda precision=precision: _onnx(run, precision))  # type: ignore[misc]
+        _measure(run, records, precision, _onnx)
 
 
 def measure_torch(run: Run, records: Records) -> None:
     """Measures eager PyTorch with its scaled dot-product attention in every precision."""
     for precision in PRECISIONS:
-        _measure(run, records, precision, lambda precision=precision: _torch(run, precision))  # type: ignore[misc]
+        _measure(run, records, precision, _torch)
 
 
-def _measure(run: Run, records: Records, precision: str, load: Callable[[], Prepare]) -> None:
+def _measure(run: Run, records: Records, precision: str, load: Callable[[Run, str], Prepare]) -> None:
     try:
-        prepare = load()
+        prepare = load(run, precision)
     except Exception as error:  # each library raises its own
         records.add(precision=precision, problem=f"does not load: {error}")
         return

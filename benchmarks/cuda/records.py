@@ -1,4 +1,4 @@
-"""Findings of the steps: one JSON object on each line of a file, so that a step that is cut off leaves the others."""
+"""Findings of the steps, a JSON object on each line: a step that is cut off leaves what it had found."""
 
 import json
 from collections.abc import Iterator

@@ -9,7 +9,7 @@ from benchmarks.cuda import plots, requirements
 from benchmarks.cuda.plan import Outcome, Run
 from benchmarks.cuda.records import Record
 from benchmarks.cuda.steps import CHECK, findings
-from benchmarks.cuda.tables import number, table
+from benchmarks.cuda.tables import NOTHING, number, table
 from benchmarks.cuda.targets import targets
 from benchmarks.processes import machine, now
 
@@ -47,8 +47,8 @@ def _introduction(run: Run, seconds: float) -> str:
     )
     return (
         f"# The service on {'CUDA' if device else 'the CPU'}\n\n"
-        f"Measured on {now()} on {where}, in {seconds:.0f} s, extent {run.plan}, by `python -m benchmarks.cuda`. "
-        "Reference: eager PyTorch in fp32 on the CPU. Rates are medians."
+        f"Measured on {now()} on {where}, in {seconds:.0f} s, extent {run.plan}, by "
+        "`python -m benchmarks.cuda`. Reference: eager PyTorch in fp32 on the CPU. Rates are medians."
     )
 
 
@@ -58,7 +58,7 @@ def _steps(outcomes: Iterable[Outcome]) -> str:
 
 
 def _proof(records: list[Record]) -> str:
-    """One row for each model and precision: the largest error of its graphs, and those that miss the tolerance."""
+    """One row for each model and precision: the largest error of its graphs, and those that miss."""
     rows = []
     for model, precision in dict.fromkeys((one["model"], one["precision"]) for one in records):
         own = [one for one in records if (one["model"], one["precision"]) == (model, precision)]
@@ -114,7 +114,7 @@ def _service(records: list[Record]) -> str:
             one["per_request"],
             one["length"],
             number(one["rate"]),
-            number(1e6 * one["p50"]) if one["p50"] else "–",
+            number(1e6 * one["p50"]) if one["p50"] else NOTHING,
             number(one["batch"]),
             one["failures"],
             "holds" if one["holds"] else "MISSED",

@@ -120,7 +120,7 @@ def _measure(
 
 
 def _holds(case: Case, model: Model, lengths: Lengths, served: np.ndarray) -> bool:
-    """Whether the first answer equals eager PyTorch in fp32 on the CPU, within the tolerance of the precision."""
+    """Whether an answer equals eager PyTorch in fp32 on the CPU, within the tolerance of the precision."""
     module = build(case.module)
     query = sequences(model, lengths)[0][0][np.newaxis]
     (expected,) = call_eager(module, signatures(module)[0], {"query": query})

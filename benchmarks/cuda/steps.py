@@ -1,4 +1,4 @@
-"""Runs the steps, each in a process of its own and for a bounded time. What a step found before it failed stays."""
+"""Runs the steps, each in a process of its own and for a bounded time. What a failed step had found stays."""
 
 import json
 import signal

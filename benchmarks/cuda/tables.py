@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+NOTHING = "-"
+
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; an empty text if it has no row."""
@@ -14,7 +16,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def number(value: float | None) -> str:
     """A figure with three significant digits, or a dash."""
     if value is None:
-        return "–"
+        return NOTHING
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
 
 

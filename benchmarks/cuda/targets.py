@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from benchmarks.cuda.systems import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE
 from benchmarks.cuda.records import Record
-from benchmarks.cuda.tables import number
+from benchmarks.cuda.tables import NOTHING, number
 
 # Sequences of a request, and rows of a sequence, of the target through the server.
 LARGE_REQUEST = (256, 128)
@@ -19,9 +19,9 @@ def targets(found: Findings) -> list[Row]:
 
 def _parity(proof: list[Record]) -> Row:
     own = [one for one in proof if one["precision"] == "fp32"]
-    what, bound = "fp32 on the device against eager PyTorch on the CPU", "1e-5 + 1.3e-6 × |value|"
+    what, bound = "fp32 on the device against eager PyTorch on the CPU", "1e-5 + 1.3e-6 x |value|"
     if not own:
-        return what, bound, "–", "not measured"
+        return what, bound, NOTHING, "not measured"
     missed = sum(not one["holds"] for one in own)
     error = f"largest error {max(one.get('error', 0.0) for one in own):.2g}"
     return what, bound, f"{error}, {missed} of {len(own)} graphs missed", "missed" if missed else "met"
@@ -29,7 +29,7 @@ def _parity(proof: list[Record]) -> Row:
 
 def _service(found: Findings) -> Iterator[Row]:
     for precision in ("fp32", "fp16"):
-        what = f"through the server / in process from the host, 256 × 128 × 768, {precision}"
+        what = f"through the server / in process from the host, 256 x 128 x 768, {precision}"
         batch, length = LARGE_REQUEST
         served = [
             one["rate"]

@@ -1,7 +1,7 @@
 """Runs a session whose device is not the host: inputs and outputs are bound to page-locked memory.
 
-The outputs of a run are written where they are read: into memory that the caller's arrays refer to. Both copies,
-to the device and back, are part of the run. While one run copies, others compute.
+The outputs of a run are written where they are read: into memory that the caller's arrays refer to. Both
+copies, to the device and back, are part of the run. While one run copies, others compute.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ DATA_TYPES = {
 
 
 class UnboundOutputError(Exception):
-    """An output cannot be bound: its type is unknown, or its shape does not follow from those of the inputs."""
+    """An output cannot be bound: its type is unknown, or its shape does not follow from the inputs."""
 
 
 class BoundSession:
-    """A session with bound inputs and outputs. Each run has a binding of its own, so that several may go on."""
+    """A session with bound inputs and outputs. Each run has values of its own, so that several may go on."""
 
     def __init__(self, session: onnxruntime.InferenceSession, memory: HostMemory) -> None:
         """Binds nothing yet.
@@ -54,7 +54,7 @@ class BoundSession:
                 raise UnboundOutputError(f"output {name} {shape}")
 
     def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
-        """An array for an input, whose values are undefined. Other arrays are copied to the device more slowly."""
+        """An array for an input, whose values are undefined. Other arrays are copied more slowly."""
         return self._memory.empty(shape, data_type)
 
     def run(

@@ -94,9 +94,9 @@ class _Graph:
 
     def _sequences(self, count: int, length: int) -> list[SequenceInputs]:
         lengths = [length - (self._ragged and index == 0) for index in range(count)]
-        for length in set(lengths) - self._noise.keys():
-            self._noise[length] = _random_sequence(self._model, self.kind, length)
-        return [self._noise[length] for length in lengths]
+        for own in set(lengths) - self._noise.keys():
+            self._noise[own] = _random_sequence(self._model, self.kind, own)
+        return [self._noise[own] for own in lengths]
 
 
 def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> SequenceInputs:

@@ -1,7 +1,7 @@
 """Finds out whether runs can go to an NVIDIA GPU; if they cannot, why.
 
-ONNX Runtime offers CUDA in its list of providers whenever it was built with it. If the provider's library does
-not load, a session silently runs on the CPU, and the reason is only in the runtime's log.
+ONNX Runtime offers CUDA in its list of providers whenever it was built with it. If the provider's library
+does not load, a session silently runs on the CPU, and the reason is only in the runtime's log.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from server.engine.provider import Provider, ProviderError
 CUDA = Provider.CUDA.runtime
 # An ONNX model: y = x + x, for a float32 vector of one element; opset 13.
 PROBE = (
-    b'\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n'
-    b"\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
+    b'\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12'
+    b"\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
 )
-# Opens a session on CUDA with the runtime's log on standard error. It is a process of its own, because the log
-# is written by the runtime's native code, and because to load the provider's library in another way than the
-# runtime does would make it unusable in this process.
+# Opens a session on CUDA with the runtime's log on standard error. It is a process of its own, because the
+# log is written by the runtime's native code, and because to load the provider's library in another way than
+# the runtime does would make it unusable in this process.
 DIAGNOSIS = """
 import onnxruntime, sys
 onnxruntime.set_default_logger_severity(2)
@@ -98,8 +98,8 @@ def _build() -> str:
     """Why the runtime was built without CUDA."""
     if {CUDA.package, Provider.CPU.runtime.package} <= _installed():
         return (
-            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; uninstall both, then"
-            " install onnxruntime-gpu"
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; uninstall both,"
+            " then install onnxruntime-gpu"
         )
     name, version = onnxruntime.package_name or "onnxruntime", onnxruntime.__version__
     return f"{name} {version} is built without CUDA; install {CUDA.package} in its place"
@@ -117,13 +117,11 @@ def _compute() -> None:
     """
     try:
         session = onnxruntime.InferenceSession(PROBE, providers=[CUDA.name], enable_fallback=0)
-        if session.get_providers()[0] != CUDA.name:
-            raise ProviderError(_diagnosis())
         (found,) = session.run(None, {"x": np.ones(1, np.float32)})
-    except ProviderError:
-        raise
     except Exception as error:  # ONNX Runtime does not raise a specific type
         raise ProviderError(f"the device does not compute: {error}") from error
+    if session.get_providers()[0] != CUDA.name:
+        raise ProviderError(_diagnosis())
     if found.tolist() != [2.0]:
         raise ProviderError(f"the device computes 1 + 1 = {found.tolist()}")
 

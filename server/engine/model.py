@@ -22,8 +22,8 @@ MOST_BLOCK_ROWS = 256
 # Blocks of very long sequences have fewer rows, so that their scores need this memory, but not less than
 # these rows.
 BLOCK_SCORE_BYTES, LEAST_BLOCK_ROWS = 128 << 20, 64
-# Sequences whose scores need more memory run in blocks. On a device, fused kernels hold no scores, and a run in
-# blocks excludes batching.
+# Sequences whose scores need more memory run in blocks. On a device, fused kernels hold no scores, and a run
+# in blocks excludes batching.
 WHOLE_SCORE_BYTES, WHOLE_SCORE_BYTES_ON_DEVICE = 64 << 20, 2 << 30
 # Tensors as large as an input that a run holds at a time: the input, its projections, the output.
 ROW_TENSORS = 6
@@ -171,7 +171,7 @@ class LoadedModel:
         return sessions[graph].run(inputs, control)
 
     def empty(self, graph: GraphKind, shape: Sequence[int], data_type: DTypeLike) -> Array:
-        """An array for an input of a graph, whose values are undefined, in memory that the device reads fast."""
+        """An array for an input of a graph, with undefined values, in memory that the device reads fast."""
         return self.sessions[graph].empty(shape, data_type)
 
     def shrink_arena(self) -> None:

@@ -6,8 +6,8 @@ Operators that a device lacks run on the host, and their tensors are copied ther
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-# Computes with sizes of tensors, which the host knows: the runtime prefers the host for them. They take single
-# numbers, and are no reason for a warning.
+# They compute with sizes of tensors, for which the runtime prefers the host. They take a few numbers, and are
+# not a reason for a warning.
 SHAPE_OPERATORS = frozenset(
     {
         "Shape",

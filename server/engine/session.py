@@ -92,7 +92,7 @@ class Session:
             self.host_operators = _host_operators(self._session, path)
 
     def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
-        """An array for an input, whose values are undefined, in memory that the device reads fast."""
+        """An array for an input, with undefined values, in memory that the device reads fast."""
         return self._bound.empty(shape, data_type) if self._bound else np.empty(shape, data_type)
 
     def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:

@@ -15,8 +15,8 @@ class Models(BaseModel):
     model_repository: Path = Field(description="Folder that contains the artifacts as NAME/VERSION/.")
     provider: Literal["auto", "cpu", "cuda"] = Field(
         "cpu",
-        description="Execution provider that runs the graphs: cpu; cuda, which refuses to start where it cannot"
-        " be used; auto, which takes cuda where it can be used and logs why not elsewhere.",
+        description="Execution provider that runs the graphs: cpu; cuda, which refuses to start where it"
+        " cannot be used; auto, which takes cuda where it can be used and logs why not elsewhere.",
     )
     device_memory: Annotated[ByteSize, Field(ge=0)] = Field(
         ByteSize(0),

@@ -1,4 +1,4 @@
-"""RemoteAttention in place of torch.nn.MultiheadAttention: the same call, the same result, from a live server."""
+"""RemoteAttention in place of torch.nn.MultiheadAttention: the same call and result, from a live server."""
 
 import copy
 import logging
@@ -102,7 +102,9 @@ def masks(batch: int, query: int, key: int) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("name", OPTIONS)
 @torch.inference_mode()
-def test_batches_with_every_mask_equal_the_layer(server: ServerProcess, name: str, *, batch_first: bool) -> None:
+def test_batches_with_every_mask_equal_the_layer(
+    server: ServerProcess, name: str, *, batch_first: bool
+) -> None:
     module, local = (
         RemoteAttention(server.target, name, batch_first=batch_first),
         layer(name, batch_first=batch_first),
@@ -218,7 +220,7 @@ def test_wrong_arguments_are_refused_by_name(
 
 def test_gradients_need_a_fallback(server: ServerProcess, remote: RemoteAttention) -> None:
     query = tensors(SELF, (1,), 3, 3)[0].requires_grad_()
-    with pytest.raises(RuntimeError, match="no gradients.*fallback"):
+    with pytest.raises(RuntimeError, match=r"no gradients.*fallback"):
         remote(query, query, query)
     trained = RemoteAttention(server.target, SELF, batch_first=True, fallback=layer(SELF))
     trained(query, query, query)[0].sum().backward()

@@ -23,10 +23,10 @@ from tests.test_structure import ROOT, modules
 
 # Lines as ONNX Runtime's sources write them (core/providers/cuda/llm/attention.cc, AttentionKernelDebugInfo),
 # not recorded on a GPU.
-PREFIX = "2026-11-22 10:00:00.000000000 [V:onnxruntime:Default, attention.cc:1400 ComputeInternal]"
+PREFIX = "2026-11-22 10:00:00.000000000 [V:onnxruntime:Default, attention.cc:1400]"
 LOG = f"""\
 {PREFIX} ONNX Attention: using Flash Attention (batch=2, q_seq=128, total_seq=128, past=no)
-{PREFIX} ONNX Attention: using Memory Efficient Attention (batch=2, q_seq=128, total_seq=128, past=no, mask=yes)
+{PREFIX} ONNX Attention: using Memory Efficient Attention (batch=2, q_seq=128, past=no, mask=yes)
 {PREFIX} Attention: using unified unfused path (is_gqa=0, head_size=64, softcap=0)
 Operator=Attention Node=node_Attention_1 DataType=fp16 SdpaKernel=CUDNN_FLASH_ATTENTION
 Operator=Attention Node=node_Attention_1 DataType=fp16 SdpaKernel=XQA

@@ -1,8 +1,8 @@
 """Durations of runs on a device, for tests of the cost model and of the scheduler.
 
-These are SYNTHETIC: no device was measured. They follow from round figures for a large GPU over PCI Express: 110
-microseconds to launch the kernels of a run, copies at 25 GB/s in both directions, 40 TFLOP/s in fp32 once a
-run has many hundred rows, and up to 8 % of noise. `python -m benchmarks.cuda` records real ones.
+These are SYNTHETIC: no device was measured. They follow from round figures for a large GPU over PCI Express:
+110 microseconds to launch the kernels of a run, copies at 25 GB/s in both directions, 40 TFLOP/s in fp32 once
+a run has many hundred rows, and up to 8 % of noise. `python -m benchmarks.cuda` records real ones.
 """
 
 import numpy as np

@@ -35,8 +35,8 @@ def test_a_runtime_without_cuda_is_named_with_what_to_install() -> None:
     [
         (
             MISSING_LIBRARY,
-            "libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: cannot open shared object file: No"
-            " such file or directory",
+            "libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: cannot open shared object file:"
+            " No such file or directory",
         ),
         (
             ONLY_THE_WARNING,
@@ -86,6 +86,6 @@ def test_the_probe_computes_on_every_provider(monkeypatch: pytest.MonkeyPatch) -
 @WITHOUT_CUDA
 def test_a_session_that_silently_runs_on_the_cpu_is_noticed() -> None:
     with pytest.raises(
-        ProviderError, match="the libraries of CUDA do not load: .*; onnxruntime was built for CUDA"
+        ProviderError, match=r"the libraries of CUDA do not load: .*; onnxruntime was built for CUDA"
     ):
         cuda._compute()

@@ -18,7 +18,7 @@ from tests.server.samples import validated_of
 from tests.server.seams import costing, tapped
 
 WIDTHS = [64, 768]
-# What a run on one core of a CPU costs at width 768, as measured: seconds for the call, a row, a pair of rows.
+# What a run on one core of a CPU costs at width 768, as measured: seconds for call, row and pair of rows.
 CPU_CALL, CPU_ROW, CPU_PAIR = 6e-5, 45e-6, 1e-7
 LARGE = Limits(max_batch_sequences=256)
 

@@ -110,7 +110,10 @@ def test_without_the_library_nothing_is_locked_and_the_log_says_so(caplog: pytes
 RUNTIME = """
 #include <stddef.h>
 void *address; size_t size; unsigned flags; int asked;
-int cudaHostRegister(void *a, size_t s, unsigned f) { address = a; size = s; flags = f; return s > 1UL << 40; }
+int cudaHostRegister(void *a, size_t s, unsigned f) {
+    address = a; size = s; flags = f;
+    return s > 1UL << 40;
+}
 int cudaHostUnregister(void *a) { if (a == address) address = NULL; return 0; }
 int cudaGetLastError(void) { asked++; return 0; }
 """
@@ -121,7 +124,7 @@ def test_the_library_of_cuda_gets_addresses_and_sizes_of_64_bits(tmp_path: Path)
     source, library = tmp_path / "runtime.c", tmp_path / "runtime.so"
     source.write_text(RUNTIME)
     command = ["cc", "-shared", "-fPIC", str(source), "-o", str(library)]
-    subprocess.run(command, check=True, timeout=60)  # noqa: S607 - from PATH
+    subprocess.run(command, check=True, timeout=60)
     noted, page_lock = ctypes.CDLL(str(library)), CudaPageLock(str(library))
     address = (1 << 46) + PAGE
     assert page_lock.lock(address, 1 << 33)

@@ -27,20 +27,20 @@ UNBATCHED, BATCHED = 2, 3
 class RemoteAttention(nn.Module):
     """Takes the place of a torch.nn.MultiheadAttention whose weights an attention server has.
 
-    Export the layer with `--layout torch`. The module has no parameters and computes no gradients; it works inside
-    torch.nn.TransformerEncoderLayer and torch.nn.TransformerDecoderLayer. It connects with its first call, and
-    copies of it connect by themselves.
+    Export the layer with `--layout torch`. The module has no parameters and computes no gradients; it works
+    inside torch.nn.TransformerEncoderLayer and torch.nn.TransformerDecoderLayer. It connects with its first
+    call, and copies of it connect by themselves.
 
-    Two differences from the local layer: a row that may attend to nothing has weights of 0 (PyTorch has NaN), and
-    dropout does not apply.
+    Two differences from the local layer: a row that may attend to nothing has weights of 0 (PyTorch has NaN),
+    and dropout does not apply.
 
     Args:
         target: HOST:PORT, as for `AttentionClient`.
         model: Name of the model.
         version: Version of the model; empty means the highest that is ready.
         batch_first: Whether batches are (N, L, E). Otherwise they are (L, N, E), which is PyTorch's default.
-        fallback: Computes instead if gradients are needed, or if the service cannot be reached, is overloaded,
-            takes too long or fails. Called like this module. None raises the error instead.
+        fallback: Computes instead if gradients are needed, or if the service cannot be reached, is
+            overloaded, takes too long or fails. Called like this module. None raises the error instead.
         options: Further arguments of `AttentionClient`, such as `timeout`.
 
     Raises:
@@ -116,8 +116,8 @@ class RemoteAttention(nn.Module):
             (H, L, S) or (N, H, L, S); None without `need_weights`. Type and device are those of the query.
 
         Raises:
-            InvalidArgumentError: A tensor has a wrong shape, a mask has other numbers than 0 and minus infinity,
-                or the model takes fewer inputs than there are different tensors.
+            InvalidArgumentError: A tensor has a wrong shape, a mask has other numbers than 0 and minus
+                infinity, or the model takes fewer inputs than there are different tensors.
             RuntimeError: Gradients are needed, and there is no fallback.
             AttentionClientError: The service has no result, and there is no fallback for that.
         """
@@ -131,11 +131,14 @@ class RemoteAttention(nn.Module):
         if torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)):
             if self.fallback is None:
                 raise RuntimeError(
-                    "RemoteAttention computes no gradients; call it under torch.inference_mode(), or give it a fallback"
+                    "RemoteAttention computes no gradients; call it under torch.inference_mode(), or give it"
+                    " a fallback"
                 )
             return self._fall_back(query, key, value, options)
         try:
-            context, weights = self._ask(query, key, value, key_padding_mask, attn_mask, need_weights=need_weights)
+            context, weights = self._ask(
+                query, key, value, key_padding_mask, attn_mask, need_weights=need_weights
+            )
         except SERVICE_FAILURES as error:
             if self.fallback is None:
                 raise
@@ -165,7 +168,9 @@ class RemoteAttention(nn.Module):
         """The context in the form of the query, and the weights of each head."""
         if query.dim() not in (UNBATCHED, BATCHED) or not query.dim() == key.dim() == value.dim():
             shapes = ", ".join(str(tuple(each.shape)) for each in (query, key, value))
-            raise InvalidArgumentError(f"query, key and value must be all 2-D or all 3-D, not {shapes}", field="query")
+            raise InvalidArgumentError(
+                f"query, key and value must be all 2-D or all 3-D, not {shapes}", field="query"
+            )
         turned = query.dim() == BATCHED and not self.batch_first
         client = self._connect()
         others = self._others(query, key, value)
