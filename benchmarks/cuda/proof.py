@@ -48,7 +48,7 @@ def _grid(case: Case, model: LoadedModel, *, quick: bool) -> Iterator[Record]:
             "cases": len(errors) - 1,
             "error": max(errors),
             "holds": holds,
-            "host_operators": list(model.sessions[signature.kind].host_operators),
+            "host": model.sessions[signature.kind].host_nodes._asdict(),
         }
 
 

@@ -3,7 +3,7 @@
 Operators that a device lacks run on the host, and their tensors are copied there and back in every run.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 # They compute with sizes of tensors, for which the runtime prefers the host. They take a few numbers, and are
@@ -58,12 +58,12 @@ class HostNodes(NamedTuple):
     """The operators that run on the host.
 
     Attributes:
-        shapes: Names of those that compute with sizes only.
+        shapes: Kind and name of those that compute with sizes only, as far as their kinds tell.
         tensors: Kind and name of all others. There should be none.
     """
 
-    shapes: list[str]
-    tensors: list[str]
+    shapes: Sequence[str] = ()
+    tensors: Sequence[str] = ()
 
 
 def left_on_host(assigned: Iterable[AssignedSubgraph], provider: str) -> HostNodes:
@@ -73,13 +73,10 @@ def left_on_host(assigned: Iterable[AssignedSubgraph], provider: str) -> HostNod
         assigned: What the runtime assigned to which provider.
         provider: ONNX Runtime's name of the provider that should run everything.
     """
-    found = HostNodes([], [])
+    found: dict[bool, list[str]] = {True: [], False: []}
     for subgraph in assigned:
         if subgraph.ep_name == provider:
             continue
         for node in subgraph.get_nodes():
-            if node.op_type in SHAPE_OPERATORS:
-                found.shapes.append(node.name)
-            else:
-                found.tensors.append(f"{node.op_type} {node.name}".rstrip())
-    return found
+            found[node.op_type in SHAPE_OPERATORS].append(f"{node.op_type} {node.name}".rstrip())
+    return HostNodes(found[True], found[False])

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from server.engine import cuda
 from server.engine.binding import BoundSession, UnboundOutputError
 from server.engine.pinned import CudaPageLock, HostMemory
-from server.engine.placement import left_on_host
+from server.engine.placement import HostNodes, left_on_host
 from server.engine.provider import Device, Provider, ProviderError
 from server.engine.types import Array
 
@@ -43,11 +43,10 @@ class Session:
 
     Attributes:
         provider: ONNX Runtime's name of the execution provider.
-        host_operators: Kind and name of the operators that the device lacks. They run on the host, and their
-            tensors are copied there and back.
+        host_nodes: The operators that run on the host although the provider is a device.
     """
 
-    host_operators: Sequence[str] = ()
+    host_nodes: HostNodes = HostNodes()
     _bound: BoundSession | None = None
 
     def __init__(self, path: Path, device: Device, *, prepack_weights: bool = True) -> None:
@@ -89,7 +88,7 @@ class Session:
         self._outputs = [output.name for output in self._session.get_outputs()]
         if not on_host:
             self._bound = _bind(self._session, path)
-            self.host_operators = _host_operators(self._session, path)
+            self.host_nodes = _host_nodes(self._session, path)
 
     def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
         """An array for an input, with undefined values, in memory that the device reads fast."""
@@ -163,14 +162,14 @@ def _host_memory() -> HostMemory:
     return HostMemory(CudaPageLock(f"libcudart.so.{cuda.cuda_version().split('.')[0]}"))
 
 
-def _host_operators(session: onnxruntime.InferenceSession, path: Path) -> list[str]:
-    """The operators that the device lacks, which are logged too."""
+def _host_nodes(session: onnxruntime.InferenceSession, path: Path) -> HostNodes:
+    """The operators that run on the host. Those that compute with tensors are logged."""
     provider = session.get_providers()[0]
     nodes = left_on_host(session.get_provider_graph_assignment_info(), provider)
     if nodes.tensors:
         fields = {"graph": path, "provider": provider, "operators": ", ".join(nodes.tensors)}
         log.warning("operators run on the host", extra=fields)
-    return nodes.tensors
+    return nodes
 
 
 def _bind(session: onnxruntime.InferenceSession, path: Path) -> BoundSession | None:
