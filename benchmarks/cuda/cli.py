@@ -27,7 +27,7 @@ from benchmarks.cuda import report, requirements, steps
 from benchmarks.cuda.plan import FULL, QUICK, Outcome, Run
 
 WORK, RESULTS = Path("build/cuda"), Path("benchmarks/results/cuda")
-MINUTES = 10.0
+MINUTES = 9.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,8 +46,12 @@ def main(arguments: list[str] | None = None) -> int:
     if checked.problem:
         return _refuse(checked.problem.removeprefix("failed: "))
     started = time.monotonic()
-    outcomes = steps.run_all(run, given.minutes * 60, lambda line: print(line, flush=True))  # noqa: T201
-    file = report.write(run, outcomes, time.monotonic() - started, _out(given))
+    outcomes: list[Outcome] = []
+    for outcome in steps.run_all(run, given.minutes * 60):
+        outcomes.append(outcome)
+        print(f"{outcome.step}: {outcome.problem or 'done'} ({outcome.seconds:.0f} s)", flush=True)  # noqa: T201
+        # After each step, because a limit of the machine may end the program.
+        file = report.write(run, outcomes, time.monotonic() - started, _out(given))
     print(f"wrote {file}")  # noqa: T201
     return _status(run, outcomes)
 
@@ -88,6 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--work", type=Path, default=WORK, help="folder of findings, logs and exported models"
     )
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="time for all steps (default: 10)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"time for all steps (default: {MINUTES:g})")
     parser.add_argument("--step", choices=tuple(steps.FUNCTIONS), help=argparse.SUPPRESS)
     return parser

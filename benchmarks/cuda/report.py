@@ -1,12 +1,13 @@
 """The report: what was proven and measured, and what was not."""
 
 import platform
+from collections import Counter
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 from benchmarks.cuda import plots, requirements
-from benchmarks.cuda.plan import Outcome, Run
+from benchmarks.cuda.plan import STEPS, Outcome, Run
 from benchmarks.cuda.records import Record
 from benchmarks.cuda.steps import CHECK, findings
 from benchmarks.cuda.tables import NOTHING, number, table
@@ -17,10 +18,11 @@ FILE = "report.md"
 
 
 def write(run: Run, outcomes: list[Outcome], seconds: float, folder: Path) -> Path:
-    """Writes report.md and the plots into a folder, and returns the report's path."""
+    """Writes report.md into a folder, with plots if every step has ended, and returns the report's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {outcome.step: findings(run, outcome.step).read() for outcome in outcomes}
-    drawn = plots.draw(found, folder) if not requirements.missing(requirements.PLOTS) else []
+    found = {step: findings(run, step).read() for step in STEPS}
+    with_plots = len(outcomes) == len(STEPS) and not requirements.missing(requirements.PLOTS)
+    drawn = plots.draw(found, folder) if with_plots else []
     sections = [
         _introduction(run, seconds),
         "## Steps\n\n" + _steps(outcomes),
@@ -63,10 +65,10 @@ def _proof(records: list[Record]) -> str:
     for model, precision in dict.fromkeys((one["model"], one["precision"]) for one in records):
         own = [one for one in records if (one["model"], one["precision"]) == (model, precision)]
         missed = [one["graph"] or one.get("problem", "") for one in own if not one["holds"]]
-        host = sorted({name for one in own for name in one.get("host_operators", ())})
+        tensors, sizes = (_kinds(own, group) for group in ("tensors", "shapes"))
         cases, error = sum(one.get("cases", 0) for one in own), max(one.get("error", 0.0) for one in own)
         verdict = "holds" if not missed else f"MISSED: {'; '.join(missed)}"
-        rows.append((model, precision, cases, f"{error:.2g}", verdict, ", ".join(host) or "none"))
+        rows.append((model, precision, cases, f"{error:.2g}", verdict, tensors, sizes))
     columns = (
         "model",
         "precision",
@@ -74,8 +76,16 @@ def _proof(records: list[Record]) -> str:
         "largest error",
         "tolerance",
         "operators on the host",
+        "of sizes",
     )
     return "## Proof\n\n" + table(columns, rows) if rows else ""
+
+
+def _kinds(records: list[Record], group: str) -> str:
+    """The kinds of operators that some graphs leave on the host, and how many there are of each."""
+    nodes = [name for one in records for name in one.get("host", {}).get(group, ())]
+    kinds = Counter(name.split()[0] for name in nodes)
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())) or "none"
 
 
 def _kernels(records: list[Record]) -> str:

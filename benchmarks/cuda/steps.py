@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from os import environ
 from pathlib import Path
@@ -47,22 +47,16 @@ def findings(run: Run, step: str) -> Records:
     return Records(run.work / f"{step}.jsonl")
 
 
-def run_all(run: Run, seconds: float, show: Callable[[str], object]) -> list[Outcome]:
+def run_all(run: Run, seconds: float) -> Iterator[Outcome]:
     """Runs every step. A step that would begin after the time is over is not run.
 
     Args:
         run: What to measure.
         seconds: For all steps together.
-        show: Called with a line about each step.
     """
     until = time.monotonic() + seconds
-    outcomes = []
     for step, own_seconds in STEPS.items():
-        left = until - time.monotonic()
-        outcome = run_step(run, step, min(own_seconds, left))
-        show(f"{step}: {outcome.problem or 'done'} ({outcome.seconds:.0f} s)")
-        outcomes.append(outcome)
-    return outcomes
+        yield run_step(run, step, min(own_seconds, until - time.monotonic()))
 
 
 def run_step(run: Run, step: str, seconds: float) -> Outcome:

@@ -120,8 +120,11 @@ def test_missing_packages_are_named() -> None:
     assert requirements.sentence(["absent-package"]).startswith("missing Python packages: absent-package;")
 
 
+HOST = {"shapes": ["Shape a", "Shape b", "Gather c"], "tensors": ["Cos d"]}
+
+
 def proven(*, holds: bool = True, precision: str = "fp32") -> Record:
-    return {"model": "m", "precision": precision, "graph": "plain", "cases": 9, "error": 2e-6, "holds": holds}
+    return {"model": "m", "precision": precision, "graph": "plain", "cases": 9, "error": 2e-6, "holds": holds, "host": HOST}
 
 
 def timed(system: str, seconds: float, *, precision: str = "fp16", batch: int = 1, length: int = 6) -> Record:
@@ -164,8 +167,8 @@ def test_a_failed_step_leaves_the_findings_of_the_others(run: Run, tmp_path: Pat
     findings(run, "onnx").add(precision="fp32", batch=8, length=6, problem="out of memory")
     outcomes = [Outcome(step, 1.0, "not ended after 1 s" if step == "onnx" else "") for step in STEPS]
     text = write(run, outcomes, 5.0, tmp_path / "report").read_text()
-    assert "| m | fp32 | 9 | 2e-06 | holds | none |" in text
-    assert "| m | bf16 | 0 | 0 | MISSED: no kernel | none |" in text
+    assert "| m | fp32 | 9 | 2e-06 | holds | Cos 1 | Gather 1, Shape 2 |" in text
+    assert "| m | bf16 | 0 | 0 | MISSED: no kernel | none | none |" in text
     assert "| onnx | 1 | not ended after 1 s |" in text
     assert "- onnx, fp32 8 6: out of memory" in text
     assert "no GPU took part" in text
