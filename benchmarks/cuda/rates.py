@@ -13,8 +13,8 @@ import numpy as np
 from artifact.manifest import GraphKind, Manifest
 from benchmarks.cuda.models import Case, build
 from benchmarks.cuda.plan import PRECISIONS, Run
-from benchmarks.cuda.systems import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE, TORCH_HOST
 from benchmarks.cuda.records import Records
+from benchmarks.cuda.systems import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE, TORCH_HOST
 from benchmarks.cuda.timing import time_call
 from server.engine.provider import Device, Provider
 from server.engine.types import Array

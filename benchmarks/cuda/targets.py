@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from benchmarks.cuda.systems import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE
 from benchmarks.cuda.records import Record
+from benchmarks.cuda.systems import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE
 from benchmarks.cuda.tables import NOTHING, number
 
 # Sequences of a request, and rows of a sequence, of the target through the server.

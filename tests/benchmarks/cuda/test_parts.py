@@ -124,7 +124,15 @@ HOST = {"shapes": ["Shape a", "Shape b", "Gather c"], "tensors": ["Cos d"]}
 
 
 def proven(*, holds: bool = True, precision: str = "fp32") -> Record:
-    return {"model": "m", "precision": precision, "graph": "plain", "cases": 9, "error": 2e-6, "holds": holds, "host": HOST}
+    return {
+        "model": "m",
+        "precision": precision,
+        "graph": "plain",
+        "cases": 9,
+        "error": 2e-6,
+        "holds": holds,
+        "host": HOST,
+    }
 
 
 def timed(system: str, seconds: float, *, precision: str = "fp16", batch: int = 1, length: int = 6) -> Record:
