@@ -92,8 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--work", type=Path, default=WORK, help="folder of findings, logs and exported models"
     )
-    parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help=f"time for all steps (default: {MINUTES:g})"
-    )
+    minutes = f"time for all steps (default: {MINUTES:g})"
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=minutes)
     parser.add_argument("--step", choices=tuple(steps.FUNCTIONS), help=argparse.SUPPRESS)
     return parser
