@@ -1,7 +1,7 @@
 """Operators that a device lacks are named."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import onnxruntime
 import pytest
@@ -37,17 +37,22 @@ def test_operators_of_tensors_and_of_sizes_are_told_apart(artifacts: Path) -> No
     assert all(len(text.split()) == 2 for text in (*found.tensors, *found.shapes))
 
 
-def test_only_what_runs_elsewhere_is_named() -> None:
-    def subgraph(provider: str, *nodes: tuple[str, str]) -> AssignedSubgraph:
-        members = [SimpleNamespace(name=name, op_type=op_type) for op_type, name in nodes]
-        found: AssignedSubgraph = SimpleNamespace(ep_name=provider, get_nodes=lambda: members)
-        return found
+@dataclass
+class Node:
+    op_type: str
+    name: str
 
-    found = left_on_host(
-        [
-            subgraph(DEVICE, ("MatMul", "a"), ("Shape", "b")),
-            subgraph(HOST, ("Shape", "c"), ("Softmax", "d"), ("Loop", "")),
-        ],
-        DEVICE,
-    )
-    assert found == HostNodes(["Shape c"], ["Softmax d", "Loop"])
+
+@dataclass
+class Subgraph:
+    ep_name: str
+    nodes: list[Node]
+
+    def get_nodes(self) -> list[Node]:
+        return self.nodes
+
+
+def test_only_what_runs_elsewhere_is_named() -> None:
+    device = Subgraph(DEVICE, [Node("MatMul", "a"), Node("Shape", "b")])
+    host = Subgraph(HOST, [Node("Shape", "c"), Node("Softmax", "d"), Node("Loop", "")])
+    assert left_on_host([device, host], DEVICE) == HostNodes(["Shape c"], ["Softmax d", "Loop"])
