@@ -16,6 +16,7 @@ BASE: Mapping[str, str] = {
 SERVER: Mapping[str, str] = {
     "cryptography": "cryptography",
     "google.protobuf": "protobuf",
+    "google.rpc": "googleapis-common-protos",
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",

@@ -4,7 +4,6 @@ import dataclasses
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -122,11 +121,13 @@ def test_arrays_of_other_memory_and_layout_are_taken(plain: LoadedModel) -> None
         np.testing.assert_array_equal(model.run(GraphKind.PLAIN, given)["context_vectors"], expected)
 
 
-def one_node(operator: str, output_shape: list[Any], **attributes: Any) -> onnxruntime.InferenceSession:
+def one_node(
+    operator: str, output_shape: list[str | int], output_type: int = TensorProto.FLOAT
+) -> onnxruntime.InferenceSession:
     """A session of x (batch, length, 4) to y."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 4])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, output_shape)
-    node = helper.make_node(operator, ["x"], ["y"], **attributes)
+    y = helper.make_tensor_value_info("y", output_type, output_shape)
+    node = helper.make_node(operator, ["x"], ["y"])
     graph = helper.make_graph([node], "graph", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -140,7 +141,7 @@ def test_an_empty_axis_gives_an_empty_output(shape: tuple[int, ...]) -> None:
 
 def test_an_output_whose_shape_does_not_follow_from_the_inputs_is_not_bound() -> None:
     with pytest.raises(UnboundOutputError, match="output y"):
-        BoundSession(one_node("NonZero", ["dimensions", "found"]), HostMemory(Locks()))
+        BoundSession(one_node("NonZero", ["dimensions", "found"], TensorProto.INT64), HostMemory(Locks()))
 
 
 def failing_inputs(plain: LoadedModel) -> list[dict[str, Array]]:
