@@ -8,7 +8,6 @@ from server.errors import DeviceError
 from server.settings import Settings
 
 log = logging.getLogger(__name__)
-AUTO = "auto"
 
 
 def resolve(settings: Settings) -> Settings:
@@ -17,13 +16,13 @@ def resolve(settings: Settings) -> Settings:
     Raises:
         DeviceError: CUDA was asked for and cannot be used; the message gives the reason.
     """
-    if settings.provider == Provider.CPU:
+    if settings.provider == "cpu":
         return settings
     asked = settings.provider
     try:
         device = cuda.find_device()
     except ProviderError as error:
-        if asked != AUTO:
+        if asked == "cuda":
             raise DeviceError(f"--provider {asked}: {error}") from error
         log.info("execution provider", extra={"provider": Provider.CPU, "asked": asked, "reason": str(error)})
         return settings.model_copy(update={"provider": Provider.CPU.value})

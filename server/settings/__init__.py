@@ -48,7 +48,7 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
 
     @property
     def _memory_for_started_runs(self) -> int:
-        on_device = self.provider != Provider.CPU and self.device_memory
+        on_device = self.provider != "cpu" and self.device_memory
         return int(self.device_memory) if on_device else self.memory_for_runs
 
     @property
