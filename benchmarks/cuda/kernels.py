@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,8 @@ def _jobs(run: Run, name: str) -> Iterator[tuple[Case, GraphKind, int, Path]]:
             fixed = {BATCH_AXIS: BATCH, MASK_HEADS_AXIS: 1}
             sizes = {axis: fixed.get(axis, length) for axis in by_kind[kind].axes}
             inputs = run.work / f"{name}.{kind}.{length}.npz"
-            np.savez(inputs, **random_inputs(by_kind[kind], sizes, np.random.default_rng(SEED)))
+            arrays: dict[str, Any] = random_inputs(by_kind[kind], sizes, np.random.default_rng(SEED))
+            np.savez(inputs, **arrays)
             for precision in PRECISIONS:
                 yield Case(name, precision), kind, length, inputs
 

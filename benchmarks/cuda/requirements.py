@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
 # Python packages by the modules that they contain.
-BASE: Mapping[str, str] = {
+BASE: dict[str, str] = {
     "numpy": "numpy",
     "onnx": "onnx",
     "onnxruntime": "onnxruntime-gpu",
@@ -13,7 +13,7 @@ BASE: Mapping[str, str] = {
     "tokenizers": "tokenizers",
     "torch": "torch",
 }
-SERVER: Mapping[str, str] = {
+SERVER: dict[str, str] = {
     "cryptography": "cryptography",
     "google.protobuf": "protobuf",
     "google.rpc": "googleapis-common-protos",
@@ -26,10 +26,10 @@ SERVER: Mapping[str, str] = {
     "prometheus_client": "prometheus-client",
     "typer": "typer",
 }
-EXPORT: Mapping[str, str] = {"onnx_ir": "onnx-ir", "onnxscript": "onnxscript"}
-PLOTS: Mapping[str, str] = {"matplotlib": "matplotlib"}
+EXPORT: dict[str, str] = {"onnx_ir": "onnx-ir", "onnxscript": "onnxscript"}
+PLOTS: dict[str, str] = {"matplotlib": "matplotlib"}
 # What a step needs in addition to BASE.
-OF_STEP: Mapping[str, Mapping[str, str]] = {"export": EXPORT, "service": SERVER}
+OF_STEP: dict[str, dict[str, str]] = {"export": EXPORT, "service": SERVER}
 
 
 def missing(modules: Mapping[str, str]) -> list[str]:

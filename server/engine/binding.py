@@ -46,12 +46,14 @@ class BoundSession:
         """
         self._session = session
         self._memory = memory
-        self._inputs = {each.name: each.shape for each in session.get_inputs()}
-        self._outputs = {each.name: (each.shape, DATA_TYPES.get(each.type)) for each in session.get_outputs()}
+        self._inputs: dict[str, list[Any]] = {each.name: each.shape for each in session.get_inputs()}
+        self._outputs: dict[str, tuple[list[Any], np.dtype[Any]]] = {}
         known = {axis for shape in self._inputs.values() for axis in shape if isinstance(axis, str)}
-        for name, (shape, data_type) in self._outputs.items():
-            if data_type is None or not all(isinstance(axis, int) or axis in known for axis in shape):
-                raise UnboundOutputError(f"output {name} {shape}")
+        for each in session.get_outputs():
+            data_type = DATA_TYPES.get(each.type)
+            if data_type is None or not all(isinstance(axis, int) or axis in known for axis in each.shape):
+                raise UnboundOutputError(f"output {each.name} {each.shape}")
+            self._outputs[each.name] = each.shape, data_type
 
     def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
         """An array for an input, whose values are undefined. Other arrays are copied more slowly."""
@@ -78,7 +80,10 @@ class BoundSession:
         arrays = {name: np.asarray(array, order="C") for name, array in inputs.items()}
         sizes = self._sizes(arrays)
         outputs = {
-            name: self._memory.empty([sizes.get(axis, axis) for axis in shape], data_type)
+            # An axis that an input lacks has no size here. The runtime refuses such an input.
+            name: self._memory.empty(
+                [axis if isinstance(axis, int) else sizes.get(axis, 0) for axis in shape], data_type
+            )
             for name, (shape, data_type) in self._outputs.items()
         }
         self._session.run_with_ortvaluevector(
@@ -91,7 +96,7 @@ class BoundSession:
         )
         return outputs
 
-    def _sizes(self, arrays: dict[str, Array]) -> dict[str | int | None, int]:
+    def _sizes(self, arrays: dict[str, Array]) -> dict[str, int]:
         """The sizes of the symbolic axes."""
         return {
             axis: size

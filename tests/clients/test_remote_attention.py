@@ -231,7 +231,7 @@ def test_gradients_need_a_fallback(server: ServerProcess, remote: RemoteAttentio
 def test_the_fallback_answers_when_the_service_does_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     query = tensors(SELF, (2,), 3, 3)[0]
-    options = {"max_retries": 0, "wait_for_ready": False, "timeout": 5.0}
+    options: dict[str, Any] = {"max_retries": 0, "wait_for_ready": False, "timeout": 5.0}
     local = layer(SELF)
     module = RemoteAttention(NOWHERE, SELF, batch_first=True, fallback=local, **options)
     same(module(query, query, query), local(query, query, query))

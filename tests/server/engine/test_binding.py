@@ -148,14 +148,15 @@ def failing_inputs(plain: LoadedModel) -> list[dict[str, Array]]:
     (sequence,) = validated_of(plain, [(4, 6)]).sequences
     good = {name: array[np.newaxis] for name, array in sequence.inputs.items()}
     wide = {name: np.repeat(array, 2, axis=2) for name, array in good.items()}
-    return [{}, wide, {**good, "other": np.ones(1, np.float32)}]
+    flat = {name: array.reshape(-1) for name, array in good.items()}
+    return [{}, wide, flat, {**good, "other": np.ones(1, np.float32)}]
 
 
 def test_what_a_plain_session_refuses_a_bound_one_refuses_too(plain: LoadedModel) -> None:
     model = bound(plain)
     for inputs in failing_inputs(plain):
         for each in (plain, model):
-            with pytest.raises(Exception, match=r"(?i)inputs?|dimensions"):
+            with pytest.raises(Exception, match=r"(?i)inputs?|dimensions|rank"):
                 each.run(GraphKind.PLAIN, inputs)
     good = validated_of(plain, [(4, 6)])
     assert_outputs(model, good.sequences[0], run_batch(model, GraphKind.PLAIN, good.sequences).outputs[0])
