@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 
 from benchmarks.cuda import report, requirements, steps
-from benchmarks.cuda.plan import FULL, QUICK, Outcome, Run
+from benchmarks.cuda.plan import FULL, QUICK, USUAL_SECONDS, Outcome, Run
 
 WORK, RESULTS = Path("build/cuda"), Path("benchmarks/results/cuda")
-MINUTES = 9.0
+MINUTES = USUAL_SECONDS / 60
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -61,6 +61,8 @@ QUICK = Plan(
 )
 PLANS = {plan.name: plan for plan in (FULL, QUICK)}
 
+# For all steps together: a machine is often lent for ten minutes.
+USUAL_SECONDS = 540
 # Steps in their order, and how long each may take, in seconds. Later ones use what the earlier wrote.
 STEPS = {
     "export": 200,

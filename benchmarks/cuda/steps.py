@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 from benchmarks.cuda import requirements
-from benchmarks.cuda.plan import STEPS, Outcome, Run
+from benchmarks.cuda.plan import STEPS, USUAL_SECONDS, Outcome, Run
 from benchmarks.cuda.records import Records
 from benchmarks.processes import running
 
@@ -52,11 +52,11 @@ def run_all(run: Run, seconds: float) -> Iterator[Outcome]:
 
     Args:
         run: What to measure.
-        seconds: For all steps together.
+        seconds: For all steps together. With more than the usual time, each step has more.
     """
-    until = time.monotonic() + seconds
+    until, scale = time.monotonic() + seconds, max(1.0, seconds / USUAL_SECONDS)
     for step, own_seconds in STEPS.items():
-        yield run_step(run, step, min(own_seconds, until - time.monotonic()))
+        yield run_step(run, step, min(scale * own_seconds, until - time.monotonic()))
 
 
 def run_step(run: Run, step: str, seconds: float) -> Outcome:
