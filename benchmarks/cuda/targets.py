@@ -19,7 +19,7 @@ def targets(found: Findings) -> list[Row]:
 
 def _parity(proof: list[Record]) -> Row:
     own = [one for one in proof if one["precision"] == "fp32"]
-    what, bound = "fp32 on the device against eager PyTorch on the CPU", "1e-5 + 1.3e-6 x |value|"
+    what, bound = "fp32 on the device against eager PyTorch on the CPU", "1e-5 + 1.3e-6 x abs(value)"
     if not own:
         return what, bound, NOTHING, "not measured"
     missed = sum(not one["holds"] for one in own)
