@@ -17,7 +17,7 @@ from server.engine.types import Array
 
 HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 # Types of tensors by their names in ONNX Runtime.
-DATA_TYPES = {
+DATA_TYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
     "tensor(double)": np.dtype(np.float64),
@@ -50,7 +50,7 @@ class BoundSession:
         self._outputs: dict[str, tuple[list[Any], np.dtype[Any]]] = {}
         known = {axis for shape in self._inputs.values() for axis in shape if isinstance(axis, str)}
         for each in session.get_outputs():
-            data_type = DATA_TYPES.get(each.type)
+            data_type: np.dtype[Any] | None = DATA_TYPES.get(each.type)
             if data_type is None or not all(isinstance(axis, int) or axis in known for axis in each.shape):
                 raise UnboundOutputError(f"output {each.name} {each.shape}")
             self._outputs[each.name] = each.shape, data_type
