@@ -10,7 +10,15 @@ REPOSITORY ?= model_repository
 CHAOS ?= quick
 CHAOS_REPORT ?= build/chaos.md
 
-.PHONY: demo test serve bench chaos interop lint format protos env clean
+# Images of deploy/Dockerfile that `images` builds, further options of docker build, and the tag.
+IMAGES ?= server client exporter enrich
+BUILD_OPTIONS ?=
+TAG ?= latest
+# Options of the drill: `python -m scripts.drill --help`.
+DRILL ?=
+DOCKER_BUILD := DOCKER_BUILDKIT=1 docker build --file deploy/Dockerfile
+
+.PHONY: demo test serve bench chaos drill interop images sbom lock lint format protos env clean
 
 demo: env ## install, export, serve, send requests, compare with PyTorch
 	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
@@ -30,6 +38,26 @@ chaos: env ## measure overload, floods, drains and a soak: CHAOS=quick in about 
 
 interop: env ## run clients of other projects (KServe, MLServer, buf) against a server; installs them under build/
 	$(PYTHON) -m scripts.interop --repository $(REPOSITORY)
+
+drill: env ## stop, freeze, kill and upgrade servers while calls go on: containers if there are images, else processes
+	$(PYTHON) -m scripts.export_demo_models --repository $(REPOSITORY)
+	timeout 600 $(PYTHON) -m scripts.drill --repository $(REPOSITORY) $(DRILL)
+
+images: ## build the images; IMAGES, TAG and BUILD_OPTIONS choose what and how
+	for image in $(IMAGES); do \
+		name=attention-$$(echo $$image | sed s/^server/serving/); \
+		$(DOCKER_BUILD) --target $$image --tag $$name:$(TAG) \
+			--build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) --build-arg REVISION=$$(git rev-parse HEAD) \
+			$(BUILD_OPTIONS) . || exit 1; \
+	done
+
+sbom: ## write build/sbom/IMAGE/: the packages of an image, as CycloneDX and as a list
+	for image in $(IMAGES); do \
+		$(DOCKER_BUILD) --target sbom --build-arg SBOM_OF=$$image --output build/sbom/$$image $(BUILD_OPTIONS) . || exit 1; \
+	done
+
+lock: env ## pin the packages of the images by version and hash; needs uv
+	$(PYTHON) -m scripts.lock_requirements
 
 lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m ruff check

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError
 
+from artifact.encoder import EncoderFacts
 from artifact.errors import ArtifactError
 from artifact.external_data import external_locations
 from artifact.record import Record
@@ -45,7 +46,12 @@ class GraphKind(StrEnum):
     MASK = "mask"
     """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend."""
     WEIGHTS = "weights"
-    """Takes `attention_mask`, and also returns `attention_weights` (B, H, Tq, Tk)."""
+    """Takes `attention_mask`, and also returns `attention_weights` (B, H, Tq, Tk). That of a text encoder
+    takes `key_lengths`, and returns the weights of all layers (B, L, H, T, T) beside the outputs of `tokens`.
+    """
+    TOKENS = "tokens"
+    """Of a text encoder: takes `key_lengths`, and also returns `context_vectors` (B, T, d), a vector for each
+    token. The graphs `plain` and `lengths` of a text encoder return `embedding` (B, d) only."""
     BLOCKS = "blocks"
     """As `plain` for long sequences: attends in blocks of `block_rows` query rows (int64 scalar), so that its
     memory grows with the length and not with its square. Absent if a graph cannot be computed in blocks."""
@@ -53,6 +59,8 @@ class GraphKind(StrEnum):
     """As `mask`, in blocks of `block_rows` query rows."""
 
 
+ATTENTION_GRAPHS = tuple(kind for kind in GraphKind if kind is not GraphKind.TOKENS)
+"""The graphs of an attention module."""
 IN_BLOCKS = {GraphKind.PLAIN: GraphKind.BLOCKS, GraphKind.MASK: GraphKind.MASK_BLOCKS}
 """By graph, the one that computes the same in blocks of query rows."""
 
@@ -108,6 +116,8 @@ class Manifest(Record):
     graphs: dict[GraphKind, Graph]
     max_lengths: dict[str, Size] = Field(default_factory=dict)
     """By symbolic axis, the largest number of rows that the model takes; axes without a limit are absent."""
+    encoder: EncoderFacts | None = None
+    """For text encoders."""
     tokenizer: FileName | None = None
     """For models that take text: the tokenizer, in the format of the `tokenizers` library."""
     weights: FileName | None = None

@@ -22,16 +22,41 @@ class Tolerance(Record):
         """
         if value.shape != eager.shape:
             return float("inf")
-        if value.size == 0:
-            return 0.0
-        same = (value == eager) | (np.isnan(value) & np.isnan(eager))
-        with np.errstate(invalid="ignore", over="ignore"):
-            # In float64, where differences of booleans exist and those of integers do not overflow.
-            difference = np.where(same, 0.0, np.abs(np.subtract(value, eager, dtype=np.float64)))
-        return float(np.max(np.nan_to_num(difference, nan=np.inf, posinf=np.inf)))
+        return _largest(_differences(value, eager))
+
+    def ratio(self, value: NDArray[Any], eager: NDArray[Any]) -> float:
+        """Largest |value - eager| / (atol + rtol * |eager|): the part of the tolerance that is used.
+
+        At most 1 if every element passes. Special values are treated as in `error`.
+        """
+        if value.shape != eager.shape:
+            return float("inf")
+        differences = _differences(value, eager)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratios = differences / (self.atol + self.rtol * np.abs(eager, dtype=np.float64))
+        return _largest(np.where(differences == 0, 0.0, ratios))
 
     def holds(self, value: NDArray[Any], eager: NDArray[Any]) -> bool:
         """Whether every element passes. Two NaNs pass."""
-        return value.shape == eager.shape and bool(
-            np.allclose(value, eager, rtol=self.rtol, atol=self.atol, equal_nan=True)
-        )
+        return self.ratio(value, eager) <= 1
+
+
+def _differences(value: NDArray[Any], eager: NDArray[Any]) -> NDArray[np.float64]:
+    """|value - eager| of each element. Not a number where one of them is infinite or NaN and they differ."""
+    same = (value == eager) | (np.isnan(value) & np.isnan(eager))
+    with np.errstate(invalid="ignore", over="ignore"):
+        # In float64, where differences of booleans exist and those of integers do not overflow.
+        return np.where(same, 0.0, np.abs(np.subtract(value, eager, dtype=np.float64)))
+
+
+def _largest(values: NDArray[np.float64]) -> float:
+    """The largest element, infinite if one is not a number; 0 if there is none."""
+    return float(np.max(np.nan_to_num(values, nan=np.inf, posinf=np.inf), initial=0.0))
+
+
+def least_cosine(values: NDArray[Any], eager: NDArray[Any]) -> float:
+    """The smallest cosine of the angle between two vectors of (B, d) that belong together; 0 for NaN."""
+    pairs = np.asarray(values, np.float64), np.asarray(eager, np.float64)
+    lengths = [np.maximum(np.linalg.norm(each, axis=-1), np.finfo(np.float64).tiny) for each in pairs]
+    cosines = (pairs[0] * pairs[1]).sum(axis=-1) / (lengths[0] * lengths[1])
+    return float(np.nan_to_num(cosines, nan=0.0).min())

@@ -13,7 +13,6 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from export.api import export_module
 from export.deployment.write import write_target
 from export.errors import ArtifactExistsError, ExportError, ParityError
-
-VERSION = "0.1.0"
+from export.version import VERSION
 
 __all__ = ["VERSION", "ArtifactExistsError", "ExportError", "ParityError", "export_module", "write_target"]

@@ -1,4 +1,4 @@
-"""Command line: `python -m export PRESET --out REPO`, or `--weights FILE --layout LAYOUT` for a preset.
+"""Command line: `python -m export PRESET --out REPO`; or `--weights FILE` or `--encoder FOLDER` for PRESET.
 
 Checks the usage without PyTorch, which takes seconds to import; `export.command` does the work. Exit status:
 0 if the export succeeded, 1 if it failed, 2 if the command was used wrongly.
@@ -12,12 +12,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from artifact.keys import KeyFileError
 from export import VERSION, options
 from export.errors import ExportError
 from export.model_id import ModelId
 from export.precision import Precision
-from export.sources import CheckpointSource, PresetSource
+from export.sources import CheckpointSource, EncoderSource, PresetSource, Source
 from model.checkpoints.layouts import LAYOUTS
+from model.encoder.config import POOLINGS
 from model.presets import PRESETS
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -34,6 +36,7 @@ def export(
     describe: options.Describe = False,
     tool_version: options.ToolVersion = False,
     weights: options.Weights = None,
+    encoder: options.Encoder = None,
     seed: options.Seed = None,
     layout: options.Layout = "",
     prefix: options.Prefix = "",
@@ -41,16 +44,20 @@ def export(
     causal: options.Causal = False,
     cross: options.Cross = False,
     rotary_theta: options.RotaryTheta = None,
+    pooling: options.EncoderPooling = "",
+    dimensions: options.Dimensions = None,
+    truncate: options.Truncate = False,
     out: options.Out = None,
     name: options.Name = "",
     version: options.Version = 1,
     replace: options.Replace = False,
+    sign_key: options.SignKey = None,
     targets: options.Targets = None,
     precision: options.ElementType = Precision.FP32,
     rtol: options.RelativeTolerance = None,
     atol: options.AbsoluteTolerance = None,
 ) -> None:
-    """Export an attention module into a model repository, and compare it with eager PyTorch."""
+    """Export an attention module or a text encoder into a model repository; compare it with eager PyTorch."""
     if tool_version:
         console.print(VERSION)
         return
@@ -60,7 +67,17 @@ def export(
     checkpoint: dict[str, Any] = {"--layout": layout or None, "--prefix": prefix or None, "--heads": heads}
     checkpoint |= {"--causal": causal or None, "--cross": cross or None, "--rotary-theta": rotary_theta}
     given = {option: value for option, value in checkpoint.items() if value is not None}
-    source = _preset(preset, seed, given) if weights is None else _checkpoint(weights, preset, seed, given)
+    own = {"--pooling": pooling or None, "--dimensions": dimensions, "--truncate": truncate or None}
+    own = {option: value for option, value in own.items() if value is not None}
+    source: Source
+    if encoder is not None:
+        _check_alone(preset, weights, seed, given)
+        source = _encoder(encoder, own)
+    else:
+        _check_not_given(own, "--encoder")
+        source = (
+            _preset(preset, seed, given) if weights is None else _checkpoint(weights, preset, seed, given)
+        )
     if describe:
         from export import command  # noqa: PLC0415 - imports PyTorch
 
@@ -78,6 +95,7 @@ def export(
             rtol=rtol,
             atol=atol,
             replace=replace,
+            sign_key=sign_key,
             targets=targets or (),
             console=console,
         )
@@ -86,7 +104,7 @@ def export(
 
 def _preset(preset: str, seed: int | None, given: Mapping[str, Any]) -> PresetSource:
     if not preset:
-        _refuse("name a preset (--list shows them), or give --weights")
+        _refuse("name a preset (--list shows them), or give --weights or --encoder")
     if preset not in PRESETS:
         _refuse(f"preset {preset!r} does not exist; --list shows those that do")
     if given:
@@ -119,6 +137,30 @@ def _checkpoint(weights: Path, preset: str, seed: int | None, given: Mapping[str
     )
 
 
+def _check_alone(preset: str, weights: Path | None, seed: int | None, given: Mapping[str, Any]) -> None:
+    """An encoder is described by its folder alone."""
+    others = {"a preset": preset or None, "--weights": weights, "--seed": seed, **given}
+    if named := [name for name, value in others.items() if value is not None]:
+        _refuse(f"--encoder and {named[0]} exclude each other; give one of them")
+
+
+def _check_not_given(options_given: Mapping[str, Any], needed: str) -> None:
+    if options_given:
+        _refuse(f"{', '.join(options_given)} needs {needed}")
+
+
+def _encoder(folder: Path, given: Mapping[str, Any]) -> EncoderSource:
+    pooling = given.get("--pooling", "")
+    if pooling and pooling not in POOLINGS:
+        _refuse(f"--pooling {pooling!r} does not exist; give one of {', '.join(POOLINGS)}")
+    return EncoderSource(
+        path=folder,
+        pooling=pooling,
+        dimensions=tuple(given.get("--dimensions", ())),
+        truncates="--truncate" in given,
+    )
+
+
 def _model_id(name: str, version: int) -> ModelId:
     if not name:
         _refuse("--name is missing: give the name of the model")
@@ -138,7 +180,7 @@ def _finish(work: Callable[[], None]) -> None:
     """Runs the command; an expected failure ends it with one line and its status."""
     try:
         work()
-    except (ExportError, OSError, ValueError) as error:
+    except (ExportError, KeyFileError, OSError, ValueError) as error:
         errors.print(f"error: {error}")
         raise typer.Exit(FAILURE) from None
 

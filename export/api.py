@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from artifact.keys import read_private_key
 from artifact.manifest import Manifest
 from artifact.tolerance import Tolerance
 from export.model_id import ModelId
@@ -27,6 +28,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     precision: Precision = Precision.FP32,
     tolerance: Tolerance | None = None,
     replace: bool = False,
+    sign_key: Path | None = None,
 ) -> tuple[Path, Manifest]:
     """Exports any module with (batch, sequence, ...) inputs, such as a whole transformer encoder.
 
@@ -58,6 +60,8 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         precision: Element type of the arithmetic.
         tolerance: Largest accepted difference from eager PyTorch. Default: that of the precision.
         replace: Whether to replace a different artifact of the same name and version.
+        sign_key: PEM file with an Ed25519 private key, which signs a certificate of what was proven on this
+            machine. Default: the artifact has no certificate.
 
     Returns:
         The artifact's folder and its manifest.
@@ -68,6 +72,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
             false. It is refused before the export begins, unless only the code of the module has changed.
         ExportError: The graph cannot be made.
         ParityError: The graph differs from eager PyTorch by more than its tolerance.
+        KeyFileError: `sign_key` is not the file of such a key.
     """
     # PyTorch takes seconds to import; see export/__init__.py.
     from export.artifact import ArtifactWriter, publish  # noqa: PLC0415
@@ -75,6 +80,7 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     from export.spec import source_digest  # noqa: PLC0415
     from export.target import Target  # noqa: PLC0415
 
+    key = read_private_key(sign_key) if sign_key is not None else None
     target = Target(repository=Path(out), model=ModelId(name, version), replace=replace)
     description = description or type(module).__name__
     accepted = tolerance or TOLERANCES[precision]
@@ -89,4 +95,4 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     target.check(source)
     spec = module_spec(module, inputs, output_names, tolerance or FP32_TOLERANCE)
     writer = ArtifactWriter(spec, target.model, description, precision, accepted, source)
-    return publish(writer, target)
+    return publish(writer, target, key)

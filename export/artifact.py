@@ -13,11 +13,13 @@ import onnx_ir
 from safetensors.numpy import save_file
 
 from artifact.golden import golden_tensors
+from artifact.keys import PrivateKey
 from artifact.manifest import IN_BLOCKS, MANIFEST_FILE, Graph, GraphKind, Manifest, file_hash
 from artifact.tolerance import Tolerance
 from export import parity
 from export.block_mask import NotInBlocksError
 from export.blocks import in_blocks
+from export.certificate import sign_artifact
 from export.errors import ExportError
 from export.graph import OPSET, finish, trace
 from export.lowering import HALF_TYPES, lowered
@@ -37,6 +39,7 @@ GRAPH_FILES = {
     GraphKind.LENGTHS: "model.lengths.onnx",
     GraphKind.MASK: "model.mask.onnx",
     GraphKind.WEIGHTS: "model.weights.onnx",
+    GraphKind.TOKENS: "model.tokens.onnx",
     GraphKind.BLOCKS: "model.blocks.onnx",
     GraphKind.MASK_BLOCKS: "model.mask_blocks.onnx",
 }
@@ -60,6 +63,7 @@ def write_artifact(
     precision: Precision = Precision.FP32,
     tolerance: Tolerance | None = None,
     replace: bool = False,
+    sign_key: PrivateKey | None = None,
     progress: Progress = silent,
 ) -> tuple[Path, Manifest]:
     """Exports an attention module into `<repository>/<name>/<version>/`.
@@ -76,6 +80,7 @@ def write_artifact(
         tolerance: Largest accepted difference from eager PyTorch, here and on every server. Default: that of
             the precision.
         replace: Whether to replace a different artifact of the same name and version.
+        sign_key: Signs a certificate of what was proven on this machine. Default: there is none.
         progress: Called with a description of each step.
 
     Returns:
@@ -95,11 +100,18 @@ def write_artifact(
     target = Target(repository=repository, model=model, replace=replace)
     target.check(source)
     writer = ArtifactWriter(spec, model, description, precision, tolerance, source, progress)
-    return publish(writer, target)
+    return publish(writer, target, sign_key)
 
 
-def publish(writer: "ArtifactWriter", target: Target) -> tuple[Path, Manifest]:
+def publish(
+    writer: "ArtifactWriter", target: Target, sign_key: PrivateKey | None = None
+) -> tuple[Path, Manifest]:
     """Writes an artifact to a temporary folder and moves it into place.
+
+    Args:
+        writer: Writes the files.
+        target: Where they are moved to.
+        sign_key: Signs a certificate of the artifact, also of one that is there already and is the same.
 
     Returns:
         The artifact's folder and its manifest.
@@ -111,7 +123,11 @@ def publish(writer: "ArtifactWriter", target: Target) -> tuple[Path, Manifest]:
     """
     with target.temporary_folder() as temporary:
         manifest = writer.write(temporary)
-        target.put(temporary, manifest)
+        if sign_key is not None:
+            writer.progress("certificate")
+            sign_artifact(temporary, sign_key)
+        if not target.put(temporary, manifest) and sign_key is not None:
+            sign_artifact(target.folder, sign_key)
     return target.folder, manifest
 
 
@@ -192,6 +208,7 @@ class ArtifactWriter:
                 for s in signatures
             },
             max_lengths=dict(spec.max_lengths),
+            encoder=spec.encoder,
             tokenizer=TOKENIZER_FILE if spec.tokenizer is not None else None,
             weights=WEIGHTS_FILE if (folder / WEIGHTS_FILE).exists() else None,
             golden=GOLDEN_FILE,

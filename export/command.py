@@ -4,47 +4,40 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from artifact.keys import key_id, read_private_key
 from artifact.manifest import Manifest
 from artifact.tolerance import Tolerance
-from export.artifact import Progress, silent, write_artifact
+from export.artifact import Progress, silent
 from export.deployment.target import DeploymentTarget
 from export.deployment.write import check_target, write_target
+from export.encoder import EncoderOptions
+from export.errors import ExportError
+from export.loaded import Destination, Loaded, LoadedModule, LoadedText
 from export.model_id import ModelId
-from export.precision import TOLERANCES, Precision
-from export.signature import AttentionModule
-from export.sources import PresetSource, Source
+from export.precision import Precision
+from export.sources import EncoderSource, PresetSource, Source
 from model.checkpoints.loading import load_checkpoint
+from model.encoder_folder.loading import load_encoder
 from model.presets import PRESETS, build_preset
 
 EXAMPLE_LENGTH = 128
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A module to export.
-
-    Attributes:
-        skipped: Names in the checkpoint that are not part of attention.
-    """
-
-    module: AttentionModule
-    description: str
-    skipped: tuple[str, ...] = ()
-
-
 def load(source: Source) -> Loaded:
-    """Builds a preset, or reads a checkpoint.
+    """Builds a preset, or reads a checkpoint or the folder of an encoder.
 
     Raises:
         CheckpointError: The file cannot be read, or does not hold the layout under the prefix.
     """
+    if isinstance(source, EncoderSource):
+        options = EncoderOptions(dimensions=source.dimensions, truncates=source.truncates)
+        return LoadedText(load_encoder(source.path, pooling=source.pooling), options)
     if isinstance(source, PresetSource):
-        return Loaded(build_preset(source.name, seed=source.seed), PRESETS[source.name].description)
+        return LoadedModule(build_preset(source.name, seed=source.seed), PRESETS[source.name].description)
     checkpoint = load_checkpoint(
         source.path,
         layout=source.layout,
@@ -55,7 +48,7 @@ def load(source: Source) -> Loaded:
         rotary_theta=source.rotary_theta,
     )
     description = f"{source.layout} checkpoint {source.name}, {source.prefix or 'no prefix'}"
-    return Loaded(checkpoint.module, description, checkpoint.skipped)
+    return LoadedModule(checkpoint.module, description, checkpoint.skipped)
 
 
 def run(
@@ -67,6 +60,7 @@ def run(
     rtol: float | None,
     atol: float | None,
     replace: bool,
+    sign_key: Path | None,
     targets: Sequence[DeploymentTarget],
     console: Console,
 ) -> None:
@@ -77,24 +71,30 @@ def run(
             configuration of Triton.
         ExportError: The export failed, or a program that a target needs is missing.
         ValueError: The checkpoint cannot be read.
+        KeyFileError: `sign_key` is not the file of an Ed25519 private key.
     """
+    key = read_private_key(sign_key) if sign_key is not None else None
     for target in targets:
         check_target(target)
+        if isinstance(source, EncoderSource) and target is DeploymentTarget.TORCHSERVE:
+            raise ExportError("--target torchserve does not support --encoder; choose triton or onnx")
     with _progress() as progress:
         progress("weights")
         loaded = load(source)
-        folder, manifest = write_artifact(
-            loaded.module,
-            model,
-            out,
-            description=loaded.description,
+        to = Destination(
+            model=model,
+            repository=out,
             precision=precision,
-            tolerance=_tolerance(precision, rtol, atol),
+            tolerance=_tolerance(loaded.tolerances[precision], rtol, atol),
             replace=replace,
+            sign_key=key,
             progress=progress,
         )
+        folder, manifest = loaded.write(to)
     _print_skipped(loaded, console)
     _print_artifact(folder, manifest, console)
+    if key is not None:
+        console.print(f"  signed with key {key_id(key.public_key())}", markup=False)
     for target in targets:
         for path in write_target(folder, target, replace=replace):
             console.print(f"  {target}: {path}", markup=False)
@@ -108,25 +108,24 @@ def describe(source: Source, console: Console) -> None:
     """
     loaded = load(source)
     _print_skipped(loaded, console)
-    config = loaded.module.config
-    length = EXAMPLE_LENGTH
-    linear = length * (config.flops_per_query + config.flops_per_key)
-    products = length * length * config.flops_per_pair
-    parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
+    spec, length = loaded.spec(), EXAMPLE_LENGTH
+    cost = spec.cost
+    linear = length * (cost.flops_per_query + cost.flops_per_key)
+    products = length * length * cost.flops_per_pair
+    parameters = sum(parameter.numel() for parameter in spec.module.parameters())
     for line in (
         f"{source.name}: {loaded.description}",
-        f"  {config}",
+        f"  {loaded.config}",
         f"  {parameters:,} parameters",
-        f"  floating-point operations: {config.flops_per_query:,} for each query row, "
-        f"{config.flops_per_key:,} for each key row, {config.flops_per_pair:,} for each pair of them",
+        f"  floating-point operations: {cost.flops_per_query:,} for each query row, "
+        f"{cost.flops_per_key:,} for each key row, {cost.flops_per_pair:,} for each pair of them",
         f"  for {length} rows: {linear:,} in the linear layers, {products:,} in the attention products",
     ):
         console.print(line, markup=False)
 
 
-def _tolerance(precision: Precision, rtol: float | None, atol: float | None) -> Tolerance:
-    """The tolerance of a precision, with the values that are given."""
-    usual = TOLERANCES[precision]
+def _tolerance(usual: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
+    """The usual tolerance of a precision, with the values that are given."""
     return Tolerance(rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol)
 
 
@@ -142,7 +141,7 @@ def _progress() -> Iterator[Progress]:
 
 def _print_skipped(loaded: Loaded, console: Console) -> None:
     for name in loaded.skipped:
-        console.print(f"skipped (not part of attention): {name}", markup=False)
+        console.print(f"skipped (not part of {loaded.part}): {name}", markup=False)
 
 
 def _print_artifact(folder: Path, manifest: Manifest, console: Console) -> None:
@@ -150,6 +149,8 @@ def _print_artifact(folder: Path, manifest: Manifest, console: Console) -> None:
     report = json.loads((folder / manifest.parity_report).read_bytes())
     cases = len(report["cases"])
     found = f"{report['max_abs_error']:.2g} in {cases} cases" if cases else "not measured: no CPU kernels"
+    if report["min_cosine"] is not None:
+        found += f", smallest cosine of embeddings {report['min_cosine']:.6f}"
     for line in (
         str(folder),
         f"  {manifest.parameters:,} parameters; opset {manifest.opset}; graphs {', '.join(manifest.graphs)}",

@@ -48,8 +48,19 @@ def trace(module: nn.Module, signature: Signature) -> onnx_ir.Model:
         # becomes symbolic. The parity report covers both sizes.
         if MASK_HEADS_AXIS in spec.axes:
             value.shape = onnx_ir.Shape(spec.axes)
+    _rename_inner_values(program.model)
     merge_heads(program.model)
     return program.model
+
+
+def _rename_inner_values(model: onnx_ir.Model) -> None:
+    """Renames values that have the name of an input or output: the tracer names values after operators."""
+    outer = {*model.graph.inputs, *model.graph.outputs}
+    names = {value.name for value in outer}
+    inner = (value for node in model.graph for value in node.outputs if value not in outer)
+    for index, value in enumerate(inner):
+        if value.name in names:
+            value.name = f"{value.name}.{index}"
 
 
 def finish(model: onnx_ir.Model, signature: Signature) -> onnx.ModelProto:

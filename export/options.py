@@ -8,8 +8,10 @@ import typer
 from export.deployment.target import DeploymentTarget
 from export.precision import TOLERANCES, Precision
 from model.checkpoints.layouts import LAYOUTS
+from model.encoder.config import POOLINGS
 
 SOURCE, CHECKPOINT, RESULT, TOLERANCE = "What to export", "With --weights", "Destination", "Precision"
+ENCODER = "With --encoder"
 PRESET_SEED = 0
 ROTARY_THETA = 10_000.0
 _FP32 = TOLERANCES[Precision.FP32]
@@ -34,6 +36,44 @@ Weights = Annotated[
         help="Checkpoint (.safetensors, .pt, .pth or .bin) to export instead of a preset.",
         rich_help_panel=SOURCE,
         show_default=False,
+    ),
+]
+Encoder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of a text encoder to export instead of a preset: config.json, weights and "
+        "tokenizer.json, with or without the modules.json of sentence-transformers. Nothing is downloaded.",
+        rich_help_panel=SOURCE,
+        show_default=False,
+    ),
+]
+EncoderPooling = Annotated[
+    str,
+    typer.Option(
+        "--pooling",
+        help=f"How an embedding is made of the token vectors, for folders that do not state it: "
+        f"{', '.join(POOLINGS)}. Default: that of the family.",
+        rich_help_panel=ENCODER,
+        show_default=False,
+    ),
+]
+Dimensions = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=1,
+        help="Number of leading elements that requests may shorten embeddings to, beside those that the "
+        "folder states. Can be repeated.",
+        rich_help_panel=ENCODER,
+        show_default=False,
+    ),
+]
+Truncate = Annotated[
+    bool,
+    typer.Option(
+        "--truncate",
+        help="Cut texts with more tokens than the model takes, unless a request says otherwise. Without it, "
+        "they are refused unless a request asks for it.",
+        rich_help_panel=ENCODER,
     ),
 ]
 Seed = Annotated[
@@ -107,6 +147,14 @@ Replace = Annotated[
         help="Replace a different artifact of this name and version, and a different Triton configuration of "
         "this name. Without it, such an export is refused; an identical one succeeds and changes nothing.",
         rich_help_panel=RESULT,
+    ),
+]
+SignKey = Annotated[
+    Path | None,
+    typer.Option(
+        help="PEM file with an Ed25519 private key. Signs a certificate of what was proven on this machine.",
+        rich_help_panel=RESULT,
+        show_default=False,
     ),
 ]
 Targets = Annotated[

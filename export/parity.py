@@ -9,9 +9,10 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 from torch import nn
 
+from artifact.encoder import EMBEDDING
 from artifact.golden import Arrays, GoldenCase
 from artifact.manifest import BLOCK_ROWS, IN_BLOCKS, GraphKind
-from artifact.tolerance import Tolerance
+from artifact.tolerance import Tolerance, least_cosine
 from export.errors import ParityError
 from export.signature import MASK_HEADS_AXIS, QUERY_AXIS, Signature, random_inputs, run_eager
 
@@ -36,12 +37,17 @@ BLOCK_GOLDEN_GRID = GOLDEN_GRID[:2]
 
 @dataclass(frozen=True)
 class ParityCase:
-    """One comparison. `max_abs_error` is the largest |ONNX - eager| of any output."""
+    """One comparison.
+
+    `max_abs_error` is the largest |ONNX - eager| of any output, `min_cosine` the smallest cosine of the angle
+    between two embeddings; None for a graph without them.
+    """
 
     graph: GraphKind
     sizes: Mapping[str, int]
     max_abs_error: float
     within_tolerance: bool
+    min_cosine: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class ParityReport:
     candidate: str
     tolerance: Mapping[str, float]
     max_abs_error: float | None
+    min_cosine: float | None
     cases: tuple[ParityCase, ...]
 
 
@@ -115,7 +122,8 @@ def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tole
         pairs = [(outputs[name], case.outputs[name]) for name in names]
         error = max(tolerance.error(*pair) for pair in pairs)
         passed = all(tolerance.holds(*pair) for pair in pairs)
-        cases.append(ParityCase(signature.kind, sizes, error, passed))
+        cosine = least_cosine(outputs[EMBEDDING], case.outputs[EMBEDDING]) if EMBEDDING in names else None
+        cases.append(ParityCase(signature.kind, sizes, error, passed, cosine))
     return cases
 
 
@@ -137,6 +145,7 @@ def report(cases: list[ParityCase], tolerance: Tolerance) -> ParityReport:
         candidate=f"ONNX Runtime {onnxruntime.__version__}, CPUExecutionProvider",
         tolerance=tolerance.model_dump(),
         max_abs_error=max((case.max_abs_error for case in cases), default=None),
+        min_cosine=min((case.min_cosine for case in cases if case.min_cosine is not None), default=None),
         cases=tuple(cases),
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from artifact.golden import Arrays
 from artifact.manifest import (
+    ATTENTION_GRAPHS,
     ATTENTION_MASK,
     BATCH_AXIS,
     BLOCK_ROWS,
@@ -77,7 +78,7 @@ class Signature:
 
 def signatures(module: AttentionModule) -> tuple[Signature, ...]:
     """The signatures of all graphs of an attention module."""
-    return tuple(_signature(module, kind) for kind in GraphKind)
+    return tuple(_signature(module, kind) for kind in ATTENTION_GRAPHS)
 
 
 def _signature(module: AttentionModule, kind: GraphKind) -> Signature:

@@ -1,4 +1,4 @@
-"""What `python -m export` exports: a preset or a checkpoint. Does not import PyTorch."""
+"""What `python -m export` exports: a preset, a checkpoint or an encoder. Does not import PyTorch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,4 +30,25 @@ class CheckpointSource:
         return self.path.name
 
 
-Source = PresetSource | CheckpointSource
+@dataclass(frozen=True, kw_only=True)
+class EncoderSource:
+    """The text encoder of a folder.
+
+    Attributes:
+        pooling: For folders that do not state it; empty for that of the family.
+        dimensions: Numbers of elements that embeddings can be shortened to.
+        truncates: Whether long texts are cut unless a request says otherwise.
+    """
+
+    path: Path
+    pooling: str = ""
+    dimensions: tuple[int, ...] = ()
+    truncates: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.path.resolve().name
+
+
+Source = PresetSource | CheckpointSource | EncoderSource

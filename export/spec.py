@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from artifact.encoder import EncoderFacts
 from artifact.manifest import Cost
 from export.signature import AttentionModule, Signature, signatures
 from model.text import TextAttention
@@ -29,6 +30,7 @@ class ExportSpec:
         num_heads: 0 if unknown, as for non-attention modules.
         cost: Floating-point operations; all 0 if unknown.
         tokenizer: For modules that take text.
+        encoder: For text encoders.
     """
 
     module: nn.Module
@@ -39,6 +41,7 @@ class ExportSpec:
     causal: bool = False
     cost: Cost = UNKNOWN_COST
     tokenizer: Tokenizer | None = None
+    encoder: EncoderFacts | None = None
 
 
 def attention_spec(module: AttentionModule) -> ExportSpec:

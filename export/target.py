@@ -65,8 +65,11 @@ class Target:
             with suppress(OSError):  # the folder holds this or other versions
                 parent.rmdir()
 
-    def put(self, temporary: Path, manifest: Manifest) -> None:
+    def put(self, temporary: Path, manifest: Manifest) -> bool:
         """Moves a written artifact into place, unless the target holds the same one.
+
+        Returns:
+            Whether it was moved.
 
         Raises:
             ArtifactExistsError: The target holds another artifact, and `replace` is false.
@@ -77,10 +80,13 @@ class Target:
             path.chmod(0o644)
         if not self.folder.exists():
             temporary.rename(self.folder)
-        elif not _is_same_model(self.folder, manifest):
-            if not self.replace:
-                raise self._exists("another artifact")
-            self._exchange(temporary)
+            return True
+        if _is_same_model(self.folder, manifest):
+            return False
+        if not self.replace:
+            raise self._exists("another artifact")
+        self._exchange(temporary)
+        return True
 
     def _exchange(self, temporary: Path) -> None:
         retired = temporary.with_name(temporary.name + ".retired")

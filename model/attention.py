@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import AttentionConfig
+from model.norm import RMSNorm
 from model.projections import make_projections
 from model.rotary import RotaryEmbedding
 from model.score_bias import ScoreRules
@@ -25,6 +26,8 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.config = config
         self.projections = make_projections(config)
+        self.query_norm = _head_norm(config)
+        self.key_norm = _head_norm(config)
         self.rotary = (
             RotaryEmbedding(config.d_k, theta=config.rotary_theta, interleaved=config.rotary_interleaved)
             if config.rotary_theta
@@ -43,6 +46,7 @@ class MultiHeadAttention(nn.Module):
         positions: Tensor | None = None,
         key_lengths: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        score_bias: Tensor | None = None,
         return_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Computes the context vectors and, if requested, the attention weights.
@@ -54,6 +58,7 @@ class MultiHeadAttention(nn.Module):
             positions: (B, Tq) integers, for rotary configurations. Default: 0 to Tq - 1.
             key_lengths: (B,) integers; keys at and after the length of a sequence are not attended to.
             attention_mask: (B, 1 or H, Tq, Tk) booleans, True = may attend.
+            score_bias: (1 or B, 1 or H, Tq, Tk), added to the scaled scores.
             return_weights: Whether to return the attention weights.
 
         Returns:
@@ -62,40 +67,44 @@ class MultiHeadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         q, k, v = self.projections(query, key, value)  # (B, H, Tq, d_k), (B, Hkv, Tk, d_k), (B, Hkv, Tk, d_v)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
         if self.rotary is not None:
             if positions is None:
                 positions = torch.arange(q.shape[2], device=q.device)[None]  # (1, Tq)
             q, k = self.rotary(q, positions), self.rotary(k, positions)
         may_attend = _caller_mask(q, k, key_lengths, attention_mask)  # (B, 1 or H, Tq, Tk)
         if return_weights:
-            weights = self._weights(q, k, may_attend)  # (B, H, Tq, Tk)
+            weights = self._weights(q, k, may_attend, score_bias)  # (B, H, Tq, Tk)
             heads = weights @ self._for_each_query_head(v)  # (B, H, Tq, d_v)
         else:
             weights = None
-            heads = self._attend(q, k, v, may_attend)  # (B, H, Tq, d_v)
+            heads = self._attend(q, k, v, may_attend, score_bias)  # (B, H, Tq, d_v)
         context = heads.transpose(1, 2).flatten(2)  # (B, Tq, H * d_v)
         if self.output is not None:
             context = self.output(context)  # (B, Tq, d_out)
         return context, weights
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None, score_bias: Tensor | None
+    ) -> Tensor:
         config = self.config
         # Kernels refuse their causal flag together with a mask.
-        is_causal = may_attend is None and self.score_rules.only_causal
+        is_causal = may_attend is None and score_bias is None and self.score_rules.only_causal
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=None if is_causal else self.score_rules.fused_mask(may_attend, q, k),
+            attn_mask=None if is_causal else self.score_rules.fused_mask(may_attend, q, k, score_bias),
             dropout_p=config.dropout if self.training else 0.0,
             is_causal=is_causal,
             scale=config.scale,
             enable_gqa=config.num_kv_heads != config.num_heads,
         )
 
-    def _weights(self, q: Tensor, k: Tensor, may_attend: Tensor | None) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, may_attend: Tensor | None, score_bias: Tensor | None) -> Tensor:
         may_attend = self.score_rules.mask(may_attend, q, k)
-        bias = self.score_rules.bias(q, k)  # (1, 1 or H, Tq, Tk)
+        bias = self.score_rules.bias(q, k, score_bias)  # (1 or B, 1 or H, Tq, Tk)
         k = self._for_each_query_head(k)  # (B, H, Tk, d_k)
         scores = q @ k.transpose(2, 3) * self.config.scale  # (B, H, Tq, Tk)
         if bias is not None:
@@ -112,6 +121,11 @@ class MultiHeadAttention(nn.Module):
         """(B, Hkv, Tk, d) to (B, H, Tk, d): each key and value head serves a group of query heads."""
         group = self.config.num_heads // self.config.num_kv_heads
         return heads if group == 1 else heads.repeat_interleave(group, dim=1)
+
+
+def _head_norm(config: AttentionConfig) -> RMSNorm | None:
+    """The normalisation of each query or key head, if the configuration asks for it."""
+    return RMSNorm(config.d_k, epsilon=config.qk_norm) if config.qk_norm else None
 
 
 def _caller_mask(

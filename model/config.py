@@ -76,6 +76,9 @@ class AttentionConfig:
     """Base frequency of the rotary position embedding; 0 for none."""
     rotary_interleaved: bool = False
     """Whether rotary pairs are neighbouring elements. Otherwise their elements are half a head apart."""
+    qk_norm: float = 0.0
+    """Epsilon of the normalisation of each query and key head by its root mean square, before the rotary
+    embedding; 0 for no normalisation."""
     dropout: float = 0.0
     """Probability that training drops an attention weight, from 0 to below 1. No effect in evaluation."""
 
@@ -161,6 +164,7 @@ class AttentionConfig:
         return [
             ("scale", _is_positive_number(self.scale), "must be a positive finite number"),
             ("dropout", dropout, "must be a number from 0 to below 1"),
+            ("qk_norm", self.qk_norm == 0 or _is_positive_number(self.qk_norm), "must be 0 or positive"),
             ("rotary_theta", theta, "must be 0 or a positive finite number"),
             ("rotary_theta", not (rotary and self.cross), "must be 0 with cross"),
             ("alibi", not (rotary and self.alibi), "must be false with rotary_theta"),

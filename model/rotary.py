@@ -20,7 +20,7 @@ class RotaryEmbedding(nn.Module):
             interleaved: Whether pair i is (2 i, 2 i + 1). Otherwise it is (i, i + width / 2).
         """
         super().__init__()
-        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+        exponents = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
         # Numbers instead of a buffer: a buffer would be cast in a module of half precision. The exported
         # graph holds the same values, because an error in the last place grows with the position.
         self.frequencies: list[float] = (1.0 / theta**exponents).tolist()

@@ -96,17 +96,25 @@ class ScoreRules:
             may_attend = own if may_attend is None else may_attend & own
         return may_attend
 
-    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """The sum of all biases in the type of `q`, (1, 1 or H, Tq, Tk); None if there are none."""
-        total = None
+    def bias(self, q: Tensor, k: Tensor, given: Tensor | None = None) -> Tensor | None:
+        """The sum of all biases in the type of `q`, (1 or B, 1 or H, Tq, Tk); None if there are none.
+
+        Args:
+            q: (B, H, Tq, d_k).
+            k: (B, heads, Tk, d_k).
+            given: The caller's bias, of that shape.
+        """
+        total = given
         for rule in self._biases:
             own = rule.make(self._config, q.shape[2], k.shape[2], q.device)  # (1, 1 or H, Tq, Tk)
             total = own if total is None else total + own
         return None if total is None else total.to(q.dtype)
 
-    def fused_mask(self, may_attend: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    def fused_mask(
+        self, may_attend: Tensor | None, q: Tensor, k: Tensor, given: Tensor | None = None
+    ) -> Tensor | None:
         """Mask and bias as the one mask that a fused kernel takes: bool, or added to the scores."""
-        mask, bias = self.mask(may_attend, q, k), self.bias(q, k)
+        mask, bias = self.mask(may_attend, q, k), self.bias(q, k, given)
         if bias is None or mask is None:
             return mask if bias is None else bias
         return torch.where(mask, bias, float("-inf"))

@@ -20,9 +20,11 @@ COLUMNS = 100
 HIDDEN = {"from_proto"}
 GROUPS = {
     "Clients": ("AttentionClient", "AsyncAttentionClient"),
+    "Encryption": ("TlsFiles",),
     "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs"),
     "Results": ("AttentionResult",),
-    "Descriptions of models": ("ModelInfo", "TensorInfo", "ParityInfo", "CostInfo"),
+    "Descriptions of models": ("ModelInfo", "TensorInfo", "ParityInfo", "CostInfo", "EncoderInfo"),
+    "Warnings": ("TextTruncatedWarning",),
 }
 HEADER = """# attention_client: reference
 

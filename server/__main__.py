@@ -8,6 +8,7 @@ from server.command_line import make_application, unknown_variables
 from server.errors import ServerError
 from server.settings import Settings
 from server.shutdown import Inbox, handle_signals
+from server.tls import exposure
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ def serve(settings: Settings) -> int:
 
 
 def _run(settings: Settings) -> None:
+    exposure.check(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
     # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
     if settings.workers > 1:
         from server.workers import supervisor  # noqa: PLC0415
@@ -39,8 +41,9 @@ def _run(settings: Settings) -> None:
         return
     inbox = Inbox()
     handle_signals(inbox.put)
-    from server import application, lifecycle  # noqa: PLC0415
+    from server import application, lifecycle, providers  # noqa: PLC0415
 
+    settings = providers.resolve(settings)
     application.run(settings, lifecycle.Standalone(settings), inbox)
 
 

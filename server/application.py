@@ -7,19 +7,25 @@ import threading
 import time
 
 from server.call_log import CallLog
+from server.canary import Canary
+from server.engine import model_changes
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.engine.store import RepositoryError
 from server.errors import LoadError
+from server.fixed_metrics import publish_fixed_metrics
+from server.identity import guard_of
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.model_control import ControlMode
 from server.models import load_models, model_control
+from server.recorder import call_recorder
 from server.rpc.options import RpcOptions
 from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
 from server.shutdown import EXIT_SECONDS, Inbox, StopRequest
+from server.tls.watch import current_certificates
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +37,25 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
     accepted, and a load in progress cannot be interrupted.
 
     Raises:
+        IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
         LoadError: The repository does not contain a model that can be served.
         BindError: An address cannot be listened on.
+        TlsError: A certificate cannot be used.
     """
     metrics = Metrics()
-    server = RpcServer(rpc_options(settings), CallLog(metrics))
+    guard = guard_of(settings, metrics)
+    certificates = current_certificates(settings.tls_files, metrics.tls)
+    recorder = call_recorder(settings)
+    publish_fixed_metrics(metrics.registry, settings)
+    server = RpcServer(
+        rpc_options(settings), CallLog(metrics), certificates=certificates, guard=guard, recorder=recorder
+    )
     try:
         lifecycle.before_loading(server, metrics)
         repository = load_models(settings, inbox)
         metrics.loaded(repository)
+        for change in model_changes.initial(repository):
+            metrics.model_changed(change)
         if lifecycle.before_serving(server, inbox):
             engine = Engine(
                 repository,
@@ -54,7 +70,11 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         raise LoadError(str(error)) from error
     finally:
         server.stop(0)
+        if recorder is not None:
+            recorder.close()
         lifecycle.close()
+        if guard is not None:
+            guard.close()
     log.info("stopped")
 
 
@@ -79,6 +99,8 @@ def rpc_options(settings: Settings) -> RpcOptions:
         connection_age_grace_seconds=settings.connection_age_grace_seconds,
         keepalive_seconds=settings.keepalive_seconds,
         allow_shared_memory=settings.allow_shared_memory,
+        identity_share=settings.identity_share,
+        open_reflection=settings.open_reflection,
         share_port=settings.workers > 1,
         transport=TransportKind(settings.transport),
     )
@@ -96,7 +118,8 @@ def _serve(
         metrics.loaded(engine.repository)
         server.show_models()
 
-    control = model_control(settings, engine.repository, changed, lifecycle.peers)
+    control = model_control(settings, engine.repository, changed, lifecycle.peers, metrics.model_changed)
+    canary = Canary(engine.repository, engine.load, control.withdraw, metrics.canary, settings.canary_seconds)
     if lifecycle.peers is not None:
         lifecycle.peers.start(control.take)
     # Numbers only: a model that is replaced must not be kept.
@@ -106,12 +129,14 @@ def _serve(
         server.start(engine, control)
         if ControlMode(settings.model_control) is ControlMode.POLL:
             control.poll(settings.repository_poll_seconds)
+        canary.start()
         lifecycle.serving(ready=ready.count(True), failed=ready.count(False))
         _wait_for_stop(inbox)
         _end_after(settings.grace_seconds + EXIT_SECONDS)
         seconds = _drain(settings.grace_seconds, server, lifecycle)
         log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
     finally:
+        canary.close()
         control.close()
         engine.close()
 

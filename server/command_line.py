@@ -25,7 +25,7 @@ Value: TypeAlias = str | bool
 Given: TypeAlias = tuple[str, tuple[Value, str]]
 CONFIG = "config"
 # Variables of the client's commands and of the benchmarks, which may be set in the same shell.
-OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}PEERS"})
+OTHER_VARIABLES = frozenset({f"{PREFIX}SERVER", f"{PREFIX}TOKEN", f"{PREFIX}PEERS"})
 MAX_SHOWN = 200
 MAX_METAVAR = 16
 METAVARS: dict[Any, str] = {
@@ -35,6 +35,7 @@ METAVARS: dict[Any, str] = {
     int: "INTEGER",
     int | None: "INTEGER",
     float: "NUMBER",
+    float | None: "NUMBER",
 }
 HELP = "\n\n".join(
     (
@@ -228,7 +229,7 @@ def _problem(details: ErrorDetails, sources: Sources) -> str:
     name = str(details["loc"][0])
     if details["type"] == "missing":
         return f"{_flag(name)} is required; {_variable(name)} and {name} in a TOML file set it too"
-    source = sources.descriptions[name]
+    source = sources.descriptions.get(name, _flag(name))  # a default may be invalid beside another option
     if name not in Settings.model_fields:
         similar = get_close_matches(name, Settings.model_fields, 1)
         return f"{source}: unknown option" + (f"; did you mean {similar[0]}?" if similar else "")

@@ -2,7 +2,11 @@
 
 ServerError
 ├── BindError      an address cannot be listened on
-├── LoadError      the repository does not contain a model that can be served
+├── DeviceError    the execution provider that was asked for cannot be used
+├── ExposureError  the address is public, and calls to it would not be encrypted
+├── IdentityError  the tokens file or the keys of JSON Web Tokens cannot be used
+├── LoadError      no model can be served, or the keys to check models with are missing
+├── TlsError       a certificate, its key or the clients' authorities cannot be used
 └── WorkerError    a worker process ended before all workers were serving
 """
 
@@ -15,8 +19,24 @@ class BindError(ServerError):
     """An address cannot be listened on."""
 
 
+class DeviceError(ServerError):
+    """The execution provider that was asked for cannot be used."""
+
+
+class ExposureError(ServerError):
+    """The address is public, and calls to it would not be encrypted."""
+
+
+class IdentityError(ServerError):
+    """The tokens file or the keys of JSON Web Tokens cannot be used."""
+
+
 class LoadError(ServerError):
-    """The repository does not contain a model that can be served."""
+    """No model can be served, or the keys to check models with are missing."""
+
+
+class TlsError(ServerError):
+    """A certificate, its key or the clients' authorities cannot be used."""
 
 
 class WorkerError(ServerError):

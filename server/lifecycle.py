@@ -1,16 +1,22 @@
 """What a server process does at the stages of its life, alone or as one of several workers."""
 
 import logging
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
-from server.http.options import options_of
+from server.http.options import needs_private_sockets, options_of
 from server.http.process import HttpProcess
 from server.metrics import Metrics
 from server.metrics_endpoint import MetricsEndpoint
 from server.models import initial_models, model_store
+from server.process_metrics import ProcessesCollector
 from server.rpc.server import RpcServer
 from server.settings import Settings
 from server.shutdown import Inbox
+from server.workers.folder import temporary_folder
 from server.workers.peers import WorkerPeers
 
 log = logging.getLogger(__name__)
@@ -59,6 +65,7 @@ class Standalone:
         self._endpoint: MetricsEndpoint | None = None
         self._http: HttpProcess | None = None
         self._ports: dict[str, object] = {}
+        self._stack = ExitStack()
 
     def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
         """Binds the ports, and publishes that the models are not ready.
@@ -66,18 +73,35 @@ class Standalone:
         Raises:
             RepositoryError: The repository contains no model.
             BindError: An address cannot be listened on.
+            WorkerError: The system's folder for temporary files cannot be written to.
         """
         host = self._settings.host
         metrics.loading(initial_models(self._settings, model_store(self._settings)))
-        port = server.bind()
-        self._endpoint = MetricsEndpoint(metrics.registry, host, self._settings.metrics_port, metrics.refresh)
+        metrics.registry.register(ProcessesCollector(self._processes))
+        private_socket = self._private_socket()
+        port = server.bind(private_socket)
+        self._endpoint = MetricsEndpoint(
+            metrics.registry,
+            host,
+            self._settings.metrics_port,
+            metrics.refresh,
+            certificates=server.certificates,
+            guard=server.guard if self._settings.protect_metrics else None,
+        )
         self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
         if self._settings.unix_socket is not None:
             self._ports["unix_socket"] = self._settings.unix_socket
         if self._settings.http_port is not None:
-            self._http = HttpProcess(options_of(self._settings, port), host, self._settings.http_port)
+            options = options_of(self._settings, port, [private_socket] if private_socket else [])
+            self._http = HttpProcess(options, host, self._settings.http_port)
             self._ports["http_port"] = self._http.port
         log.info("ports bound", extra=self._ports)
+
+    def _private_socket(self) -> Path | None:
+        """A path of its own for the HTTP process, if that needs one."""
+        if not needs_private_sockets(self._settings):
+            return None
+        return self._stack.enter_context(temporary_folder()) / "grpc"
 
     def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:  # noqa: ARG002 - part of Lifecycle
         """Returns at once."""
@@ -94,9 +118,14 @@ class Standalone:
         if self._http:
             self._http.drain()
 
+    def _processes(self) -> Mapping[str, int]:
+        http = self._http.pid if self._http else None
+        return {"server": os.getpid()} | ({} if http is None else {"http": http})
+
     def close(self) -> None:
         """Ends the HTTP process, and closes the metrics endpoint."""
         if self._http:
             self._http.close(HTTP_EXIT_SECONDS)
         if self._endpoint:
             self._endpoint.close()
+        self._stack.close()

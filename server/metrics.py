@@ -1,17 +1,23 @@
 """Prometheus metrics of calls, batches, models and load."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import product
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from server.canary_metrics import CanaryMetrics
 from server.engine.model import LoadedModel
+from server.engine.model_changes import ChangeKind, ModelChange
 from server.engine.observer import BatchReport, EngineLoad, ExpiryStage
 from server.engine.repository import Repository
 from server.rpc.dispatcher import CallLoad
+from server.tls.metrics import TlsMetrics
 
-SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# The code of requests that have their results, and the results of changes, as labels.
+ANSWERED, OK, FAILED = "OK", "ok", "failed"
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 # How the gauges of several workers become one.
@@ -20,13 +26,13 @@ Load = tuple[EngineLoad, CallLoad]
 _LOAD: tuple[tuple[str, str, AmongWorkers, Callable[[Load], float]], ...] = (
     (
         "attention_open_calls",
-        "Number of calls in progress, streams included; health, reflection and metadata excluded.",
+        "Number of inference calls in progress, streams included.",
         "livesum",
         lambda load: load[1].calls,
     ),
     (
         "attention_waiting_calls",
-        "Number of calls whose request has not arrived.",
+        "Number of calls whose request has not arrived yet.",
         "livesum",
         lambda load: load[1].waiting,
     ),
@@ -34,7 +40,7 @@ _LOAD: tuple[tuple[str, str, AmongWorkers, Callable[[Load], float]], ...] = (
     ("attention_open_streams", "Number of open streams.", "livesum", lambda load: load[1].streams),
     (
         "attention_in_flight_bytes",
-        "Memory that requests in progress occupy, in bytes.",
+        "Memory that is reserved for requests, from arrival until the reply is sent, in bytes.",
         "livesum",
         lambda load: load[0].in_flight_bytes,
     ),
@@ -46,20 +52,20 @@ _LOAD: tuple[tuple[str, str, AmongWorkers, Callable[[Load], float]], ...] = (
     ),
     (
         "attention_queue_age_seconds",
-        "How long the oldest queued sequence has waited, in seconds; of the worker where it is longest.",
+        "How long the oldest queued sequence has waited, in seconds; the largest value of all workers.",
         "livemax",
         lambda load: load[0].oldest_seconds,
     ),
     (
         "attention_predicted_queue_seconds",
-        "Expected time to run all that is queued, in seconds; of the worker where it is longest.",
+        "Expected time to run what is queued and running, in seconds; the largest value of all workers.",
         "livemax",
         lambda load: load[0].predicted_seconds,
     ),
     ("attention_runs", "Number of runs in progress.", "livesum", lambda load: load[0].running),
     (
         "attention_run_memory_bytes",
-        "Memory that is admitted for the runs in progress, in bytes.",
+        "Expected memory of the runs in progress, in bytes.",
         "livesum",
         lambda load: load[0].run_bytes,
     ),
@@ -75,11 +81,30 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.tls = TlsMetrics(self.registry)
         self._calls = self._counter(
-            "attention_requests", "Number of calls, by method and status code.", "method", "code"
+            "attention_requests",
+            "Number of calls that ended, by status code; a stream is one call.",
+            "method",
+            "code",
         )
         self._call_seconds = self._histogram(
-            "attention_request_seconds", "Duration of a call, in seconds.", "method", SECONDS
+            "attention_request_seconds",
+            "Duration of a call, until its reply has been sent, in seconds.",
+            "method",
+            SECONDS,
+        )
+        self._model_requests = self._counter(
+            "attention_model_requests",
+            "Number of requests to a loaded model, each message of a stream included, by status code.",
+            "model",
+            "code",
+        )
+        self._model_seconds = self._histogram(
+            "attention_model_request_seconds",
+            "Time from the arrival of a request in the queue to its result, in seconds; if it was answered.",
+            "model",
+            SECONDS,
         )
         self._batch_sequences = self._histogram(
             "attention_batch_sequences", "Number of sequences in a batch.", "model", SEQUENCES
@@ -93,13 +118,16 @@ class Metrics:
             "model",
             SECONDS,
         )
-        self._tokens = self._counter("attention_tokens", "Number of query and key rows in requests.", "model")
+        self._sequences = self._counter("attention_sequences", "Number of sequences that ran.", "model")
+        self._tokens = self._counter(
+            "attention_tokens", "Number of query and key rows that ran, without padding.", "model"
+        )
         self._padding = self._counter(
-            "attention_padding_tokens", "Number of padding rows computed in addition.", "model"
+            "attention_padding_tokens", "Number of padding rows that ran in addition.", "model"
         )
         self._refused = self._counter(
             "attention_refused_requests",
-            "Number of requests that were refused, by the reason of the error.",
+            "Number of calls and messages of streams that were refused, by the reason of the error.",
             "reason",
         )
         self._expired = self._counter(
@@ -118,21 +146,48 @@ class Metrics:
             "Number of runs that were stopped because no caller waited for their results.",
             "model",
         )
+        self._security_reloads = self._counter(
+            "attention_security_reloads",
+            "Number of times that tokens or keys were read again, by the result: after a failure, those that"
+            " were read before stay in use.",
+            "what",
+            "result",
+        )
         self._parity = self._gauge(
-            "attention_parity_max_abs_error",
+            "attention_parity_error",
             "Largest absolute difference from eager PyTorch, measured on this machine when the model loaded.",
-            ["model", "version", "provider"],
+            ["model", "version"],
+            "livemax",
+        )
+        self._tolerance = self._gauge(
+            "attention_parity_tolerance",
+            "Absolute tolerance of the model; its relative tolerance times the value comes in addition.",
+            ["model", "version"],
             "livemax",
         )
         self._ready = self._gauge(
             "attention_model_ready",
-            "1 if the model is ready, 0 while it loads or if it failed to load.",
+            "1 if the model is ready, 0 while it loads, if it failed to load and after it was unloaded.",
             ["model", "version"],
             "livemin",
+        )
+        self._failed = self._gauge(
+            "attention_model_failed",
+            "1 if the model is to be served and cannot be, as when it failed to load; otherwise 0.",
+            ["model", "version"],
+            "livemax",
+        )
+        self._changes = self._counter(
+            "attention_model_changes",
+            "Number of versions that were loaded, replaced or unloaded in a process, by result.",
+            "model",
+            "change",
+            "result",
         )
         self._load = [
             (self._gauge(name, text, [], among_workers), read) for name, text, among_workers, read in _LOAD
         ]
+        self.canary = CanaryMetrics(self.registry)
         self._published: set[tuple[str, str]] = set()
         self._engine_load: Callable[[], EngineLoad] = EngineLoad
         self._call_load: Callable[[], CallLoad] = CallLoad
@@ -159,15 +214,33 @@ class Metrics:
 
         Models that were published before and are gone are not ready.
         """
+        self.canary.loaded(repository)
         models = {(model.name, model.version) for model in repository}
         for key in self._published - models:
             self._ready.labels(*key).set(0)
+            self._failed.labels(*key).set(0)
         self._published |= models
         for model in repository:
             ready = isinstance(model, LoadedModel)
             self._ready.labels(model.name, model.version).set(ready)
+            self._failed.labels(model.name, model.version).set(not ready)
+            self._begin(model.name)
             if isinstance(model, LoadedModel):
-                self._parity.labels(model.name, model.version, model.provider).set(model.measured_error)
+                self._parity.labels(model.name, model.version).set(model.measured_error)
+                self._tolerance.labels(model.name, model.version).set(model.manifest.tolerance.atol)
+
+    def _begin(self, model: str) -> None:
+        """Publishes what is rare from 0 on, so that the first time is an increase."""
+        for change, result in product(ChangeKind, (OK, FAILED)):
+            self._changes(model, change.value, result)
+        for stage in ExpiryStage:
+            self._expired(model, stage.value)
+        self._terminated(model)
+
+    def model_changed(self, change: ModelChange) -> None:
+        """Counts a version of a model that changed, or failed to."""
+        result = OK if change.succeeded else FAILED
+        self._changes(change.name, change.kind.value, result).inc()
 
     def watch(self, engine: Callable[[], EngineLoad], calls: Callable[[], CallLoad]) -> None:
         """Sets where `refresh` finds the load; before, the load is 0.
@@ -193,14 +266,30 @@ class Metrics:
         """Counts a batch that ran."""
         self._batch_sequences(report.model).observe(report.sequences)
         self._batch_seconds(report.model).observe(report.seconds)
+        self._sequences(report.model).inc(report.sequences)
         self._tokens(report.model).inc(report.tokens)
         self._padding(report.model).inc(report.padding)
         for seconds in report.queue_seconds:
             self._queue_seconds(report.model).observe(seconds)
 
+    def requests_answered(self, model: str, seconds: Sequence[float]) -> None:
+        """Counts requests that have their results."""
+        self._model_requests(model, ANSWERED).inc(len(seconds))
+        observe = self._model_seconds(model).observe
+        for duration in seconds:
+            observe(duration)
+
+    def request_failed(self, model: str, code: str) -> None:
+        """Counts a request that was refused or has no result."""
+        self._model_requests(model, code).inc()
+
     def refused(self, method: str, reason: str) -> None:  # noqa: ARG002 - a label for each pair would be many
         """Counts a request that was refused."""
         self._refused(reason).inc()
+
+    def reloaded(self, what: str, *, success: bool) -> None:
+        """Counts that tokens or keys were read again."""
+        self._security_reloads(what, "success" if success else "failure").inc()
 
     def reader_cut(self, method: str) -> None:
         """Counts a call that was ended because its caller did not read."""

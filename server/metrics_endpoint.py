@@ -16,7 +16,11 @@ from urllib.parse import parse_qs, urlsplit
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
+from server.engine.errors import Code, EngineError
 from server.errors import BindError
+from server.security.guard import Guard
+from server.security.rights import Right
+from server.tls.files import CurrentCertificates
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +30,16 @@ ALLOWED = "GET, HEAD, OPTIONS"
 MAX_CONNECTIONS = 16
 # How long a connection may last, from its begin until the response has been sent.
 MAX_CONNECTION_SECONDS = 10.0
+STATUSES = {
+    Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+}
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
 class MetricsEndpoint:
-    """Serves the metrics of a registry at http://HOST:PORT/metrics until it is closed."""
+    """Serves the metrics of a registry at /metrics, over HTTP or HTTPS, until it is closed."""
 
     def __init__(
         self,
@@ -39,7 +48,9 @@ class MetricsEndpoint:
         port: int,
         refresh: Callable[[], None] = lambda: None,
         *,
+        certificates: CurrentCertificates | None = None,
         max_connection_seconds: float = MAX_CONNECTION_SECONDS,
+        guard: Guard | None = None,
     ) -> None:
         """Starts to listen.
 
@@ -48,15 +59,20 @@ class MetricsEndpoint:
             host: Address or host name.
             port: 0 selects a free port.
             refresh: Called before the metrics are read.
+            certificates: Give the certificate of the next connection; None encrypts nothing.
             max_connection_seconds: How long a connection may last, in seconds. Then it is closed.
+            guard: Knows who may read the metrics; None lets everyone.
 
         Raises:
             BindError: The address is in use, or does not belong to this machine.
         """
         try:
-            self._server = _Server(host.strip("[]"), port, registry, refresh, max_connection_seconds)
+            self._server = _Server(
+                host.strip("[]"), port, registry, refresh, certificates, max_connection_seconds
+            )
         except OSError as error:
             raise BindError(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
+        self._server.guard = guard
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -73,6 +89,7 @@ class _Server(ThreadingMixIn, TCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    guard: Guard | None = None
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(
@@ -81,15 +98,25 @@ class _Server(ThreadingMixIn, TCPServer):
         port: int,
         registry: CollectorRegistry,
         refresh: Callable[[], None],
+        certificates: CurrentCertificates | None,
         max_connection_seconds: float,
     ) -> None:
         self.registry, self.refresh = registry, refresh
+        self._certificates = certificates
         self._max_connection_seconds = max_connection_seconds
         # When each open connection began.
         self._began: dict[socket.socket, float] = {}
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, _, _, _, address = found[0]
         super().__init__((str(address[0]), port), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection. Its thread does the handshake, with the first byte that it reads."""
+        accepted, address = super().get_request()
+        if self._certificates is None:
+            return accepted, address
+        context = self._certificates().context
+        return context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False), address
 
     def verify_request(self, request: Any, client_address: object) -> bool:  # noqa: ARG002 - as socketserver calls it
         """Refuses a connection if as many are open as there may be."""
@@ -107,7 +134,8 @@ class _Server(ThreadingMixIn, TCPServer):
         for connection, began in list(self._began.items()):
             if began <= latest:
                 with suppress(OSError):  # it has just ended by itself
-                    connection.shutdown(socket.SHUT_RDWR)
+                    # Not that of an encrypted socket, which would send unencrypted until it is done.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
         """Called by a connection's thread when it has ended."""
@@ -133,6 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
         if url.path != PATH:
             self.send_error(HTTPStatus.NOT_FOUND, explain=f"only {PATH} is served on this port")
             return
+        if not self._is_permitted():
+            return
         self.server.refresh()
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         names = parse_qs(url.query).get("name[]")
@@ -142,6 +172,31 @@ class _Handler(BaseHTTPRequestHandler):
         if gzip_accepted(self.headers.get("Accept-Encoding", "")):
             body = gzip.compress(body)
             self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _is_permitted(self) -> bool:
+        """Whether the caller may read the metrics; refuses one that may not."""
+        if self.server.guard is None:
+            return True
+        given = self.headers.get_all("Authorization") or []
+        try:
+            identity = self.server.guard.identify([("authorization", value) for value in given], tuple)
+            identity.require(Right.READ)
+        except EngineError as error:
+            self._refuse(error)
+            return False
+        return True
+
+    def _refuse(self, error: EngineError) -> None:
+        status = STATUSES.get(error.code, HTTPStatus.SERVICE_UNAVAILABLE)
+        body = f"{error.message}\n".encode()
+        self.send_response(status)
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.send_header("Content-Type", self.error_content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from server.engine.control import IndexEntry, RepositoryControl
 from server.engine.errors import ModelNotReadyError, UnsupportedError
+from server.engine.model import LoadedModel
 from server.engine.store import RepositoryError
 from server.steps import Step, StepRequest
 
@@ -79,6 +80,10 @@ class ModelControl:
     def unload(self, name: str) -> "Future[None]":
         """Unloads all versions of a model; otherwise as `load`."""
         return self._request(Step.UNLOAD, name)
+
+    def withdraw(self, model: LoadedModel, reason: str) -> bool:
+        """Takes a model out of service in this process; returns whether it was in service."""
+        return self._control.withdraw(model, reason)
 
     def take(self, request: StepRequest) -> str:
         """Takes a step of a change in this process. Returns why it cannot be taken, or nothing."""

@@ -7,12 +7,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn
 
+from artifact.keys import KeyFileError, read_public_keys
 from server import memory
 from server.engine.control import RepositoryControl
 from server.engine.model import LoadedModel
+from server.engine.model_changes import ModelChange
 from server.engine.repository import Key, Repository
 from server.engine.store import ModelStore, RepositoryError
 from server.engine.version_policy import VersionPolicy
+from server.errors import LoadError
 from server.model_control import ALL, ControlMode, ModelControl, read_loaded
 from server.settings import Settings
 from server.shutdown import Inbox, StopRequest
@@ -25,9 +28,23 @@ HEADROOM_FACTOR, HEADROOM_BYTES = 3, 64 << 20
 
 
 def model_store(settings: Settings) -> ModelStore:
-    """The model repository on disk."""
-    policy = VersionPolicy.parse(settings.version_policy)
-    return ModelStore(settings.model_repository, settings.device, settings.max_tolerance, policy)
+    """The model repository on disk.
+
+    Raises:
+        LoadError: The file of public keys cannot be read.
+    """
+    try:
+        keys = read_public_keys(settings.proof_public_key) if settings.proof_public_key else ()
+    except KeyFileError as error:
+        raise LoadError(f"--proof-public-key: {error}") from error
+    return ModelStore(
+        settings.model_repository,
+        settings.device,
+        settings.max_tolerance,
+        VersionPolicy.parse(settings.version_policy),
+        proof_keys=keys,
+        max_golden_bytes=settings.max_golden_bytes,
+    )
 
 
 def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
@@ -83,7 +100,11 @@ def _abandon_loading(request: StopRequest) -> NoReturn:
 
 
 def model_control(
-    settings: Settings, repository: Repository, changed: Callable[[], None], peers: WorkerPeers | None
+    settings: Settings,
+    repository: Repository,
+    changed: Callable[[], None],
+    peers: WorkerPeers | None,
+    report: Callable[[ModelChange], None],
 ) -> ModelControl:
     """Changes the models of this process.
 
@@ -92,9 +113,10 @@ def model_control(
         repository: The models that are served.
         changed: Called after each change.
         peers: The processes of the service, if there are several.
+        report: Called for each version that changed, and for each that failed to load.
     """
     store = model_store(settings)
-    control = RepositoryControl(store, repository, changed, partial(_lack_of_memory, store))
+    control = RepositoryControl(store, repository, changed, partial(_lack_of_memory, store), report)
     return ModelControl(control, ControlMode(settings.model_control), peers.ask if peers else None)
 
 

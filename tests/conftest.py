@@ -18,6 +18,7 @@ from xdist.remote import Producer
 from scripts.local_server import ServerProcess, serving
 from tests.server import samples
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
+from tests.support.prometheus import required
 from tests.support.repository import SETS
 from tests.support.scheduling import SharedServerScheduling, start_order
 
@@ -62,6 +63,12 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A server of the repository."""
     with serving(repository, tmp_path_factory.mktemp("server") / "log") as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """The path of promtool; a test that needs it is skipped where it is not installed."""
+    return required("promtool")
 
 
 @pytest.fixture(scope="session")

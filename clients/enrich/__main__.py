@@ -4,6 +4,7 @@ Exit codes: 0 the output is complete, 1 there is no result (one line on stderr s
 130 interrupted.
 """
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,14 +12,20 @@ from typing import Annotated
 
 try:
     import typer
+    from attention_client._tls import tls_files
     from attention_client.enrich import RETRY_SECONDS
-    from attention_client.enrich.cli import run_and_report, split_servers
+    from attention_client.enrich.cli import TOKEN_VARIABLE, run_and_report, split_servers
     from attention_client.enrich.cli_options import (
+        Ca,
+        Certificate,
         JobArguments,
+        Key,
         Output,
         RetrySeconds,
         Servers,
         Source,
+        Tls,
+        Token,
         with_job_arguments,
     )
 except ImportError as error:
@@ -52,6 +59,11 @@ def main(
     job: JobArguments,
     servers: Servers = [],  # noqa: B006 - Typer copies it
     retry_seconds: RetrySeconds = RETRY_SECONDS,
+    token: Token = None,
+    tls: Tls = False,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
     model_repository: Annotated[
         Path | None,
         typer.Option(
@@ -96,6 +108,8 @@ def main(
         raise typer.BadParameter("exactly one of --server and --model-repository is required")
     if engine and servers:
         raise typer.BadParameter("--engine ray needs --model-repository, not --server")
+    if not servers and (token or tls or ca or certificate or key):
+        raise typer.BadParameter("--token, --tls, --ca, --certificate and --key need --server")
     if servers and provider is not Provider.CPU:
         raise typer.BadParameter("--provider needs --model-repository; a server has its own setting")
     if (workers or cores_per_worker != 1) and not engine:
@@ -107,6 +121,8 @@ def main(
             output,
             servers=split_servers(servers),
             retry_seconds=retry_seconds,
+            credentials=tls_files(ca, certificate, key, tls=tls),
+            token=(token or os.environ.get(TOKEN_VARIABLE) or None) if servers else None,
             model_repository=model_repository,
             provider=provider,
             engine=engine,

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import attention_client.enrich
 from attention_client.enrich import RETRY_SECONDS, EnrichError, EnrichOptions, Summary
 from attention_client.enrich.options import JobOptions, read_options
+
+if TYPE_CHECKING:
+    from attention_client import TlsFiles
+    from grpc import ChannelCredentials
 
 RAY = "ray"
 PROVIDERS = ("cpu", "cuda")
@@ -19,6 +23,8 @@ def enrich(
     *,
     servers: str | Sequence[str] = (),
     retry_seconds: float = RETRY_SECONDS,
+    credentials: "ChannelCredentials | TlsFiles | None" = None,
+    token: str | None = None,
     model_repository: str | PathLike[str] | None = None,
     provider: str = "cpu",
     engine: str | None = None,
@@ -33,6 +39,8 @@ def enrich(
         output: See `attention_client.enrich.enrich`.
         servers: Servers as HOST:PORT, to compute on servers.
         retry_seconds: Seconds without any answer of a server after which the job ends, 0 or more.
+        credentials: See `attention_client.enrich.enrich`; for servers only.
+        token: See `attention_client.enrich.enrich`; for servers only.
         model_repository: Folder of artifacts, to compute without servers.
         provider: cpu or cuda; without servers only.
         engine: None computes in this process; "ray" on a Ray cluster, each node of which must have the model
@@ -50,8 +58,16 @@ def enrich(
         if engine is not None:
             raise EnrichError(f"engine {engine!r} needs a model repository (--model-repository), not servers")
         return attention_client.enrich.enrich(
-            source, output, servers=servers, retry_seconds=retry_seconds, **options
+            source,
+            output,
+            servers=servers,
+            retry_seconds=retry_seconds,
+            credentials=credentials,
+            token=token,
+            **options,
         )
+    if credentials is not None or token is not None:
+        raise EnrichError("credentials and token need servers (--server)")
     read = read_options(options)
     _check(provider, engine, workers, cores_per_worker)
     repository = Path(model_repository).absolute()

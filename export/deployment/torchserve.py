@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from artifact.certificate import CERTIFICATE_FILE
 from artifact.manifest import MANIFEST_FILE, GraphKind, Manifest
 from export.deployment.golden import write_golden_arrays
 from export.errors import ExportError
@@ -33,7 +34,7 @@ def find_archiver() -> Path:
 
 
 def write_archive(artifact: Path, manifest: Manifest, folder: Path) -> None:
-    """Writes `<name>.mar`: one graph, its weights, golden vectors, the manifest and the handler.
+    """Writes `<name>.mar`: one graph, its weights, golden vectors, manifest, certificate and the handler.
 
     Raises:
         ArtifactError: The artifact's golden vectors are damaged.
@@ -65,7 +66,9 @@ def stage(artifact: Path, manifest: Manifest, folder: Path) -> str:
     kind = GraphKind.LENGTHS if GraphKind.LENGTHS in manifest.graphs else GraphKind.PLAIN
     graph = manifest.graphs[kind].file
     write_golden_arrays(artifact, manifest, kind, folder)
-    for name in (graph, manifest.weights, MANIFEST_FILE):
+    # The certificate states the hashes of the files that are taken unchanged.
+    certificate = CERTIFICATE_FILE if (artifact / CERTIFICATE_FILE).exists() else None
+    for name in (graph, manifest.weights, MANIFEST_FILE, certificate):
         if name is not None:
             (folder / name).symlink_to((artifact / name).resolve())
     return graph

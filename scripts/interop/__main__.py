@@ -21,8 +21,8 @@ from scripts.local_server import ROOT, ServerProcess, serving
 
 ENVIRONMENTS = ROOT / "build" / "interop"
 HERE = Path(__file__).parent
-MODEL = "self-attention"
-ROWS, WIDTH = 6, 64
+MODEL = "multi-head-768x12"
+ROWS, WIDTH = 6, 768
 CLIENT_SECONDS = 300
 console = Console(highlight=False)
 
@@ -95,8 +95,8 @@ def main() -> int:
 def _outcomes(server: ServerProcess, data: Path) -> list[tuple[str, str, str]]:
     """Name of a client, what it called, and why that failed; nothing if it worked."""
     rows = np.random.default_rng(0).standard_normal((1, ROWS, WIDTH)).astype(np.float32)
-    with AttentionClient(server.target) as client:
-        answer = client.attend(MODEL, rows).context_vectors
+    with AttentionClient(server.target) as own:
+        answer = own.attend(MODEL, rows).context_vectors
     np.savez(data / "data.npz", query=rows, context_vectors=answer)
     http_port = _http_port(server.log)
     found = []
@@ -106,8 +106,8 @@ def _outcomes(server: ServerProcess, data: Path) -> list[tuple[str, str, str]]:
         if problem:
             found.append((client.package, "the next", problem))
     for method, message, expected in BUF_CALLS:
-        command = ["npx", "--yes", BUF, "curl", "--http2-prior-knowledge", "--data", message]
-        output, problem = _ask(*command, f"http://{server.target}/{method}")
+        command = ["npx", "--yes", BUF, "curl", "--http2-prior-knowledge", "--protocol", "grpc", "--reflect"]
+        output, problem = _ask(*command, "--data", message, f"http://{server.target}/{method}")
         if not problem and expected not in output.replace(" ", ""):
             problem = f"answered {output}"
         found.append((BUF, method, problem))

@@ -6,7 +6,9 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from server.engine.embeddings import shortened
 from server.engine.execute import Outputs, gather
+from server.engine.fair_shares import CallerShare
 from server.engine.limits import Limits
 from server.engine.types import Result
 from server.engine.validation import ValidatedRequest
@@ -31,11 +33,13 @@ class PendingRequest:
         longest_seconds: Longest expected duration of a run of one of its sequences alone.
         least_seconds: The same if each run has all threads.
         queued_seconds: Sum of these durations for the sequences in the queue.
+        share: The caller of the request, among those in the queue.
     """
 
     request: ValidatedRequest
     number: int
     queued_at: float
+    share: CallerShare
     results: list[Outputs] = field(init=False)
     missing: int = field(init=False)
     started: bool = field(init=False, default=False)
@@ -57,7 +61,7 @@ class PendingRequest:
 
     def resolve(self) -> None:
         """Resolves the request's future with its results."""
-        result = Result(gather(self.results))
+        result = Result(shortened(gather(self.results), self.request.model, self.request.dimensions))
         with suppress(InvalidStateError):  # cancelled during the run
             self.request.future.set_result(result)
 

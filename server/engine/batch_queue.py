@@ -5,6 +5,9 @@ comes later by the expected duration of those before it. Requests of one sequenc
 of their arrival, and a request of thousands shares the runs with the others instead of stopping them.
 Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 
+This is the order among the requests of one caller. If several callers have queued sequences, they take turns
+by what each of them has run: see `server.engine.fair_shares`.
+
 The sequence whose turn is next is part of every batch. Others join its batch if that is expected to cost less
 than a run of their own. Only a sequence whose run does not fit into the memory that is left waits while later
 ones run.
@@ -13,19 +16,24 @@ ones run.
 import math
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from heapq import merge
 from operator import attrgetter
 
 from artifact.manifest import GraphKind
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
+from server.engine.caller import ANYONE, Caller
+from server.engine.fair_shares import CallerShare, FairShares
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.validation import ValidatedRequest
 
 # How many sequences behind the oldest are considered for its batch.
 LOOK_AHEAD = 256
-# Sequences of one bucket run on the same graph of the same model. They are in the order of their turns.
-BucketKey = tuple[LoadedModel, GraphKind]
+# Sequences of one bucket run on the same graph of the same model, and are of the same caller. They are in the
+# order of their turns.
+BucketKey = tuple[LoadedModel, GraphKind, CallerShare]
+Bucket = deque[QueuedSequence]
 _turn = attrgetter("turn")
 _order = attrgetter("turn", "number")
 
@@ -42,12 +50,12 @@ class BatchQueue:
         self.sequences = 0
         self.seconds = 0.0
         self._limits = limits
-        self._buckets: dict[BucketKey, deque[QueuedSequence]] = {}
+        self._buckets: dict[BucketKey, Bucket] = {}
+        self._shares = FairShares()
         self._pending: dict[int, PendingRequest] = {}
         # Those of several sequences.
         self._bulk: dict[int, PendingRequest] = {}
         self._next_number = 0
-        self._turn = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
@@ -57,46 +65,57 @@ class BatchQueue:
         """When the sequence whose turn is next was queued; None if the queue is empty."""
         return self._next_bucket()[0].pending.queued_at if self._buckets else None
 
-    def seconds_before(self, own: float) -> float:
+    def seconds_before(self, own: float, caller: Caller = ANYONE) -> float:
         """Expected duration of the runs that come before the end of a request that is queued now.
 
         Args:
             own: Expected duration of the request's own runs. A request of several sequences runs no more
                 than this, and one sequence, before it.
+            caller: Whose request it is. Another caller runs no more before it than its share.
         """
-        bulk = self._bulk.values()
+        if self._shares.is_single and caller is ANYONE:
+            return self._seconds_left(self.seconds, own, self._bulk.values())
+        bulk = [pending for pending in self._bulk.values() if pending.request.caller == caller]
+        of_caller = self._seconds_left(self._shares.seconds_of(caller), own, bulk)
+        return of_caller + self._shares.seconds_before(caller, of_caller + own)
+
+    @staticmethod
+    def _seconds_left(seconds: float, own: float, bulk: Iterable[PendingRequest]) -> float:
+        """Those of some seconds of one caller that come before the end of its next request."""
         later = [pending.queued_seconds - pending.longest_seconds - own for pending in bulk]
-        return max(0.0, self.seconds - sum(seconds for seconds in later if seconds > 0))
+        return max(0.0, seconds - sum(more for more in later if more > 0))
 
     def add(self, request: ValidatedRequest, now: float) -> int:
         """Queues a request and returns the number to release it by."""
         number = self._next_number
-        pending = PendingRequest(request, number, now)
+        pending = PendingRequest(request, number, now, self._shares.of(request.caller))
         queued = [QueuedSequence(pending, index, number + index) for index in range(len(request.sequences))]
         self._give_turns(pending, queued)
         self._pending[number] = pending
         if len(queued) > 1:
             self._bulk[number] = pending
-        _insert(self._buckets.setdefault((request.model, request.graph), deque()), queued)
+        _insert(self._buckets.setdefault((request.model, request.graph, pending.share), deque()), queued)
         self._next_number += len(queued)
         self.sequences += len(queued)
         self.seconds += pending.queued_seconds
+        pending.share.sequences += len(queued)
+        pending.share.seconds += pending.queued_seconds
         return number
 
     def _give_turns(self, pending: PendingRequest, queued: list[QueuedSequence]) -> None:
-        turn, longest = self._turn, 0.0
+        turn, longest = pending.share.turn, 0.0
         for sequence in queued:
             sequence.turn = turn
             turn += sequence.seconds
             longest = max(longest, sequence.seconds)
-        pending.longest_seconds, pending.queued_seconds = longest, turn - self._turn
+        pending.longest_seconds, pending.queued_seconds = longest, turn - pending.share.turn
 
     def release(self, number: int) -> PendingRequest | None:
         """Removes a request that ended or was given up; None if it was removed before."""
         pending = self._pending.pop(number, None)
         self._bulk.pop(number, None)
         if pending and pending.missing:
-            self._remove(pending.request)
+            self._remove(pending)
         return pending
 
     def clear(self) -> list[ValidatedRequest]:
@@ -142,16 +161,29 @@ class BatchQueue:
             del bucket[at]
             batch = None
             if _is_wanted(head, now, expired):
-                self._turn = max(self._turn, head.turn)
+                self._serve(head)
                 batch = self._batch(Batch(self._limits, head, free_bytes, share), bucket, now, expired)
             if not bucket:
-                del self._buckets[head.request.model, head.request.graph]
+                del self._buckets[head.request.model, head.request.graph, head.pending.share]
             self._count_left(batch.sequences if batch else [head])
             if batch:
+                self._charge(batch)
                 return batch, expired
         return None, expired
 
-    def _first_that_fits(self, free_bytes: float, slots: int) -> tuple[deque[QueuedSequence], int] | None:
+    def _serve(self, head: QueuedSequence) -> None:
+        share = head.pending.share
+        share.turn = max(share.turn, head.turn)
+        if not self._shares.is_single:
+            self._shares.served(share)
+
+    def _charge(self, batch: Batch) -> None:
+        """Advances the clocks of the callers, unless there is one only, whose turn it is in any case."""
+        if not self._shares.is_single:
+            for queued in batch.sequences:
+                queued.pending.share.ran(queued.seconds)
+
+    def _first_that_fits(self, free_bytes: float, slots: int) -> tuple[Bucket, int] | None:
         """The bucket and place of the first sequence whose run fits into the memory."""
         bucket = self._next_bucket()
         if bucket[0].run_bytes <= free_bytes:
@@ -163,8 +195,9 @@ class BatchQueue:
                     return bucket, at
         return None
 
-    def _remove(self, request: ValidatedRequest) -> None:
-        key = (request.model, request.graph)
+    def _remove(self, pending: PendingRequest) -> None:
+        request = pending.request
+        key = (request.model, request.graph, pending.share)
         bucket = self._buckets.pop(key, ())
         kept = deque(queued for queued in bucket if queued.request is not request)
         if kept:
@@ -174,28 +207,34 @@ class BatchQueue:
     def _count_left(self, left: list[QueuedSequence]) -> None:
         """Records that sequences have left the queue."""
         for queued in left:
-            queued.pending.queued_seconds -= queued.seconds
+            pending, seconds = queued.pending, queued.seconds
+            pending.queued_seconds -= seconds
+            pending.share.sequences -= 1
+            pending.share.seconds -= seconds
         if self._buckets:
             self.sequences -= len(left)
             self.seconds -= sum([queued.seconds for queued in left])
         else:  # rounding errors do not add up
             self.sequences, self.seconds = 0, 0.0
+            self._shares.clear()
 
-    def _next_bucket(self) -> deque[QueuedSequence]:
+    def _next_bucket(self) -> Bucket:
         return min(self._buckets.values(), key=_first)
 
     def _batch(
         self,
         batch: Batch,
-        bucket: deque[QueuedSequence],
+        bucket: Bucket,
         now: float,
         expired: list[ValidatedRequest],
     ) -> Batch:
-        """Takes sequences that gain by joining the batch out of its bucket, nearest in length first."""
+        """Takes sequences that gain by joining the batch out of the queue, nearest in length first."""
         head = batch.sequences[0]
         if batch.is_full or (batch.is_closed and len(head.request.sequences) == 1):
             return batch
-        window = [bucket.popleft() for _ in range(min(len(bucket), LOOK_AHEAD))]
+        buckets = [bucket] if self._shares.is_single else self._buckets_like(head)
+        most = max(1, LOOK_AHEAD // max(1, len(buckets)))
+        window = [own.popleft() for own in buckets for _ in range(min(len(own), most))]
         wanted: list[QueuedSequence] = []
         unwanted: list[QueuedSequence] = []
         for queued in window:
@@ -205,15 +244,35 @@ class BatchQueue:
         wanted.sort(key=lambda queued: abs(queued.lengths[0] - query) + abs(queued.lengths[1] - key))
         rest = [queued for queued in wanted if not batch.add(queued)]
         rest.sort(key=_order)
-        bucket.extendleft(reversed(rest))
+        if self._shares.is_single:
+            bucket.extendleft(reversed(rest))
+        else:
+            self._put_back(rest, head)
         return batch
 
+    def _buckets_like(self, head: QueuedSequence) -> list[Bucket]:
+        """The buckets of all callers for the same graph of the same model, in the order of their turns."""
+        model, graph = head.request.model, head.request.graph
+        found = [own for key, own in self._buckets.items() if own and key[0] is model and key[1] is graph]
+        return sorted(found, key=_first)
 
-def _first(bucket: deque[QueuedSequence]) -> tuple[float, int]:
-    return _order(bucket[0])
+    def _put_back(self, rest: list[QueuedSequence], head: QueuedSequence) -> None:
+        """Puts sequences of several callers back. Removes empty buckets, except that of the head."""
+        for queued in reversed(rest):
+            request = queued.request
+            self._buckets[request.model, request.graph, queued.pending.share].appendleft(queued)
+        for key in [
+            key for key, own in self._buckets.items() if not own and key[2] is not head.pending.share
+        ]:
+            del self._buckets[key]
 
 
-def _insert(bucket: deque[QueuedSequence], queued: list[QueuedSequence]) -> None:
+def _first(bucket: Bucket) -> tuple[float, float, int]:
+    head = bucket[0]
+    return head.pending.share.clock, head.turn, head.number
+
+
+def _insert(bucket: Bucket, queued: list[QueuedSequence]) -> None:
     """Inserts the sequences of a new request, after those with the same turn."""
     if not bucket or bucket[-1].turn <= queued[0].turn:
         bucket.extend(queued)

@@ -1,8 +1,10 @@
 """The memory that requests may hold, from their arrival until their replies are sent."""
 
 import threading
+from abc import ABC, abstractmethod
 
 from server.engine.errors import OverloadedError
+from server.engine.timeline import Timeline
 
 
 class MemoryBudget:
@@ -23,42 +25,83 @@ class MemoryBudget:
         """Bytes that are reserved now."""
         return self._held_bytes
 
-    def reserve(self, size: int) -> "Reservation":
+    def reserve(self, size: int, account: "Account | None" = None) -> "Reservation":
         """Reserves bytes until they are released.
 
         A reservation that alone exceeds the limit is granted if nothing else is reserved.
 
+        Args:
+            size: Number of bytes.
+            account: Whose reservation it is; None if nobody's.
+
         Raises:
-            OverloadedError: The limit is reached.
+            OverloadedError: The limit is reached, or that of the account.
         """
-        reservation = Reservation(self)
+        reservation = Reservation(self, account)
         reservation.add(size)
         return reservation
 
-    def _add(self, size: int, own: int) -> None:
+    def _add(self, size: int, own: int, account: "Account | None") -> None:
         """Takes bytes for a reservation that holds `own` bytes already."""
         with self._lock:
             held = self._held_bytes + size
+            if account is not None:
+                account.check(size, own, self.limit_bytes - self._held_bytes)
             if held > self.limit_bytes and self._held_bytes > own:
                 raise OverloadedError(
                     f"requests in flight would hold {held} bytes; the limit is {self.limit_bytes}; "
                     "try again later"
                 )
             self._held_bytes = held
+            if account is not None:
+                account.held_bytes += size
 
-    def _subtract(self, size: int) -> None:
+    def _subtract(self, size: int, account: "Account | None") -> None:
         with self._lock:
             self._held_bytes -= size
+            if account is not None:
+                account.held_bytes -= size
+
+
+class Account(ABC):
+    """What one caller holds of a budget. Its methods are called with the lock of the budget.
+
+    Attributes:
+        held_bytes: Bytes that are reserved now.
+    """
+
+    def __init__(self) -> None:
+        """Begins with nothing."""
+        self.held_bytes = 0
+
+    @abstractmethod
+    def check(self, size: int, own: int, free: int) -> None:
+        """Checks that the caller may hold more.
+
+        Args:
+            size: Bytes that a reservation is to take in addition.
+            own: Bytes that it holds already; they are part of `held_bytes`.
+            free: Bytes that nobody has reserved.
+
+        Raises:
+            OverloadedError: The caller holds its share.
+        """
 
 
 class Reservation:
-    """The bytes of one request. Made by `MemoryBudget.reserve`."""
+    """The bytes of one request. Made by `MemoryBudget.reserve`.
 
-    __slots__ = ("_budget", "_size")
+    Attributes:
+        timeline: Receives the stages of the request; None if nobody asked for them.
+    """
 
-    def __init__(self, budget: MemoryBudget) -> None:
+    __slots__ = ("_account", "_budget", "_size", "timeline")
+
+    def __init__(self, budget: MemoryBudget, account: Account | None = None) -> None:
         self._budget = budget
+        self._account = account
         self._size = 0
+        self.timeline: Timeline | None = None
 
     @property
     def size(self) -> int:
@@ -71,11 +114,11 @@ class Reservation:
         Raises:
             OverloadedError: The limit is reached; the reservation is as before.
         """
-        self._budget._add(size, self._size)
+        self._budget._add(size, self._size, self._account)
         self._size += size
 
     def release(self) -> None:
         """Frees all bytes. May be called more than once."""
         size, self._size = self._size, 0
         if size:
-            self._budget._subtract(size)
+            self._budget._subtract(size, self._account)

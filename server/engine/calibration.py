@@ -6,9 +6,16 @@ import math
 import numpy as np
 
 from artifact.manifest import IN_BLOCKS, GraphKind
-from server.engine.cost import TIMED_SIZES, TIMED_SIZES_ALONE, RunCost, fit, time_runs
+from server.engine.cost import (
+    TIMED_SIZES,
+    TIMED_SIZES_ALONE,
+    TIMED_SIZES_ON_DEVICE,
+    RunCost,
+    fit,
+    time_runs,
+)
 from server.engine.execute import run_batch
-from server.engine.model import PAIR_TENSORS, LoadedModel
+from server.engine.model import LoadedModel
 from server.engine.run_memory import peak_bytes
 from server.engine.types import Array, SequenceInputs, SequenceShape
 
@@ -39,21 +46,35 @@ class _Graph:
         # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
         self._ragged = kind is GraphKind.LENGTHS
         self._longest = min(model.manifest.max_lengths.values(), default=math.inf)
+        # By length. To make noise can take longer than to run it.
+        self._noise: dict[int, SequenceInputs] = {}
 
     def cost(self) -> RunCost:
         """Times runs of several sizes, up to one that takes long enough."""
-        alone = self._parallel or self.kind in IN_BLOCKS.values()
-        timed = TIMED_SIZES_ALONE if alone else TIMED_SIZES
         sizes = [
             (max(count, 2) if self._ragged else count, int(min(length + self._ragged, self._longest)))
-            for count, length in timed
+            for count, length in self._timed_sizes
         ]
         seconds = time_runs(sizes, self._run)
         operations = [self._model.operations(count, length, length) for count, length in seconds]
         return fit(operations, list(seconds.values()))
 
+    @property
+    def _timed_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Number of sequences, and length of each."""
+        if self._parallel or self.kind in IN_BLOCKS.values():
+            return TIMED_SIZES_ALONE
+        # The weights of large batches would be hundreds of megabytes of results.
+        is_small = self._model.runs_on_host or self.kind is GraphKind.WEIGHTS
+        return TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
+
     def pair_tensors(self) -> float:
-        """Tensors of the size of the attention scores that a run holds, by its measured memory."""
+        """Tensors of the size of the attention scores that a run holds, by its measured memory.
+
+        On a device, the memory of this process says nothing about that of a run.
+        """
+        if not self._model.runs_on_host:
+            return self._model.expected_pair_tensors(self.kind)
         count, length = 1 + self._ragged, int(min(MEASURED_LENGTH + self._ragged, self._longest))
         without, with_one = (
             dataclasses.replace(self._model, pair_tensors={self.kind: tensors}) for tensors in (0.0, 1.0)
@@ -63,7 +84,7 @@ class _Graph:
         self._model.shrink_arena()
         sequences = self._sequences(count, length)
         measured = peak_bytes(lambda: run_batch(self._model, self.kind, sequences))
-        expected = PAIR_TENSORS[self.kind]
+        expected = self._model.expected_pair_tensors(self.kind)
         if measured is None or measured < MEASURABLE_BYTES:
             return expected
         return max(expected, (measured - row_bytes) / pair_bytes)
@@ -73,7 +94,9 @@ class _Graph:
 
     def _sequences(self, count: int, length: int) -> list[SequenceInputs]:
         lengths = [length - (self._ragged and index == 0) for index in range(count)]
-        return [_random_sequence(self._model, self.kind, length) for length in lengths]
+        for own in set(lengths) - self._noise.keys():
+            self._noise[own] = _random_sequence(self._model, self.kind, own)
+        return [self._noise[own] for own in lengths]
 
 
 def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> SequenceInputs:

@@ -9,13 +9,15 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from server.engine import model_changes
 from server.engine.model import LoadedModel
 from server.engine.model_caches import forget_models
+from server.engine.model_changes import ModelChange
 from server.engine.repository import FailedModel, Key, Model, Repository
 from server.engine.store import ModelStore, RepositoryError, Signature
 
@@ -63,7 +65,10 @@ class _Change:
 
 
 class RepositoryControl:
-    """Makes changes of one repository. One thread at a time prepares and commits; any thread may look."""
+    """Makes changes of one repository. One thread at a time prepares and commits.
+
+    Any thread may look, and take a model out of service.
+    """
 
     def __init__(
         self,
@@ -71,6 +76,7 @@ class RepositoryControl:
         repository: Repository,
         changed: Callable[[], None] = lambda: None,
         check_memory: Callable[[str, str], str] = lambda _name, _version: "",
+        report: Callable[[ModelChange], None] = lambda _change: None,
     ) -> None:
         """Begins with the models that the repository has.
 
@@ -80,11 +86,13 @@ class RepositoryControl:
             changed: Called after each change.
             check_memory: Takes name and version of an artifact. Returns why there is too little memory to
                 load it; empty if there is enough.
+            report: Called for each version that changed, and for each that failed to load.
         """
         self.store = store
         self.repository = repository
         self._changed = changed
         self._check_memory = check_memory
+        self._report = report
         # Of what was loaded last, also if it failed: it is not tried again until it changes.
         self._signatures = {
             key: signature
@@ -92,6 +100,10 @@ class RepositoryControl:
             if (signature := store.signature(*key)) is not None
         }
         self._prepared: dict[str, _Change] = {}
+        # Models that were taken out of service, and what is shown in their place: a change that was prepared
+        # before must not put them back.
+        self._withdrawn = weakref.WeakKeyDictionary[LoadedModel, FailedModel]()
+        self._swapping = threading.Lock()
         # Versions that are being loaded or freed, or that are not served, with the reason.
         self._states: dict[Key, IndexEntry] = {}
 
@@ -113,6 +125,7 @@ class RepositoryControl:
             return f"model {name!r} does not exist in the repository"
         for version in wanted:
             self._prepare_version(change, version, served.get(version))
+        self._report_all(model_changes.failed(served, change.failures))
         if change.failures and strict:
             failed = change.failures[0]
             self._note_failures(change)
@@ -141,10 +154,37 @@ class RepositoryControl:
     def commit(self, number: str) -> None:
         """Makes a prepared change. Does nothing if there is none of that number."""
         change = self._prepared.pop(number, None)
-        if change is None:
-            return
-        good = {model.version for model in change.models}
-        models = [*change.models, *(failed for failed in change.failures if failed.version not in good)]
+        if change is not None:
+            with self._swapping:
+                self._commit(change)
+
+    def withdraw(self, model: LoadedModel, reason: str) -> bool:
+        """Takes a model out of service, whatever change is being prepared; loading it again brings it back.
+
+        Requests that have found it are still answered by it.
+
+        Args:
+            model: A model of the repository.
+            reason: Why, for callers: without a path of this machine.
+
+        Returns:
+            Whether the model was in service.
+        """
+        failed = FailedModel(model.name, model.version, reason, is_withdrawn=True)
+        with self._swapping:
+            self._withdrawn[model] = failed
+            if not self.repository.exchange(model, failed):
+                return False
+            self._states.pop((model.name, model.version), None)
+            self._free(model, is_replaced=True)
+            self._changed()
+        return True
+
+    def _commit(self, change: _Change) -> None:
+        kept = [self._unless_withdrawn(model) for model in change.models]
+        good = {model.version for model in kept}
+        models = [*kept, *(failed for failed in change.failures if failed.version not in good)]
+        served = self.repository.versions(change.name)
         removed = self.repository.replace(change.name, models)
         self._signatures = {
             key: signature for key, signature in self._signatures.items() if key[0] != change.name
@@ -156,6 +196,7 @@ class RepositoryControl:
             if isinstance(model, LoadedModel):
                 self._free(model, is_replaced=model.version in good)
         log.info("models changed", extra={"model": change.name, "versions": sorted(good, key=int)})
+        self._report_all(model_changes.made(served, models))
         self._changed()
 
     def index(self) -> list[IndexEntry]:
@@ -188,6 +229,13 @@ class RepositoryControl:
         }
         names = {name for name, _ in now.keys() | self._signatures.keys()}
         return sorted(name for name in names if _of(name, now) != _of(name, self._signatures))
+
+    def _report_all(self, changes: Iterable[ModelChange]) -> None:
+        for each in changes:
+            self._report(each)
+
+    def _unless_withdrawn(self, model: Model) -> Model:
+        return self._withdrawn.get(model, model) if isinstance(model, LoadedModel) else model
 
     def _keep(self, number: str, change: _Change) -> None:
         """Keeps a prepared change, in place of one that was never made: its process may have ended."""

@@ -8,11 +8,24 @@ import numpy as np
 
 # Sizes that are timed: number of sequences, and length of each.
 TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (8, 16), (1, 256), (8, 64), (1, 512))
+# On a device. Small runs take hardly longer than the call, so that only large ones tell what a row costs.
+TIMED_SIZES_ON_DEVICE = (
+    (1, 1),
+    (1, 64),
+    (8, 16),
+    (1, 512),
+    (8, 64),
+    (32, 64),
+    (8, 512),
+    (32, 256),
+    (64, 512),
+    (8, 2048),
+)
 # Of runs of one sequence at a time: those in blocks, and those on all threads.
 TIMED_SIZES_ALONE = ((1, 1), (1, 16), (1, 128), (1, 512), (1, 1024))
 # Runs of each size: these, and more of short runs, so that one of them is not disturbed by other processes.
 TIMED_ROUNDS, MOST_TIMED_ROUNDS = 3, 20
-TIMED_SECONDS = 0.02
+TIMED_SECONDS = 0.01
 # Larger sizes are skipped once a run takes this long.
 LONG_ENOUGH_SECONDS = 0.05
 
@@ -64,10 +77,19 @@ def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> 
 def time_runs(
     sizes: Iterable[tuple[int, int]], run: Callable[[int, int], object]
 ) -> dict[tuple[int, int], float]:
-    """Times runs of each size, in seconds. The shortest of a few counts: disturbances only add time."""
+    """Times runs of each size, in seconds. The shortest of a few counts: disturbances only add time.
+
+    Raises:
+        MemoryError: The first run needs more memory than there is. Later sizes are then skipped instead.
+    """
     durations: dict[tuple[int, int], float] = {}
     for size in sizes:
-        durations[size] = _shortest(lambda size=size: run(*size))  # type: ignore[misc]
+        try:
+            durations[size] = _shortest(lambda size=size: run(*size))  # type: ignore[misc]
+        except MemoryError:
+            if not durations:
+                raise
+            break
         if durations[size] > LONG_ENOUGH_SECONDS:
             break
     return durations

@@ -10,6 +10,7 @@ from collections import deque
 
 from server.engine.batch import Batch, PendingRequest
 from server.engine.batch_queue import BatchQueue
+from server.engine.caller import ANYONE, Caller
 from server.engine.limits import Limits
 from server.engine.validation import ValidatedRequest
 
@@ -63,9 +64,9 @@ class Dispatch:
         """Sum of the expected durations of a run for each queued and each running sequence."""
         return self.queue.seconds + self._running_seconds
 
-    def work_before(self, own: float) -> float:
-        """Work that comes before the end of a request that is queued now, whose own work is given."""
-        return self.queue.seconds_before(own) + self._running_seconds
+    def work_before(self, own: float, caller: Caller = ANYONE) -> float:
+        """Work that comes before the end of a request that is queued now, given its own work and caller."""
+        return self.queue.seconds_before(own, caller) + self._running_seconds
 
     @property
     def is_complete(self) -> bool:

@@ -1,17 +1,21 @@
 """The engine as its callers see it: a decoded request in, a future of its result out."""
 
 import threading
+import time
 from concurrent.futures import Future
 
 from server.engine.budget import MemoryBudget, Reservation
-from server.engine.errors import EngineError
+from server.engine.caller import ANYONE, Caller
+from server.engine.errors import Code, EngineError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.observer import EngineLoad, NullObserver, Observer
 from server.engine.provider import MIN_PARALLEL_RUNS
 from server.engine.repository import Repository
+from server.engine.runner import observe
 from server.engine.scheduler import Scheduler
 from server.engine.texts import encode_texts
+from server.engine.timeline import Timeline
 from server.engine.types import Request, Result
 from server.engine.validation import ValidatedRequest, validate
 
@@ -55,9 +59,10 @@ class Engine:
         self._inline_seconds = inline_seconds
         # Submissions of this thread wake no other thread, because it calls run_inline next.
         self._inline_thread: int | None = None
+        self._observer = observer or NullObserver()
         self._scheduler = Scheduler(
             self.limits,
-            observer or NullObserver(),
+            self._observer,
             parallel_runs=parallel_runs,
             awake_seconds=awake_seconds,
         )
@@ -90,8 +95,8 @@ class Engine:
             model: As returned by `model`.
             request: The decoded request.
             reservation: Holds the memory of the received message. What the request takes in addition is added
-                to it, and its owner releases it. Without one, the engine reserves the memory of the request
-                until the future is resolved.
+                to it, and its owner releases it. Its timeline receives the stages of the request. Without a
+                reservation, the engine reserves the memory of the request until the future is resolved.
 
         Returns:
             A future that resolves with the result or an `EngineError`. Cancelling it withdraws the request.
@@ -102,6 +107,8 @@ class Engine:
         validated = validate(request, model, self.limits)
         if reservation is not None:
             reservation.add(validated.held_bytes)
+            if reservation.timeline is not None:
+                _record(validated, reservation.timeline)
             return self._schedule(validated)
         own = self.budget.reserve(validated.input_bytes + validated.held_bytes)
         try:
@@ -115,16 +122,27 @@ class Engine:
     def _schedule(self, validated: ValidatedRequest) -> Future[Result]:
         return self._scheduler.submit(validated, wake=threading.get_ident() != self._inline_thread)
 
-    def check_deadline(self, deadline: float) -> None:
+    def refused(self, model: LoadedModel, error: Exception) -> None:
+        """Reports that a request was refused after its model was found, and before it was queued.
+
+        Args:
+            model: As returned by `model`.
+            error: What was raised.
+        """
+        code = error.code if isinstance(error, EngineError) else Code.INTERNAL
+        observe(lambda: self._observer.request_failed(model.name, code))
+
+    def check_deadline(self, deadline: float, caller: Caller = ANYONE) -> None:
         """Refuses a call before its message is received, if the work that is queued leaves no time for it.
 
         Args:
             deadline: When the caller stops waiting, on `time.monotonic`'s clock.
+            caller: Whose call it is.
 
         Raises:
             OverloadedError: The result would come too late.
         """
-        self._scheduler.check_deadline(deadline)
+        self._scheduler.check_deadline(deadline, caller)
 
     def load(self) -> EngineLoad:
         """What the engine holds now."""
@@ -142,3 +160,12 @@ class Engine:
     def close(self) -> None:
         """Rejects new requests, and returns when the accepted ones have their results."""
         self._scheduler.close()
+
+
+def _record(request: ValidatedRequest, timeline: Timeline) -> None:
+    """Notes that a request enters the queue; its runs follow."""
+    request.timeline = timeline
+    timeline.model, timeline.version = request.model.name, request.model.version
+    timeline.sequences = len(request.sequences)
+    timeline.rows = sum([sum(sequence.sizes.values()) for sequence in request.sequences])
+    timeline.queued_at = time.monotonic()

@@ -4,7 +4,7 @@ EngineError
 ├── InvalidRequestError      the request is wrong; names its field
 │   └── LimitExceededError   the request exceeds a limit of this server
 ├── ModelNotFoundError       the model or version does not exist
-├── ModelNotReadyError       the model exists but failed to load
+├── ModelNotReadyError       the model exists but failed to load, or was taken out of service
 ├── RegionNotFoundError      the region of shared memory is not registered
 ├── UnsupportedError         this server does not do what was asked for, or it is switched off
 ├── OverloadedError          too many requests are in flight; try again later
@@ -28,6 +28,7 @@ def _bounded(text: str) -> str:
 class Code(StrEnum):
     """The category of an error, named after gRPC's status codes."""
 
+    CANCELLED = "CANCELLED"
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
     FAILED_PRECONDITION = "FAILED_PRECONDITION"
@@ -35,6 +36,8 @@ class Code(StrEnum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     UNIMPLEMENTED = "UNIMPLEMENTED"
     UNAVAILABLE = "UNAVAILABLE"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
     INTERNAL = "INTERNAL"
 
 

@@ -4,8 +4,9 @@ Shapes: B sequences of the batch; Tq and Tk their largest query and key lengths.
 """
 
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from server.engine.statistics import RunTimes
 from server.engine.types import Array, SequenceInputs
 
 Outputs = dict[str, Array]
+# Makes an array of a shape and a data type, whose values are undefined.
+Empty = Callable[[tuple[int, ...], Any], Array]
 
 
 class RunResult(NamedTuple):
@@ -58,7 +61,8 @@ def run_batch(
         MemoryError: The run needs more memory than the runtime may take.
     """
     tensors, started = model.manifest.graphs[graph], time.monotonic()
-    inputs = {spec.name: _input(model, spec, sequences) for spec in tensors.inputs}
+    empty = partial(model.empty, graph)
+    inputs = {spec.name: _input(model, spec, sequences, empty) for spec in tensors.inputs}
     prepared = time.monotonic()
     outputs = model.run(graph, inputs, control, parallel=parallel)
     computed = time.monotonic()
@@ -75,36 +79,40 @@ def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
     return {name: [result[name] for result in results] for name in results[0]}
 
 
-def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
+def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs], empty: Empty) -> Array:
     if spec.name == BLOCK_ROWS:
         return np.array(model.block_rows(max(sequence.lengths[1] for sequence in sequences)), np.int64)  # ()
     if spec.name == KEY_LENGTHS:
         return np.array([sequence.lengths[1] for sequence in sequences], dtype=np.int64)  # (B,)
     if spec.name == ATTENTION_MASK:
-        return _stack_masks(spec, sequences)
-    return _stack([sequence.inputs[spec.name] for sequence in sequences])
+        return _stack_masks(spec, sequences, empty)
+    return _stack([sequence.inputs[spec.name] for sequence in sequences], empty)
 
 
-def _stack(arrays: list[Array]) -> Array:
+def _stack(arrays: list[Array], empty: Empty) -> Array:
     """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros. A single array is not copied."""
     if len(arrays) == 1:
         return arrays[0][np.newaxis]
     lengths = [len(array) for array in arrays]
-    shape = (len(arrays), max(lengths), *arrays[0].shape[1:])
+    width = arrays[0].shape[1:]
+    stacked = empty((len(arrays), max(lengths), *width), arrays[0].dtype)
     if min(lengths) == max(lengths):
-        return np.concatenate(arrays).reshape(shape)
-    stacked = np.zeros(shape, arrays[0].dtype)
+        np.concatenate(arrays, out=stacked.reshape(sum(lengths), *width))
+        return stacked
     for row, array in zip(stacked, arrays, strict=True):
         row[: len(array)] = array
+        row[len(array) :] = 0
     return stacked
 
 
-def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs]) -> Array:
+def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs], empty: Empty) -> Array:
     """(B, 1 or H, Tq, Tk): the mask of each sequence, False for every padded key."""
     heads = max(1 if sequence.mask is None else len(sequence.mask) for sequence in sequences)
     _, _, query_axis, key_axis = map(str, spec.axes)
     longest = [max(sequence.sizes[axis] for sequence in sequences) for axis in (query_axis, key_axis)]
-    stacked = np.zeros((len(sequences), heads, *longest), np.bool_)
+    stacked = empty((len(sequences), heads, *longest), np.bool_)
+    if len(sequences) > 1:
+        stacked.fill(False)  # noqa: FBT003 - takes no keyword
     for row, sequence in zip(stacked, sequences, strict=True):
         own = row[:, : sequence.sizes[query_axis], : sequence.sizes[key_axis]]
         own[...] = True if sequence.mask is None else sequence.mask

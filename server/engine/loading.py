@@ -1,12 +1,15 @@
 """Loads an artifact: verifies its files, opens its graphs, and replays its golden vectors on this machine."""
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 
+from artifact.certificate import check_certificate
 from artifact.errors import ArtifactError
 from artifact.golden import GoldenCase, check_golden, load_golden
+from artifact.keys import PublicKey
 from artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, check_inside
+from server.engine.golden_replay import Difference, MissingOutputError, replay
 from server.engine.limits import MAX_TOLERANCE
 from server.engine.model import LoadedModel
 from server.engine.provider import Device, ProviderError
@@ -17,21 +20,32 @@ from server.engine.tokenizer import TextEncoder
 SMALL_ARTIFACT_BYTES = 64 << 20
 
 
-def load_model(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> LoadedModel:
+def load_model(
+    folder: Path,
+    device: Device,
+    *,
+    max_tolerance: float = MAX_TOLERANCE,
+    proof_keys: Sequence[PublicKey] = (),
+    keep_golden: bool = False,
+) -> LoadedModel:
     """Loads an artifact: verifies its files, opens its graphs, replays its golden vectors.
 
     Args:
         folder: `<repository>/<model name>/<version>`.
         device: Where the graphs run.
         max_tolerance: Upper bound of the tolerances that the manifest may state, relative and absolute.
+        proof_keys: If there are any, the artifact must have a certificate that one of them verifies.
+        keep_golden: Whether the model keeps its golden vectors, to replay them while it serves.
 
     Raises:
-        ArtifactError: The artifact is damaged, or misses its tolerance on this machine.
+        ArtifactError: The artifact is damaged, is not certified, or misses its tolerance on this machine.
         ProviderError: The execution provider is not available.
     """
     check_inside(folder, folder / MANIFEST_FILE)
     manifest = Manifest.load(folder)
     _check_manifest(manifest, folder, max_tolerance)
+    if proof_keys:
+        check_certificate(folder, manifest, proof_keys)
     manifest.verify_files(folder)
     golden = folder / manifest.golden
     cases = load_golden(golden)
@@ -47,7 +61,13 @@ def load_model(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLER
     ]
     provider = sessions[GraphKind.PLAIN].provider
     return LoadedModel(
-        manifest, sessions, encoder, max(errors), provider, parallel_sessions=parallel_sessions
+        manifest,
+        sessions,
+        encoder,
+        max(errors),
+        provider,
+        parallel_sessions=parallel_sessions,
+        golden=tuple(cases) if keep_golden else (),
     )
 
 
@@ -68,10 +88,11 @@ def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[Gra
     """One session for each graph. On the host's cores, each computes on the thread of its caller.
 
     To save memory, large weights are prepacked for the plain graph only, and no weights for graphs in blocks,
-    whose runs are long.
+    whose runs are long. Texts differ in length, so that encoders run mostly on the graph with lengths.
     """
     small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
-    prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else {GraphKind.PLAIN}
+    mostly_run = {GraphKind.PLAIN, GraphKind.LENGTHS} if manifest.encoder else {GraphKind.PLAIN}
+    prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else mostly_run
     if device.provider.runtime.uses_host_cores:
         device = dataclasses.replace(device, threads=1)
     return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}
@@ -112,18 +133,16 @@ def _load_text_encoder(path: Path) -> TextEncoder:
 def _replay(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
     """Runs a golden case and returns the largest difference from eager PyTorch."""
     try:
-        outputs = session.run(case.inputs)
+        differences = replay(case, session, manifest.tolerance)
+    except MissingOutputError as error:
+        raise ArtifactError(golden, f"graph {case.graph} does not have an output {error}") from error
     except Exception as error:
         raise ArtifactError(golden, f"graph {case.graph} does not run", details=error) from error
-    errors = [0.0]
-    for name, eager in case.outputs.items():
-        if name not in outputs:
-            raise ArtifactError(golden, f"graph {case.graph} does not have an output {name}")
-        errors.append(manifest.tolerance.error(outputs[name], eager))
-        if not manifest.tolerance.holds(outputs[name], eager):
-            raise ArtifactError(
-                golden,
-                f"{name} of graph {case.graph} differs from eager PyTorch by {errors[-1]:.3g} "
-                f"on this machine; the tolerance is {manifest.tolerance}",
-            )
-    return max(errors)
+    worst = max(differences, default=Difference(0.0, 0.0, ""))
+    if worst.ratio > 1:
+        raise ArtifactError(
+            golden,
+            f"{worst.output} of graph {case.graph} differs from eager PyTorch by {worst.error:.3g} "
+            f"on this machine; the tolerance is {manifest.tolerance}",
+        )
+    return max((difference.error for difference in differences), default=0.0)

@@ -1,14 +1,18 @@
 """A loaded model: what it takes and returns, which graph runs what, and what a run is expected to cost."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from artifact.encoder import EncoderFacts
+from artifact.golden import GoldenCase
 from artifact.manifest import IN_BLOCKS, GraphKind, Manifest, TensorSpec
 from server.engine.cost import UNTIMED, RunCost
+from server.engine.provider import Provider
 from server.engine.session import RunControl, Session
 from server.engine.statistics import ModelStatistics
 from server.engine.tokenizer import TextEncoder
@@ -20,8 +24,9 @@ MOST_BLOCK_ROWS = 256
 # Blocks of very long sequences have fewer rows, so that their scores need this memory, but not less than
 # these rows.
 BLOCK_SCORE_BYTES, LEAST_BLOCK_ROWS = 128 << 20, 64
-# Sequences whose scores need more memory run in blocks.
-WHOLE_SCORE_BYTES = 64 << 20
+# Sequences whose scores need more memory run in blocks. On a device, fused kernels hold no scores, and a run
+# in blocks excludes batching.
+WHOLE_SCORE_BYTES, WHOLE_SCORE_BYTES_ON_DEVICE = 64 << 20, 2 << 30
 # Tensors as large as an input that a run holds at a time: the input, its projections, the output.
 ROW_TENSORS = 6
 # Tensors as large as the attention scores that a run holds at a time: the scores, a mask converted to
@@ -31,6 +36,7 @@ PAIR_TENSORS = {
     GraphKind.LENGTHS: 1.25,
     GraphKind.MASK: 1.25,
     GraphKind.WEIGHTS: 3.25,
+    GraphKind.TOKENS: 1.25,
     # Of one block.
     GraphKind.BLOCKS: 1.5,
     GraphKind.MASK_BLOCKS: 2.75,
@@ -51,6 +57,7 @@ class LoadedModel:
         parallel_sessions: Sessions that compute one run on all threads. Those of `sessions` use the thread of
             their caller.
         parallel_costs: Measured cost of runs on all threads.
+        golden: Golden vectors that are replayed while it serves.
         statistics: What it has done.
     """
 
@@ -63,6 +70,7 @@ class LoadedModel:
     pair_tensors: Mapping[GraphKind, float] = field(default_factory=dict)
     parallel_sessions: Mapping[GraphKind, Session] = field(default_factory=dict)
     parallel_costs: Mapping[GraphKind, RunCost] = field(default_factory=dict)
+    golden: tuple[GoldenCase, ...] = ()
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
 
     @cached_property
@@ -90,6 +98,11 @@ class LoadedModel:
         """The names of the model's own inputs, as messages list them."""
         return ", ".join(spec.name for spec in self.inputs)
 
+    @property
+    def encoder(self) -> EncoderFacts | None:
+        """What sets a text encoder apart; None for any other model."""
+        return self.manifest.encoder
+
     @cached_property
     def outputs(self) -> dict[str, TensorSpec]:
         """Every output that a request may ask for, by name."""
@@ -110,10 +123,11 @@ class LoadedModel:
     def sees_padding(self) -> bool:
         """Whether rows attend to padding after their sequence unless lengths or a mask prevent it.
 
-        Rows of causal self-attention attend to earlier rows only, all of which belong to their sequence.
+        Rows of causal self-attention attend to earlier rows only, all of which belong to their sequence. The
+        embedding of a text encoder is made of all rows, or of the last.
         """
         own_keys = len({spec.axes[1] for spec in self.inputs}) == 1
-        return not (self.manifest.causal and own_keys)
+        return self.encoder is not None or not (self.manifest.causal and own_keys)
 
     @cached_property
     def runs_alone(self) -> bool:
@@ -134,9 +148,15 @@ class LoadedModel:
         return blocks if blocks and saves else graph
 
     @cached_property
+    def runs_on_host(self) -> bool:
+        """Whether runs take the cores and the memory of the host."""
+        return self.provider == Provider.CPU.runtime.name
+
+    @cached_property
     def _most_whole_pairs(self) -> float:
         heads = self.manifest.num_heads
-        return WHOLE_SCORE_BYTES // (4 * heads) if heads else math.inf
+        whole = WHOLE_SCORE_BYTES if self.runs_on_host else WHOLE_SCORE_BYTES_ON_DEVICE
+        return whole // (4 * heads) if heads else math.inf
 
     def block_rows(self, key_length: int) -> int:
         """Query rows of a block on the graphs that attend in blocks."""
@@ -160,6 +180,10 @@ class LoadedModel:
         """Runs one graph, on all threads or on the caller's: arrays by name in, arrays by name out."""
         sessions = self.parallel_sessions if parallel else self.sessions
         return sessions[graph].run(inputs, control)
+
+    def empty(self, graph: GraphKind, shape: Sequence[int], data_type: DTypeLike) -> Array:
+        """An array for an input of a graph, with undefined values, in memory that the device reads fast."""
+        return self.sessions[graph].empty(shape, data_type)
 
     def shrink_arena(self) -> None:
         """Returns memory that earlier runs left in the arena to the system, by running a single row."""
@@ -199,9 +223,16 @@ class LoadedModel:
         """Expected memory of one run of that padded size on this machine, in bytes."""
         per_query, per_key, per_pair = self._row_elements
         rows = query_length * per_query + key_length * per_key
-        pair_tensors = self.pair_tensors.get(graph, PAIR_TENSORS[graph])
+        pair_tensors = self.pair_tensors.get(graph, self.expected_pair_tensors(graph))
         pairs = self.held_pairs(graph, query_length, key_length) * per_pair * pair_tensors
         return int(4 * batch * (rows + pairs))
+
+    def expected_pair_tensors(self, graph: GraphKind) -> float:
+        """Tensors of the size of one layer's scores that a run holds at a time, before it is measured."""
+        if self.encoder is not None and graph is GraphKind.WEIGHTS:
+            # The weights of every layer, and all of them once more as one output.
+            return PAIR_TENSORS[graph] + 2 * self.encoder.layers
+        return PAIR_TENSORS[graph]
 
     @cached_property
     def _row_elements(self) -> tuple[int, int, int]:
@@ -210,4 +241,6 @@ class LoadedModel:
         for spec in self.inputs:
             width = math.prod(axis for axis in spec.axes[2:] if isinstance(axis, int))
             rows[spec.axes[1] != self.inputs[0].axes[1]] += ROW_TENSORS * width
+        if self.encoder is not None:
+            rows[0] += self.encoder.row_elements
         return rows[0], rows[1], self.manifest.num_heads or 1

@@ -1,5 +1,6 @@
 """What the engine reports at the boundaries of its stages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -62,6 +63,12 @@ class Observer(Protocol):
     def batch_completed(self, report: BatchReport) -> None:
         """Called after each run that succeeded."""
 
+    def requests_answered(self, model: str, seconds: Sequence[float]) -> None:
+        """Called when requests have their results, each so many seconds after it was queued."""
+
+    def request_failed(self, model: str, code: str) -> None:
+        """Called after a request to a loaded model was refused or ended without a result, with its code."""
+
     def request_expired(self, model: str, stage: ExpiryStage) -> None:
         """Called after a request to a loaded model ended because its deadline had passed."""
 
@@ -73,6 +80,12 @@ class NullObserver:
     """Ignores all reports."""
 
     def batch_completed(self, report: BatchReport) -> None:
+        """Does nothing."""
+
+    def requests_answered(self, model: str, seconds: Sequence[float]) -> None:
+        """Does nothing."""
+
+    def request_failed(self, model: str, code: str) -> None:
         """Does nothing."""
 
     def request_expired(self, model: str, stage: ExpiryStage) -> None:

@@ -23,13 +23,17 @@ class RuntimeProvider:
         name: Name in ONNX Runtime.
         package: Python package that contains it.
         options: Provider options, by ONNX Runtime's names.
+        options_with_limit: Further options if the memory of the device is limited.
         uses_host_cores: Whether a run occupies the cores of the host.
+        arenas: The arenas of a session, as ONNX Runtime names them in the options of a run.
     """
 
     name: str
     package: str
     options: Mapping[str, str] = field(default_factory=dict)
+    options_with_limit: Mapping[str, str] = field(default_factory=dict)
     uses_host_cores: bool = False
+    arenas: str = "cpu:0"
 
 
 class Provider(StrEnum):
@@ -46,8 +50,23 @@ class Provider(StrEnum):
 
 RUNTIME_PROVIDERS = {
     Provider.CPU: RuntimeProvider("CPUExecutionProvider", "onnxruntime", uses_host_cores=True),
-    # TF32 keeps 10 bits of the mantissa, which is too few for the fp32 tolerance.
-    Provider.CUDA: RuntimeProvider("CUDAExecutionProvider", "onnxruntime-gpu", {"use_tf32": "0"}),
+    Provider.CUDA: RuntimeProvider(
+        "CUDAExecutionProvider",
+        "onnxruntime-gpu",
+        options={
+            # TF32 keeps 10 bits of the mantissa, which is too few for the fp32 tolerance.
+            "use_tf32": "0",
+            # Copies are in order with the kernels of their own run. The runtime gives each run in progress a
+            # stream of its own, so that they overlap the kernels of the others.
+            "do_copy_in_default_stream": "1",
+            # Captured graphs need fixed shapes and addresses; `python -m benchmarks.cuda` measures them.
+            "enable_cuda_graph": "0",
+        },
+        # Otherwise the arena doubles, which allocates device memory less often; an allocation waits for all
+        # kernels on the device.
+        options_with_limit={"arena_extend_strategy": "kSameAsRequested"},
+        arenas="cpu:0;gpu:0",
+    ),
 }
 
 
@@ -60,14 +79,26 @@ class Device:
         threads: Threads of a run that has the host's cores to itself; 0 leaves the choice to ONNX Runtime.
         spins: Whether the threads of a run on all threads stay awake between two operators.
         arena_bytes: Memory of the host that all runs together may take; 0 for no limit.
+        memory_bytes: Memory of the device that all runs together may take; 0 for no limit. Ignored if the
+            device is the host.
     """
 
     provider: Provider = Provider.CPU
     threads: int = 0
     spins: bool = False
     arena_bytes: int = 0
+    memory_bytes: int = 0
 
     @property
     def parallel_runs(self) -> int:
         """How many runs should be under way at once. On the host's cores, each has one thread."""
         return max(self.threads if self.provider.runtime.uses_host_cores else 0, MIN_PARALLEL_RUNS)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of the provider, by ONNX Runtime's names."""
+        runtime = self.provider.runtime
+        if runtime.uses_host_cores or not self.memory_bytes:
+            return dict(runtime.options)
+        limit = {"gpu_mem_limit": str(self.memory_bytes)}
+        return {**runtime.options, **runtime.options_with_limit, **limit}

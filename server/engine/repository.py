@@ -1,4 +1,4 @@
-"""The models that are served, and those that failed to load and why."""
+"""The models that are served, and those that are not and why."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,15 +10,17 @@ from server.engine.model import LoadedModel
 
 @dataclass(frozen=True)
 class FailedModel:
-    """A model of the repository that failed to load.
+    """A model of the repository that cannot be served: it failed to load, or was taken out of service.
 
     Attributes:
         reason: Why, for callers: it contains no path of this machine. The log has the details.
+        is_withdrawn: Whether it was served, and was taken out of service.
     """
 
     name: str
     version: str
     reason: str
+    is_withdrawn: bool = False
 
 
 Model = LoadedModel | FailedModel
@@ -66,6 +68,19 @@ class Repository:
             self._snapshot = _Snapshot([*(model for model in before if model.name != name), *kept])
             return [model for model in before if model.name == name and model not in kept]
 
+    def exchange(self, old: Model, new: Model) -> bool:
+        """Puts one version of a model in place of the same version, unless that was replaced before.
+
+        Returns:
+            Whether it did.
+        """
+        with self._changing:
+            models = self._snapshot.models
+            if models.get((old.name, old.version)) is not old:
+                return False
+            self._snapshot = _Snapshot(new if model is old else model for model in models.values())
+            return True
+
     def find(self, name: str, version: str = "") -> Model:
         """A model in any state: the given version, or the highest one that loaded.
 
@@ -89,11 +104,12 @@ class Repository:
 
         Raises:
             ModelNotFoundError: The model or version does not exist.
-            ModelNotReadyError: The model failed to load.
+            ModelNotReadyError: The model failed to load, or was taken out of service.
         """
         model = self.find(name, version)
         if isinstance(model, FailedModel):
-            raise ModelNotReadyError(f"model {name!r} version {model.version} failed to load: {model.reason}")
+            what = "was taken out of service" if model.is_withdrawn else "failed to load"
+            raise ModelNotReadyError(f"model {name!r} version {model.version} {what}: {model.reason}")
         return model
 
 

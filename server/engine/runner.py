@@ -13,6 +13,7 @@ from server.engine.execute import Outputs, run_batch
 from server.engine.observer import BatchReport, Observer
 from server.engine.session import RunControl
 from server.engine.statistics import RunTimes
+from server.engine.timeline import RecordedRun, record_run
 from server.engine.validation import ValidatedRequest
 
 log = logging.getLogger(__name__)
@@ -67,10 +68,13 @@ class Runner:
         except Exception as error:
             self._failed(sequences, control, error)
             return
-        self._report(sequences, started, result.times)
+        self._report(graph, sequences, started, result.times)
         complete = self._deliver(sequences, result.outputs)
         ended = time.monotonic()
-        model.statistics.add_results([ended - pending.queued_at for pending in complete])
+        if complete:
+            seconds = [ended - pending.queued_at for pending in complete]
+            model.statistics.add_results(seconds)
+            observe(lambda: self._observer.requests_answered(model.name, seconds))
         for pending in complete:
             pending.resolve()
 
@@ -88,7 +92,9 @@ class Runner:
             if not queued.request.future.done():
                 self._run(queued.graph, [queued], control)
 
-    def _report(self, sequences: list[QueuedSequence], started: float, times: RunTimes) -> None:
+    def _report(
+        self, graph: GraphKind, sequences: list[QueuedSequence], started: float, times: RunTimes
+    ) -> None:
         sizes = [queued.inputs.sizes for queued in sequences]
         rows = [sum(size.values()) for size in sizes]
         longest = sum(max(size[axis] for size in sizes) for axis in sizes[0])
@@ -102,6 +108,21 @@ class Runner:
         )
         sequences[0].request.model.statistics.add_run(report.queue_seconds, times)
         observe(lambda: self._observer.batch_completed(report))
+        timelines = [queued.request.timeline for queued in sequences if queued.request.timeline is not None]
+        if timelines:
+            model = sequences[0].request.model
+            run = RecordedRun(
+                model=model.name,
+                version=model.version,
+                precision=model.manifest.precision,
+                graph=graph,
+                sequences=report.sequences,
+                rows=report.tokens,
+                padding=report.padding,
+                started_at=started,
+                ended_at=started + report.seconds,
+            )
+            record_run(run, timelines)
 
 
 def observe(report: Callable[[], None]) -> None:

@@ -13,8 +13,9 @@ from server import thread_names
 from server.engine.admission import EARLY_RESERVE, Admission
 from server.engine.arena import ArenaTrimmer
 from server.engine.batch import Batch, PendingRequest, QueuedSequence
+from server.engine.caller import ANYONE, Caller
 from server.engine.dispatch import Dispatch, Next
-from server.engine.errors import DeadlineExceededError, RunFailedError, ShuttingDownError
+from server.engine.errors import Code, DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
 from server.engine.execute import Outputs
 from server.engine.limits import Limits
 from server.engine.observer import EngineLoad, ExpiryStage, Observer
@@ -84,13 +85,13 @@ class Scheduler:
                 run_bytes=sum(self._dispatch.running.values()),
             )
 
-    def check_deadline(self, deadline: float) -> None:
-        """Raises OverloadedError if even a request without work of its own would be late."""
+    def check_deadline(self, deadline: float, caller: Caller = ANYONE) -> None:
+        """Raises OverloadedError if even a caller's request without work of its own would be late."""
         now = time.monotonic()
         if self._admission.is_certain(self._dispatch.work, deadline, now):
             return
         with self._lock:
-            waiting = self._dispatch.work_before(0.0)
+            waiting = self._dispatch.work_before(0.0, caller)
             self._admission.check(waiting, 0.0, deadline, now, reserve=EARLY_RESERVE)
 
     def submit(self, request: ValidatedRequest, *, wake: bool = True) -> Future[Result]:
@@ -119,7 +120,7 @@ class Scheduler:
         if self._admission.is_certain(self._dispatch.work, request.deadline, now):
             return
         own = sum([sequence.shape.seconds for sequence in request.sequences])
-        self._admission.check(self._dispatch.work_before(own), own, request.deadline, now)
+        self._admission.check(self._dispatch.work_before(own, request.caller), own, request.deadline, now)
 
     def run_inline(self, limit_seconds: float) -> bool:
         """Runs the next batch on the calling thread if a run may start, which saves waking another thread.
@@ -174,12 +175,15 @@ class Scheduler:
             self._notify_if_needed()
             queued_seconds = time.monotonic() - pending.queued_at
             abandoned = [control for batch, control in self._controls.items() if batch.is_abandoned]
-        pending.request.model.statistics.add_failure(queued_seconds)
+        model = pending.request.model
+        model.statistics.add_failure(queued_seconds)
         for control in abandoned:
             control.terminate()
-        if _is_expired(pending.request, future):
+        code = _code_of(pending.request, future)
+        observe(lambda: self._observer.request_failed(model.name, code))
+        if code is Code.DEADLINE_EXCEEDED:
             stage = ExpiryStage.RUNNING if pending.started else ExpiryStage.QUEUED
-            observe(lambda: self._observer.request_expired(pending.request.model.name, stage))
+            observe(lambda: self._observer.request_expired(model.name, stage))
 
     def _loop(self) -> None:
         """Body of a thread. An error in it must not end the thread, which later requests need."""
@@ -271,8 +275,9 @@ class Scheduler:
             return [pending for pending in complete if self._dispatch.release(pending.number)]
 
 
-def _is_expired(request: ValidatedRequest, future: Future[Result]) -> bool:
-    """Whether a request without a result ended because of its deadline."""
+def _code_of(request: ValidatedRequest, future: Future[Result]) -> Code:
+    """The code that a request without a result ended with."""
     if future.cancelled():
-        return time.monotonic() >= request.deadline
-    return isinstance(future.exception(), DeadlineExceededError)
+        return Code.DEADLINE_EXCEEDED if time.monotonic() >= request.deadline else Code.CANCELLED
+    error = future.exception()
+    return error.code if isinstance(error, EngineError) else Code.INTERNAL

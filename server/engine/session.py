@@ -1,20 +1,30 @@
-"""ONNX Runtime sessions. The only file of the server that imports ONNX Runtime."""
+"""ONNX Runtime sessions."""
 
+import logging
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
+from numpy.typing import DTypeLike
 
+from server.engine import cuda
+from server.engine.binding import BoundSession, UnboundOutputError
+from server.engine.pinned import CudaPageLock, HostMemory
+from server.engine.placement import HostNodes, left_on_host
 from server.engine.provider import Device, Provider, ProviderError
 from server.engine.types import Array
+
+log = logging.getLogger(__name__)
 
 # ONNX Runtime writes its own log to standard error, in its own format. What it calls an error it also raises.
 FATAL = 4
 onnxruntime.set_default_logger_severity(FATAL)
 # How long a thread that spins waits for the next operator before it sleeps.
 SPIN_MICROSECONDS = 1000
-# Part of the runtime's message if a run needs more memory than the arena may take.
-ARENA_IS_FULL = "Available memory of"
+# Parts of the runtime's messages if a run needs more memory than the arena may take, or the device has.
+OUT_OF_MEMORY = ("Available memory of", "CUDA failure 2:", "CUDA error cudaErrorMemoryAllocation")
 
 
 class RunControl:
@@ -29,7 +39,15 @@ class RunControl:
 
 
 class Session:
-    """One loaded graph. May be run by several threads at once."""
+    """One loaded graph. May be run by several threads at once.
+
+    Attributes:
+        provider: ONNX Runtime's name of the execution provider.
+        host_nodes: The operators that run on the host although the provider is a device.
+    """
+
+    host_nodes: HostNodes = HostNodes()
+    _bound: BoundSession | None = None
 
     def __init__(self, path: Path, device: Device, *, prepack_weights: bool = True) -> None:
         """Loads the graph.
@@ -45,7 +63,8 @@ class Session:
                 back to the CPU.
         """
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = device.threads
+        on_host = device.provider.runtime.uses_host_cores
+        options.intra_op_num_threads = device.threads if on_host else 1
         _set_spinning(options, spins=device.spins)
         # All sessions share one arena. Without an arena, each long run would fault its pages in again.
         _register_shared_arena(device.arena_bytes)
@@ -55,14 +74,25 @@ class Session:
         options.enable_mem_pattern = False
         if not prepack_weights:
             options.add_session_config_entry("session.disable_prepacking", "1")
+        if not on_host:
+            _prepare(device)
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         # By default it would retry on the CPU after a failure, and print about it to standard output.
         self._session = onnxruntime.InferenceSession(
-            path, options, providers=_providers(device.provider), enable_fallback=0
+            path, options, providers=_providers(device), enable_fallback=0
         )
         self.provider: str = self._session.get_providers()[0]
         if self.provider != (wanted := device.provider.runtime).name:
-            raise ProviderError(f"{wanted.name} is not available; check that {wanted.package} is installed")
+            raise ProviderError(f"{wanted.name} is not available: {cuda.why_not()}")
+        self._arenas = wanted.arenas
         self._outputs = [output.name for output in self._session.get_outputs()]
+        if not on_host:
+            self._bound = _bind(self._session, path)
+            self.host_nodes = _host_nodes(self._session, path)
+
+    def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
+        """An array for an input, with undefined values, in memory that the device reads fast."""
+        return self._bound.empty(shape, data_type) if self._bound else np.empty(shape, data_type)
 
     def run(self, inputs: dict[str, Array], control: RunControl | None = None) -> dict[str, Array]:
         """Runs the graph.
@@ -80,19 +110,76 @@ class Session:
         return self._run(inputs, control.options if control else None)
 
     def shrink_arena(self, inputs: dict[str, Array]) -> None:
-        """Runs the graph, and then returns unused memory of the arena to the system."""
+        """Runs the graph, and then returns unused memory of the arenas to the system and to the device."""
         options = onnxruntime.RunOptions()
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        self._run(inputs, options)
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", self._arenas)
+        try:
+            self._run(inputs, options)
+        except Exception as error:
+            if self._bound is None:
+                raise
+            log.warning("arena not trimmed", extra={"provider": self.provider, "reason": str(error)})
 
     def _run(self, inputs: dict[str, Array], options: onnxruntime.RunOptions | None) -> dict[str, Array]:
         try:
+            if self._bound:
+                return self._bound.run(inputs, options)
             outputs = self._session.run(self._outputs, inputs, options)
         except Exception as error:  # ONNX Runtime does not raise a specific type
-            if ARENA_IS_FULL in str(error):
+            if any(text in str(error) for text in OUT_OF_MEMORY):
                 raise MemoryError(str(error)) from error
             raise
         return dict(zip(self._outputs, outputs, strict=True))
+
+
+def _prepare(device: Device) -> None:
+    """Prepares the process for sessions on a device."""
+    cuda.preload()
+    if device.memory_bytes:
+        _register_device_arena(device.memory_bytes)
+
+
+@cache
+def _register_device_arena(limit_bytes: int) -> None:
+    """Registers one arena of the device for all sessions. Otherwise each has its own, and its own limit."""
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cuda", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    as_requested = {"max_mem": limit_bytes, "arena_extend_strategy": 1}
+    try:
+        onnxruntime.create_and_register_allocator_v2(
+            Provider.CUDA.runtime.name, memory, {}, onnxruntime.OrtArenaCfg(as_requested)
+        )
+    except Exception as error:  # ONNX Runtime does not raise a specific type
+        log.warning(
+            "the limit of device memory applies to each graph by itself", extra={"reason": str(error)}
+        )
+
+
+@cache
+def _host_memory() -> HostMemory:
+    """Memory of this process for the inputs and outputs of all sessions."""
+    return HostMemory(CudaPageLock(f"libcudart.so.{cuda.cuda_version().split('.')[0]}"))
+
+
+def _host_nodes(session: onnxruntime.InferenceSession, path: Path) -> HostNodes:
+    """The operators that run on the host. Those that compute with tensors are logged."""
+    provider = session.get_providers()[0]
+    nodes = left_on_host(session.get_provider_graph_assignment_info(), provider)
+    if nodes.tensors:
+        fields = {"graph": path, "provider": provider, "operators": ", ".join(nodes.tensors)}
+        log.warning("operators run on the host", extra=fields)
+    return nodes
+
+
+def _bind(session: onnxruntime.InferenceSession, path: Path) -> BoundSession | None:
+    try:
+        return BoundSession(session, _host_memory())
+    except UnboundOutputError as error:
+        log.warning(
+            "outputs are not bound to page-locked memory", extra={"graph": path, "reason": str(error)}
+        )
+        return None
 
 
 def _set_spinning(options: onnxruntime.SessionOptions, *, spins: bool) -> None:
@@ -125,7 +212,7 @@ def _register_shared_arena(limit_bytes: int) -> None:
     onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(as_requested))
 
 
-def _providers(provider: Provider) -> list[tuple[str, dict[str, str]]]:
+def _providers(device: Device) -> list[tuple[str, dict[str, str]]]:
     """The provider, and the CPU for operators that it lacks."""
-    chosen = dict.fromkeys((provider, Provider.CPU))
-    return [(each.runtime.name, dict(each.runtime.options)) for each in chosen]
+    chosen = (device.provider.runtime.name, device.options)
+    return [chosen] if device.provider.runtime.uses_host_cores else [chosen, (Provider.CPU.runtime.name, {})]

@@ -1,24 +1,30 @@
 """The model repository on disk: which artifacts it has, and how one is loaded."""
 
+import dataclasses
 import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from artifact.certificate import CERTIFICATE_FILE
 from artifact.errors import ArtifactError
+from artifact.keys import PublicKey
 from artifact.manifest import MANIFEST_FILE
 from server.engine.calibration import calibrated
+from server.engine.canary import run_bytes
 from server.engine.limits import MAX_TOLERANCE
 from server.engine.loading import load_model
+from server.engine.model import LoadedModel
 from server.engine.provider import Device, ProviderError
 from server.engine.repository import FailedModel, Key, Model, Repository
 from server.engine.version_policy import VersionPolicy
 
 log = logging.getLogger(__name__)
 
-# Identifies the content of an artifact without reading it: inode, size and time of its manifest.
-Signature = tuple[int, int, int]
+# Identifies the content of an artifact without reading it: inode, size and time of its manifest, and of its
+# certificate if it needs one.
+Signature = tuple[int, ...]
 
 
 class RepositoryError(Exception):
@@ -34,12 +40,17 @@ class ModelStore:
         device: Where graphs run.
         max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
         policy: Which versions are served.
+        proof_keys: If there are any, each artifact must have a certificate that one of them verifies.
+        max_golden_bytes: Expected memory of the largest golden cases that models keep, to replay them while
+            they serve; 0 if they keep none.
     """
 
     folder: Path
     device: Device
     max_tolerance: float = MAX_TOLERANCE
     policy: VersionPolicy = field(default_factory=VersionPolicy)
+    proof_keys: tuple[PublicKey, ...] = ()
+    max_golden_bytes: int = 0
 
     def names(self) -> list[str]:
         """The names of all models, sorted.
@@ -73,19 +84,18 @@ class ModelStore:
     def signature(self, name: str, version: str) -> Signature | None:
         """Identifies the content of an artifact; None while it is incomplete.
 
-        The manifest is the last file of an artifact that is written.
+        The manifest is the last file of an artifact that is written. A certificate may be added later.
         """
-        try:
-            found = (self.folder / name / version / MANIFEST_FILE).stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        folder = self.folder / name / version
+        manifest = _identity(folder / MANIFEST_FILE)
+        certificate = _identity(folder / CERTIFICATE_FILE) if self.proof_keys else ()
+        return manifest + certificate if manifest else None
 
     def load(self, name: str, version: str) -> Model:
         """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
         path = self.folder / name / version
         try:
-            model = calibrated(load_model(path, self.device, max_tolerance=self.max_tolerance))
+            model = self._loaded(path)
         except (ArtifactError, ProviderError) as error:
             log.error("model failed to load", extra={"model": name, "version": version, "reason": str(error)})
             reason = error.reason if isinstance(error, ArtifactError) else str(error)
@@ -107,6 +117,22 @@ class ModelStore:
         )
         return model
 
+    def _loaded(self, path: Path) -> LoadedModel:
+        model = calibrated(
+            load_model(
+                path,
+                self.device,
+                max_tolerance=self.max_tolerance,
+                proof_keys=self.proof_keys,
+                keep_golden=self.max_golden_bytes > 0,
+            )
+        )
+        kept = tuple(case for case in model.golden if run_bytes(model, case) <= self.max_golden_bytes)
+        if dropped := len(model.golden) - len(kept):
+            fields = {"model": model.name, "version": model.version, "cases": dropped, "kept": len(kept)}
+            log.warning("golden vectors too large to be replayed in service", extra=fields)
+        return dataclasses.replace(model, golden=kept)
+
 
 def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> Repository:
     """Loads every artifact of a folder. A damaged artifact affects only its own model.
@@ -121,6 +147,15 @@ def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_
     """
     store = ModelStore(folder, device, max_tolerance)
     return Repository(store.load(*key) for key in store.artifacts(store.names()))
+
+
+def _identity(file: Path) -> Signature:
+    """Inode, size and time of change; empty if there is no such file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def versions(repository: Path, name: str) -> list[str]:

@@ -12,6 +12,7 @@ from server.engine.tokenizer import TEXT, TextLimits
 from server.engine.types import Request
 
 TOKEN_BYTES = 8
+PROMPT, TRUNCATE = "prompt", "truncate"
 
 
 def encode_texts(
@@ -32,6 +33,7 @@ def encode_texts(
         OverloadedError: The memory of the token ids is not available.
     """
     if not request.texts:
+        _check_has_texts(request)
         return request
     if request.inputs:
         raise InvalidRequestError(
@@ -41,10 +43,45 @@ def encode_texts(
         raise InvalidRequestError(TEXT, f"model {model.name!r} takes {model.input_names}, not text")
     limits.check_sequences(TEXT, len(request.texts))
     bounds = _text_limits(model, limits)
+    prefix = _prompt(request, model)
     if reservation is not None:
-        reservation.add(TOKEN_BYTES * min(bounds.tokens, sum(map(len, request.texts))))
-    ids = model.text_encoder.encode(request.texts, bounds, request.deadline)
-    return dataclasses.replace(request, texts=(), inputs={model.inputs[0].name: ids})
+        characters = sum(map(len, request.texts)) + len(prefix) * len(request.texts)
+        reservation.add(TOKEN_BYTES * min(bounds.tokens, characters))
+    encoded = model.text_encoder.encode_all(
+        request.texts, bounds, request.deadline, prefix=prefix, truncates=_truncates(request, model)
+    )
+    return dataclasses.replace(
+        request,
+        texts=(),
+        inputs={model.inputs[0].name: encoded.ids},
+        prompt=None,
+        truncate=None,
+        truncated=encoded.truncated,
+    )
+
+
+def _check_has_texts(request: Request) -> None:
+    for field, value in ((PROMPT, request.prompt), (TRUNCATE, request.truncate)):
+        if value is not None:
+            raise InvalidRequestError(field, "needs text; the request has none")
+
+
+def _prompt(request: Request, model: LoadedModel) -> str:
+    """The text that is put before each text of a request."""
+    prompts = model.encoder.prompts if model.encoder else {}
+    name = request.prompt
+    if name is None:
+        name = model.encoder.default_prompt if model.encoder else ""
+    if name and name not in prompts:
+        known = f"must be one of {', '.join(prompts)}" if prompts else f"model {model.name!r} has no prompts"
+        raise InvalidRequestError(PROMPT, f"is {name[:100]!r}; {known}")
+    return prompts[name] if name else ""
+
+
+def _truncates(request: Request, model: LoadedModel) -> bool:
+    if request.truncate is not None:
+        return request.truncate
+    return model.encoder is not None and model.encoder.truncates
 
 
 def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:

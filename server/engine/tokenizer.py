@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from server.engine.errors import DeadlineExceededError, InvalidRequestError, LimitExceededError
 from server.engine.tokenizer_facts import drops_unknown, ends_words_at_spaces
@@ -35,6 +35,18 @@ class TextLimits(NamedTuple):
     text_bytes: int = sys.maxsize
     text_tokens: int = sys.maxsize
     tokens: int = sys.maxsize
+
+
+class EncodedTexts(NamedTuple):
+    """The token ids of texts.
+
+    Attributes:
+        ids: One sequence for each text.
+        truncated: Indices of the texts of which only the first tokens are there.
+    """
+
+    ids: Ragged
+    truncated: tuple[int, ...] = ()
 
 
 class TextEncoder:
@@ -66,12 +78,35 @@ class TextEncoder:
             LimitExceededError: A text is too long, or all of them are.
             DeadlineExceededError: The deadline passed before all texts were encoded.
         """
-        limits = limits or TextLimits()
-        ids, lengths = array("q"), []
+        return self.encode_all(texts, limits or TextLimits(), deadline).ids
+
+    def encode_all(
+        self,
+        texts: tuple[Text, ...],
+        limits: TextLimits,
+        deadline: float = math.inf,
+        *,
+        prefix: str = "",
+        truncates: bool = False,
+    ) -> EncodedTexts:
+        """Encodes each text as `encode` does.
+
+        Args:
+            texts: The texts.
+            limits: Bounds of the texts.
+            deadline: When the caller stops waiting.
+            prefix: Is put before each text.
+            truncates: Whether a text with too many tokens is cut to its first ones, special tokens included.
+        """
+        ids, lengths, truncated = array("q"), [], []
         for index, text in enumerate(texts):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
-            own = self._ids(f"text {index}", text, limits)
+            name = f"text {index}"
+            given = prefix + _decoded(name, text, limits.text_bytes)
+            own, is_cut = self._ids(name, given, limits, truncates=truncates)
+            if is_cut:
+                truncated.append(index)
             ids.extend(own)
             lengths.append(len(own))
             if len(ids) > limits.tokens:
@@ -79,19 +114,42 @@ class TextEncoder:
                     TEXT,
                     f"texts 0 to {index} have {len(ids)} tokens; the limit of one request is {limits.tokens}",
                 )
-        return Ragged(np.frombuffer(ids, np.int64) if ids else np.empty(0, np.int64), tuple(lengths))
+        rows = np.frombuffer(ids, np.int64) if ids else np.empty(0, np.int64)
+        return EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
 
-    def _ids(self, name: str, given: Text, limits: TextLimits) -> list[int]:
-        text = _decoded(name, given, limits.text_bytes)
-        for prefix in self._prefixes(text, limits.text_tokens):
-            self._check_tokens(name, len(self._tokens(prefix, special=False)), limits)
-        tokens = self._tokens(text, special=True)
-        self._check_tokens(name, len(tokens), limits)
+    def _ids(self, name: str, text: str, limits: TextLimits, *, truncates: bool) -> tuple[list[int], bool]:
+        """The ids of a text, and whether they are only the first ones."""
+        if truncates:
+            tokens, is_cut = self._first_tokens(text, limits.text_tokens)
+        else:
+            tokens, is_cut = self._all_tokens(name, text, limits), False
         if self._drops_unknown and (unknown := self._unknown_words.of(text)):
             raise InvalidRequestError(TEXT, unknown)
         if not tokens:
             raise InvalidRequestError(TEXT, f"{name} does not contain any words")
+        return tokens, is_cut
+
+    def _all_tokens(self, name: str, text: str, limits: TextLimits) -> list[int]:
+        for prefix in self._prefixes(text, limits.text_tokens):
+            self._check_tokens(name, len(self._tokens(prefix, special=False)), limits)
+        tokens = self._tokens(text, special=True)
+        self._check_tokens(name, len(tokens), limits)
         return tokens
+
+    def _first_tokens(self, text: str, most: int) -> tuple[list[int], bool]:
+        """The first tokens of a text, with the special tokens, and whether there are more."""
+        room = max(0, most - self._tokenizer.num_special_tokens_to_add(is_pair=False))
+        # Of a text that is far too long, a part has enough tokens.
+        for part in self._prefixes(text, most):
+            encoding = self._encoding(part, special=False)
+            if len(encoding.ids) > room:
+                break
+        else:
+            encoding = self._encoding(text, special=False)
+        is_cut = len(encoding.ids) > room
+        if is_cut:
+            encoding.truncate(room)
+        return list(self._tokenizer.post_process(encoding, add_special_tokens=True).ids), is_cut
 
     def _prefixes(self, text: str, most: int) -> Iterator[str]:
         """Parts of a long text, each twice as long as the one before, that have no more tokens than the text.
@@ -106,12 +164,15 @@ class TextEncoder:
             size *= 2
 
     def _tokens(self, text: str, *, special: bool) -> list[int]:
+        return list(self._encoding(text, special=special).ids)
+
+    def _encoding(self, text: str, *, special: bool) -> Encoding:
         try:
             # Unlike `encode`, this does not compute where in the text each token comes from.
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         except Exception as error:  # the library does not raise a narrower type
             raise InvalidRequestError(TEXT, self._unknown_words.of(text) or str(error)) from error
-        return list(encoding.ids)
+        return encoding
 
     def _check_tokens(self, name: str, count: int, limits: TextLimits) -> None:
         if count > limits.text_tokens:

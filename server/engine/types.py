@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from artifact.manifest import IN_BLOCKS, GraphKind
+from server.engine.caller import ANYONE, Caller
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
@@ -82,14 +83,27 @@ class Request:
         texts: Texts in place of `inputs`, for models with a tokenizer.
         mask: None if every key may be attended to.
         return_weights: Whether the result contains the attention weights.
+        return_tokens: For text encoders: whether the result contains a vector for each token.
+        dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
+        prompt: For texts: the name of the prompt that is put before each, empty for none; None for that of
+            the model.
+        truncate: For texts: whether one with too many tokens is cut; None for the setting of the model.
+        truncated: Indices of the texts that were cut.
         deadline: On `time.monotonic`'s clock, in seconds.
+        caller: Whose request it is, for the shares of callers.
     """
 
     inputs: Mapping[str, Ragged] = field(default_factory=dict)
     texts: tuple[Text, ...] = ()
     mask: Mask | None = None
     return_weights: bool = False
+    return_tokens: bool = False
+    dimensions: int = 0
+    prompt: str | None = None
+    truncate: bool | None = None
+    truncated: tuple[int, ...] = ()
     deadline: float = math.inf
+    caller: Caller = ANYONE
 
 
 class SequenceShape(NamedTuple):

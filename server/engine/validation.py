@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from artifact.manifest import POSITIONS, GraphKind, TensorSpec
+from server.engine.caller import ANYONE, Caller
 from server.engine.dimensions import DTYPES, dimensions
+from server.engine.embeddings import check_dimensions
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.texts import encode_texts
+from server.engine.timeline import Timeline
 from server.engine.tokenizer import TEXT
 from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result, SequenceInputs, SequenceShape
 
@@ -30,9 +33,12 @@ class ValidatedRequest:
         graph: The graph that computes its sequences, of which long ones run in blocks.
         deadline: On `time.monotonic`'s clock, in seconds.
         input_bytes: Size of the inputs, which may be views of the received message.
+        caller: Whose request it is.
         held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
             result, and the serialized reply.
+        dimensions: Number of leading elements of each embedding; 0 for all.
         future: Resolved once, with a result or an `EngineError`; cancelled if the request was withdrawn.
+        timeline: Receives the runs; None if nobody asked for them.
     """
 
     model: LoadedModel
@@ -41,7 +47,10 @@ class ValidatedRequest:
     deadline: float
     input_bytes: int
     held_bytes: int
+    caller: Caller = ANYONE
+    dimensions: int = 0
     future: "Future[Result]" = field(default_factory=Future)
+    timeline: Timeline | None = None
 
 
 def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedRequest:
@@ -52,6 +61,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         LimitExceededError: The request or its result would be too large.
     """
     graph = _choose_graph(request, model)
+    check_dimensions(request.dimensions, model)
     texts = request.texts
     request = encode_texts(request, model, limits)
     inputs = _with_positions(_inputs(request, model), model)
@@ -80,6 +90,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         deadline=request.deadline,
         input_bytes=sum([own.rows.nbytes for own in ragged]),
         held_bytes=mask_bytes + 2 * result_bytes,
+        caller=request.caller,
+        dimensions=request.dimensions,
     )
 
 
@@ -92,6 +104,8 @@ def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
         raise InvalidRequestError(RETURN_WEIGHTS, f"model {model.name!r} does not have attention weights")
     if request.return_weights:
         return GraphKind.WEIGHTS
+    if request.return_tokens and GraphKind.TOKENS in graphs:
+        return GraphKind.TOKENS
     return GraphKind.PLAIN if request.mask is None else GraphKind.MASK
 
 

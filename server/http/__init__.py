@@ -8,6 +8,7 @@ inference.py          the endpoint of inference: body, decode, call, encode
 infer_request.py      bodies of inference as messages; infer_response.py: replies as bodies
 tensors.py            elements of tensors as JSON
 methods.py            every other method: its routes, request and answer
+authorization.py      asks the gRPC server who may call, before a large body is read
 context.py            what endpoints share: limits, and errors as answers
 body.py               reads a body within the limits of size, memory and time
 connection.py         uvicorn's connection, with limits of time and number

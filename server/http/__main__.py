@@ -2,18 +2,23 @@
 
 import asyncio
 import logging
+import socket
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from server import logs
-from server.errors import BindError
+from server.errors import ServerError
 from server.http.listener import listen
-from server.http.options import HttpOptions, LogFormat, LogLevel
+from server.http.options import HttpOptions, LogFormat, LogLevel, LogRequests
 from server.http.serve import Stop, serve
 from server.shutdown import StopRequest, handle_signals
+from server.tls import exposure
+from server.tls.files import TlsFiles
+from server.tracing.options import trace_options
 
 log = logging.getLogger("server.http")
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -57,13 +62,36 @@ def main(
     grace_seconds: Annotated[
         float, typer.Option(min=0, help="How long requests in progress may take at the end, in seconds.")
     ] = DEFAULTS.grace_seconds,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="PEM file of this process's certificate. Encrypts HTTP.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its private key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="PEM file of authorities whose certificates clients must show.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept to listen on a public address without encryption.")
+    ] = False,
+    authorize: Annotated[
+        bool,
+        typer.Option(
+            help="Ask the gRPC server who may call before a large body is read: for a server with tokens."
+        ),
+    ] = DEFAULTS.authorize,
     log_level: Annotated[LogLevel, typer.Option(help="Minimum level of events.")] = DEFAULTS.log_level,
     log_format: Annotated[LogFormat, typer.Option(help="Format of the log.")] = DEFAULTS.log_format,
+    log_requests: Annotated[
+        LogRequests, typer.Option(help="Requests that have a line in the log.")
+    ] = DEFAULTS.log_requests,
 ) -> None:
-    """Serve HTTP/REST for a gRPC server. SIGTERM, SIGINT and SIGHUP stop it once requests have finished."""
+    """Serve HTTP/REST for a gRPC server. SIGTERM, SIGINT and SIGHUP stop it once requests have finished.
+
+    OpenTelemetry's environment variables switch traces on.
+    """
     options = HttpOptions(
         target=target,
         connections=connections,
+        tls=_tls_files(tls_certificate, tls_key, tls_client_ca),
         max_message_bytes=_size(max_message_bytes),
         max_in_flight_bytes=_size(max_in_flight_bytes),
         max_concurrent_requests=max_concurrent_requests,
@@ -71,19 +99,34 @@ def main(
         receive_timeout_seconds=receive_timeout_seconds,
         send_timeout_seconds=send_timeout_seconds,
         grace_seconds=grace_seconds,
+        authorize=authorize,
         log_level=log_level,
         log_format=log_format,
+        log_requests=log_requests,
+        traces=trace_options("", None, host=host, port=port),
     )
-    raise typer.Exit(_run(options, host, port))
+    raise typer.Exit(_run(options, host, port, insecure=insecure))
 
 
-def _run(options: HttpOptions, host: str, port: int) -> int:
+def _tls_files(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
+    if certificate and key:
+        return TlsFiles(certificate=certificate, key=key, client_ca=client_ca)
+    if certificate or key or client_ca:
+        raise typer.BadParameter("--tls-certificate and --tls-key are needed together")
+    return None
+
+
+def _run(options: HttpOptions, host: str, port: int, *, insecure: bool) -> int:
     logs.configure(options.log_level, options.log_format)
     try:
-        sockets = listen(host, port)
-    except BindError as error:
+        exposure.check(host, encrypted=options.tls is not None, insecure=insecure)
+        return _serve(options, listen(host, port), host)
+    except ServerError as error:
         log.error("cannot serve", extra={"reason": str(error)})
         return 1
+
+
+def _serve(options: HttpOptions, sockets: list[socket.socket], host: str) -> int:
 
     def begin(stop: Stop) -> None:
         loop = asyncio.get_running_loop()

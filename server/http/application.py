@@ -1,5 +1,6 @@
 """The routes, as a Starlette application."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,9 +20,12 @@ from server.http import errors, fields
 from server.http.backend import Backend, while_connected
 from server.http.body import Body
 from server.http.context import Context, Exchange, metadata_of, run
+from server.http.embeddings import PATH as EMBEDDINGS
+from server.http.embeddings import Embeddings
 from server.http.errors import HttpError
 from server.http.inference import Inference
 from server.http.methods import INFER_PATHS, METHODS, Method
+from server.http.observation import Observer
 from server.http.openapi import document
 from server.http.options import HttpOptions
 
@@ -38,19 +42,22 @@ PAGE_HEADERS = {
 class Call(Exchange):
     """One path of the methods other than inference."""
 
-    def __init__(self, context: Context, methods: Mapping[str, Method]) -> None:
+    def __init__(self, context: Context, path: str, methods: Mapping[str, Method]) -> None:
         """Creates the endpoint.
 
         Args:
             context: What all endpoints share.
+            path: The path, with names of parameters in braces.
             methods: The methods of the path by their verbs.
         """
-        super().__init__(context)
+        super().__init__(context, path)
         self._methods = methods
 
     async def answer(self, request: Request, body: Body, send: Send) -> None:
         """Calls the method and sends its reply."""
         method = self._methods["GET" if request.method == "HEAD" else request.method]
+        if method.verb != "GET":
+            await self.context.authorize(request, method.rpc)
         reservation = self.context.budget.reserve(0)
         try:
             data = bytearray() if method.verb == "GET" else await body.read(reservation)
@@ -76,10 +83,12 @@ def create_application(options: HttpOptions) -> Starlette:
     # The channels belong to the event loop, and are made in it.
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
-        backend = Backend(options.target, options.connections)
-        application.router.routes.extend(_routes(Context(options, backend)))
+        backend = Backend(options)
+        observer = Observer(options)
+        application.router.routes.extend(_routes(Context(options, backend, observer)))
         yield
         await backend.close()
+        await asyncio.to_thread(observer.close)
 
     application = Starlette(lifespan=lifespan, exception_handlers={HTTPException: _not_routed})
     application.router.redirect_slashes = False
@@ -91,10 +100,13 @@ def _routes(context: Context) -> list[Route]:
     for method in METHODS:
         for path in method.paths:
             by_path[path][method.verb] = method
-    inference = Inference(context)
     return [
-        *(Route(path, inference, methods=["POST"]) for path in INFER_PATHS),
-        *(Route(path, Call(context, methods), methods=list(methods)) for path, methods in by_path.items()),
+        *(Route(path, Inference(context, path), methods=["POST"]) for path in INFER_PATHS),
+        *(
+            Route(path, Call(context, path, methods), methods=list(methods))
+            for path, methods in by_path.items()
+        ),
+        Route(EMBEDDINGS, Embeddings(context, EMBEDDINGS), methods=["POST"]),
         Route("/openapi.json", _described, methods=["GET"]),
         Route("/docs", _page, methods=["GET"]),
     ]

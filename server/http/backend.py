@@ -11,10 +11,12 @@ from starlette.types import Receive
 from protos.inference.open_inference_pb2 import DESCRIPTOR
 from server.http import errors
 from server.http.errors import ClientDisconnectedError
+from server.http.options import HttpOptions
 
 T = TypeVar("T")
 SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-Metadata = Sequence[tuple[str, str]]
+Metadata = Sequence[tuple[str, str | bytes]]
+READY = grpc.ChannelConnectivity.READY
 OPTIONS = (
     # Sizes are limited by this process and by the gRPC server.
     ("grpc.max_receive_message_length", -1),
@@ -33,15 +35,17 @@ OPTIONS = (
 class Backend:
     """The gRPC server as this process calls it. Belongs to one event loop."""
 
-    def __init__(self, target: str, connections: int) -> None:
+    def __init__(self, options: HttpOptions) -> None:
         """Connects with the first call.
 
         Args:
-            target: Address of the server, HOST:PORT or unix:PATH.
-            connections: Number of connections; each call takes the one with the fewest calls.
+            options: Where the server is, and how many connections to make. Each call takes the one with the
+                fewest calls.
         """
-        self._channels = [grpc.aio.insecure_channel(target, OPTIONS) for _ in range(connections)]
-        self._calls = [0] * connections
+        self._channels = [_private_channel(target) for target in options.private_sockets] or [
+            grpc.aio.insecure_channel(options.target, OPTIONS) for _ in range(options.connections)
+        ]
+        self._calls = [0] * len(self._channels)
         self._turn = count()
 
     async def call(self, method: str, request: bytes, metadata: Metadata, timeout: float | None) -> bytes:
@@ -56,8 +60,22 @@ class Backend:
         Raises:
             BackendError: The call ended with a status other than OK.
         """
+        return await self.call_path(f"/{SERVICE}/{method}", request, metadata, timeout)
+
+    async def call_path(self, path: str, request: bytes, metadata: Metadata, timeout: float | None) -> bytes:
+        """As `call`, for a method of any service.
+
+        Args:
+            path: Full name of the method.
+            request: The message.
+            metadata: Metadata of the call.
+            timeout: Seconds until the deadline; None sets none.
+
+        Raises:
+            BackendError: The call ended with a status other than OK.
+        """
         index = self._next()
-        call: Any = self._channels[index].unary_unary(f"/{SERVICE}/{method}")
+        call: Any = self._channels[index].unary_unary(path)
         self._calls[index] += 1
         try:
             reply: bytes = await call(request, metadata=metadata, timeout=timeout)
@@ -73,9 +91,22 @@ class Backend:
             await channel.close()
 
     def _next(self) -> int:
-        """The channel with the fewest calls; of equal ones, each in turn."""
+        """The channel with the fewest calls; of equal ones, each in turn.
+
+        One that is not connected is left out while another is: its process may be starting again.
+        """
         first, number = next(self._turn), len(self._channels)
-        return min(((first + step) % number for step in range(number)), key=self._calls.__getitem__)
+        if number == 1:
+            return 0
+        ready = [channel.get_state(try_to_connect=True) is READY for channel in self._channels]
+        turns = [(first + step) % number for step in range(number)]
+        return min([turn for turn in turns if ready[turn]] or turns, key=self._calls.__getitem__)
+
+
+def _private_channel(target: str) -> grpc.aio.Channel:
+    return grpc.aio.secure_channel(
+        target, grpc.local_channel_credentials(grpc.LocalConnectionType.UDS), OPTIONS
+    )
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:

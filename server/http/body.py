@@ -2,6 +2,7 @@
 
 import asyncio
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -34,7 +35,8 @@ class Body:
         self._timeout_seconds = timeout_seconds
         self._data = bytearray()
         self._begun = False
-        self.complete = False
+        # Nothing is waited for if the request has no body: the refusal of a GET is sent at once.
+        self.complete = "transfer-encoding" not in self._headers and not _length(self._headers)
 
     async def read(self, reservation: Reservation) -> bytearray:
         """Returns the body, decompressed.
@@ -49,7 +51,7 @@ class Body:
             ClientDisconnectedError: The client left.
         """
         decoder = self._decoder()
-        if int(self._headers.get("content-length", 0)) > self._max_bytes:
+        if _length(self._headers) > self._max_bytes:
             raise self._too_large()
         try:
             async with asyncio.timeout(self._timeout_seconds or None):
@@ -112,3 +114,8 @@ class Body:
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(f"the body is larger than the limit of {self._max_bytes} bytes")
+
+
+def _length(headers: Mapping[str, str]) -> int:
+    """The size that a request announces; 0 if it announces none."""
+    return int(headers.get("content-length", 0))

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from server import logs
+from server.errors import TlsError
 from server.http.options import HttpOptions
 from server.http.serve import Stop, serve
 from server.shutdown import StopRequest, handle_signals
@@ -28,7 +29,11 @@ def main() -> int:
         options, descriptors = connection.recv()
     except EOFError:
         return 0
-    _serve(connection, options, [socket.socket(fileno=descriptor) for descriptor in descriptors])
+    try:
+        _serve(connection, options, [socket.socket(fileno=descriptor) for descriptor in descriptors])
+    except TlsError as error:
+        log.error("cannot serve", extra={"reason": str(error)})
+        return 1
     return 0
 
 

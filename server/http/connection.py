@@ -16,6 +16,8 @@ from server.http import errors
 MAX_HEAD_BYTES = 1 << 16
 # How long a connection may be without a request.
 IDLE_SECONDS = 75
+# Where the scope's state has the names in the verified certificate of the client.
+PEER_IDENTITIES = "peer_identities"
 # Request Header Fields Too Large.
 TOO_LARGE = 431
 
@@ -38,6 +40,11 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to wait for the first request."""
         super().connection_made(cast("asyncio.Transport", transport))
+        encryption = transport.get_extra_info("ssl_object")
+        if certificate := encryption and encryption.getpeercert(binary_form=True):
+            from server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
+
+            self.app_state = {**self.app_state, PEER_IDENTITIES: identities.of_der(certificate)}
         if len(self.connections) > self.max_connections:
             self.transport.abort()
             return

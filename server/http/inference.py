@@ -30,6 +30,7 @@ class Inference(Exchange):
             EngineError: The request is wrong, or this process is at its limit.
             ClientDisconnectedError: The client left.
         """
+        await self.context.authorize(request, "ModelInfer")
         with self.context.place():
             reservation = self.context.budget.reserve(0)
             try:

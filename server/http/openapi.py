@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from server import NAME, VERSION
+from server.http.embeddings import PATH as EMBEDDINGS
 from server.http.methods import INFER_PATHS, METHODS, Method
 from server.http.schemas import BODIES, REPLIES, SCHEMAS
 
@@ -40,12 +41,14 @@ def document() -> dict[str, Any]:
     for method in METHODS:
         for path in method.paths:
             paths.setdefault(path, {})[method.verb.lower()] = _operation(method, path)
+    paths[EMBEDDINGS] = {"post": _embeddings()}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": NAME,
             "version": VERSION,
-            "description": "The Open Inference Protocol over HTTP, with Triton's extensions.",
+            "description": "The Open Inference Protocol over HTTP, with Triton's extensions, and OpenAI's"
+            " embeddings.",
         },
         "paths": paths,
         "components": {"schemas": SCHEMAS, "responses": _errors()},
@@ -87,6 +90,22 @@ def _inference(path: str) -> dict[str, Any]:
                 "content": _media(_reference("InferenceResponse"), binary),
             },
             **_error_references(),
+        },
+    }
+
+
+def _embeddings() -> dict[str, Any]:
+    """OpenAI's endpoint, whose errors have a form of their own."""
+    error = _content("The request was refused.", {"application/json": _reference("EmbeddingError")})
+    return {
+        **_head("Embeddings", "POST", EMBEDDINGS, "Computes the embeddings of texts, as OpenAI's API does."),
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _reference("EmbeddingRequest")}},
+        },
+        "responses": {
+            "200": _content("The embeddings.", {"application/json": _reference("EmbeddingResponse")}),
+            **dict.fromkeys(ERRORS, error),
         },
     }
 

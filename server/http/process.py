@@ -53,6 +53,11 @@ class HttpProcess:
         self._connection: Any = None
         self._watch: threading.Thread | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """Id of the process; None while there is none."""
+        return self._process.pid if self._process and self._process.returncode is None else None
+
     def start(self) -> None:
         """Starts the process, and a thread that starts it again whenever it ends."""
         self._watch = threading.Thread(target=self._run, name="http", daemon=True)

@@ -92,6 +92,45 @@ SCHEMAS: dict[str, Any] = {
         ),
     ),
 }
+EMBEDDING_INPUT = {
+    "description": "A text, a list of texts, a list of token ids, or a list of such lists.",
+    "anyOf": [
+        STRING,
+        _array(STRING),
+        _array(INTEGER),
+        _array(_array(INTEGER)),
+    ],
+}
+SCHEMAS |= {
+    "EmbeddingRequest": _object(
+        ("model", "input"),
+        model=STRING,
+        input=EMBEDDING_INPUT,
+        encoding_format={"enum": ["float", "base64"]},
+        dimensions={"type": "integer", "minimum": 1},
+        user=STRING,
+        prompt=STRING | {"description": "Name of the prompt that is put before each text."},
+        truncate=BOOLEAN | {"description": "Whether texts with too many tokens are cut."},
+    ),
+    "EmbeddingResponse": _object(
+        ("object", "data", "model", "usage"),
+        object=STRING,
+        data=_array(_object(object=STRING, index=SIZE, embedding={"type": ["array", "string"]})),
+        model=STRING,
+        usage=_object(prompt_tokens=SIZE, total_tokens=SIZE),
+        truncated=_array(SIZE) | {"description": "Indices of the texts that were cut."},
+    ),
+    "EmbeddingError": _object(
+        ("error",),
+        error=_object(
+            ("message", "type"),
+            message=STRING,
+            type=STRING,
+            param={"type": ["string", "null"]},
+            code={"type": ["string", "null"]},
+        ),
+    ),
+}
 SETTINGS = {"type": "object", "additionalProperties": {"type": ["string", "array", "null"]}}
 LOG_SETTINGS = {"type": "object", "additionalProperties": {"type": ["boolean", "integer", "string"]}}
 SYSTEM_REGION = _object(("key", "byte_size"), key=STRING, offset=SIZE, byte_size=SIZE)

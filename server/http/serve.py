@@ -4,16 +4,34 @@ import asyncio
 import logging
 import math
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
 from server.http.application import create_application
 from server.http.connection import IDLE_SECONDS, MAX_HEAD_BYTES, connection_type
 from server.http.options import HttpOptions
+from server.tls.context import renewing_context
+from server.tls.files import CurrentCertificates
+from server.tls.watch import current_certificates
 
 Stop = Callable[[], None]
+# How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
+HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Limits how long encrypted connections may take to begin and to end, which uvicorn cannot be told."""
+
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
+        """As of asyncio."""
+        if options.get("ssl") is not None:
+            options["ssl_handshake_timeout"] = HANDSHAKE_SECONDS
+            options["ssl_shutdown_timeout"] = GOODBYE_SECONDS
+        return await super().create_server(*arguments, **options)
 
 
 class _Server(uvicorn.Server):
@@ -30,12 +48,17 @@ def serve(options: HttpOptions, sockets: Sequence[socket.socket], begin: Callabl
         options: What the process does.
         sockets: Where it listens.
         begin: Called in the event loop before the first request, with a function that asks to stop.
+
+    Raises:
+        TlsError: A certificate cannot be used.
     """
     # Their events say what this server's own log says too, or nothing about requests.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     for library in ("asyncio", "grpc"):
         logging.getLogger(library).setLevel(logging.INFO)
-    asyncio.run(_serve(_Server(_configuration(options)), list(sockets), begin))
+    configuration = _configuration(options, current_certificates(options.tls))
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        runner.run(_serve(_Server(configuration), list(sockets), begin))
 
 
 async def _serve(server: uvicorn.Server, sockets: list[socket.socket], begin: Callable[[Stop], None]) -> None:
@@ -46,7 +69,7 @@ async def _serve(server: uvicorn.Server, sockets: list[socket.socket], begin: Ca
     await server.serve(sockets)
 
 
-def _configuration(options: HttpOptions) -> uvicorn.Config:
+def _configuration(options: HttpOptions, certificates: CurrentCertificates | None) -> uvicorn.Config:
     receive, send = options.receive_timeout_seconds, options.send_timeout_seconds
     return uvicorn.Config(
         create_application(options),
@@ -57,9 +80,17 @@ def _configuration(options: HttpOptions) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        ssl_context_factory=_context_factory(certificates) if certificates else None,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=None
         if math.isinf(options.grace_seconds)
         else math.ceil(options.grace_seconds),
     )
+
+
+def _context_factory(
+    certificates: CurrentCertificates,
+) -> Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]:
+    """What makes uvicorn's context, which takes the current certificates in each handshake."""
+    return lambda _configuration, _default: renewing_context(certificates)

@@ -4,16 +4,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import grpc
 
 from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
+from server.rpc.access import CallAccess, RecheckedStream
 from server.rpc.admission import DRAINING, CallAdmission, CallAdmissions, CallLimits
 from server.rpc.calls.ending import end_with
-from server.rpc.calls.ordered_stream import OrderedStream
+from server.rpc.calls.ordered_stream import OrderedStream, StreamProgress
 from server.rpc.calls.route import CallKind, Route
 from server.rpc.calls.single_request import ServerStream, UnaryCall
+from server.rpc.records import CallRecord
 from server.rpc.transport.seam import Call
 
 
@@ -47,6 +49,8 @@ class CallObserver(Protocol):
         """A call was ended because its caller did not read the replies in time."""
 
 
+# Decides whether a call is recorded, when it arrives, and whether it is a stream; None if it is not.
+Recorder: TypeAlias = Callable[[Call, bool], CallRecord | None]
 # Errors of requests that the server took.
 NOT_REFUSALS = ("", EngineError.reason, RunFailedError.reason, DeadlineExceededError.reason)
 
@@ -59,9 +63,11 @@ class Dispatcher:
         routes: Mapping[str, Route],
         observer: CallObserver,
         limits: CallLimits,
-        check_deadline: Callable[[float], None],
+        check_deadline: Callable[..., None],
         *,
         stream_window: int,
+        access: CallAccess | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Creates the dispatcher.
 
@@ -69,13 +75,19 @@ class Dispatcher:
             routes: The route of each method, by its full name.
             observer: Receives a report of every call whose route is counted, and of every refusal.
             limits: How many calls are open at a time.
-            check_deadline: Raises OverloadedError if a call with that deadline would be answered too late.
+            check_deadline: Raises OverloadedError if a call with that deadline, and of a `Caller` if one is
+                given, would be answered too late.
             stream_window: Number of requests of one stream that may be without a sent reply.
+            access: Checks who calls, and what that identity may do and hold. None lets everyone do
+                everything.
+            recorder: Is asked about every call whose route is counted; None if none is recorded.
         """
+        self._recorder = recorder
         self._routes = routes
         self._observer = observer
         self._check_deadline = check_deadline
         self._window = stream_window
+        self._access = access
         self._admissions = CallAdmissions(limits)
         self._streams: dict[Call, OrderedStream | ServerStream] = {}
         self._draining = False
@@ -86,24 +98,43 @@ class Dispatcher:
         if route is None:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, "the server has no such method")
             return
+        if self._recorder is not None and route.counted:
+            call.record = self._recorder(call, route.kind is not CallKind.UNARY)
         admission = self._admissions.of(route)
         call.add_done_callback(partial(self._done, call, route, admission, time.perf_counter()))
         try:
-            if self._draining:
-                _refuse_while_draining(route)
-            if route.kind is CallKind.UNARY and route.takes_place:
-                self._check_deadline(call.deadline)
+            self._admit(call, route)
             admission.arrive(call)
-        except EngineError as error:
+        except Exception as error:  # an unexpected one too must end the call, and not only be logged
             end_with(call, error)
             return
+        if call.record is not None:
+            call.record.caller = call.caller
         match route.kind:
             case CallKind.UNARY:
                 UnaryCall(call, route, admission.received)
             case CallKind.ORDERED_STREAM:
-                self._streams[call] = OrderedStream(call, route, self._window, admission)
+                self._streams[call] = self._ordered_stream(call, route, admission)
             case CallKind.SERVER_STREAMING:
                 self._streams[call] = ServerStream(call, route, admission.received)
+
+    def _admit(self, call: Call, route: Route) -> None:
+        """Refuses a call before its message is received."""
+        if self._draining:
+            _refuse_while_draining(route)
+        if self._access is not None:
+            self._access.admit(call, route)
+        if route.kind is CallKind.UNARY and route.takes_place:
+            if call.identity is None:
+                self._check_deadline(call.deadline)
+            else:
+                self._check_deadline(call.deadline, call.identity.caller)
+
+    def _ordered_stream(self, call: Call, route: Route, admission: CallAdmission) -> OrderedStream:
+        progress: StreamProgress = admission
+        if self._access is not None:
+            progress = RecheckedStream(self._access, route, admission)
+        return OrderedStream(call, route, self._window, progress)
 
     def drain(self) -> None:
         """Refuses calls from now on, and ends those that would not end by themselves.
@@ -132,6 +163,9 @@ class Dispatcher:
         if route.counted:
             code = call.ended_with or grpc.StatusCode.UNKNOWN
             self._observer.called(call.method, code.name, time.perf_counter() - started)
+            if call.record is not None:
+                call.record.caller, call.record.request_id = call.caller, call.request_id
+                call.record.ended(code.name, call.reason)
 
 
 def _refuse_while_draining(route: Route) -> None:

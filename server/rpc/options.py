@@ -31,6 +31,9 @@ class RpcOptions:
         connection_age_grace_seconds: How long calls may go on after that. 0 sets no limit.
         keepalive_seconds: How long a connection may be silent until the server sends a ping. 0 sends none.
         allow_shared_memory: Whether callers may register regions of system shared memory.
+        identity_share: Part of each limit, and of the memory of requests, that one identity may hold while
+            nobody else holds any, above 0 to 1. Has no effect without a guard.
+        open_reflection: Whether everyone may use reflection. Has no effect without a guard.
         share_port: Whether other processes may listen on the same port and share its connections.
         transport: How calls are received.
     """
@@ -53,5 +56,7 @@ class RpcOptions:
     connection_age_grace_seconds: float = 60
     keepalive_seconds: float = 60
     allow_shared_memory: bool = False
+    identity_share: float = 0.8
+    open_reflection: bool = False
     share_port: bool = False
     transport: TransportKind = TransportKind.COMPLETION_QUEUE

@@ -12,7 +12,8 @@ from protos.attention.v1 import attention_pb2 as attention_pb
 from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.model_control import ModelControl
-from server.rpc import reflection
+from server.rpc import access_check, reflection
+from server.rpc.access import CallAccess
 from server.rpc.attention import fields
 from server.rpc.attention.service import AttentionService
 from server.rpc.calls.codec_threads import CodecThreads
@@ -23,6 +24,7 @@ from server.rpc.health import HealthService
 from server.rpc.open_inference import routes as open_inference
 from server.rpc.reflection import ReflectionService
 from server.rpc.shared_memory import SharedMemory
+from server.security.rights import Right
 
 ATTENTION: str = attention_pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 SERVICES = (ATTENTION, open_inference.SERVICE)
@@ -35,6 +37,9 @@ def route_table(
     is_serving: Callable[[], bool],
     control: ModelControl | None = None,
     memory: SharedMemory | None = None,
+    *,
+    access: CallAccess | None = None,
+    open_reflection: bool = False,
 ) -> Mapping[str, Route]:
     """The route of each method by its full name.
 
@@ -45,14 +50,20 @@ def route_table(
         is_serving: Whether the server is ready for requests.
         control: Loads and unloads models on request; None if the models never change.
         memory: The regions of shared memory; None if it is switched off.
+        access: Checks who calls; None lets everyone do everything.
+        open_reflection: Whether everyone may use reflection; otherwise it needs the right to read.
     """
     intake = Intake(engine.budget, threads)
-    return {
+    routes = {
         **_attention(AttentionService(engine), engine.limits, intake),
         **open_inference.routes(engine, is_serving, intake, control, memory),
         **_health(health),
-        **_reflection(ReflectionService((*SERVICES, *reflection.SERVICE_NAMES, HEALTH))),
+        **_reflection(
+            ReflectionService((*SERVICES, *reflection.SERVICE_NAMES, HEALTH)),
+            None if open_reflection else Right.READ,
+        ),
     }
+    return {**routes, **access_check.routes(access, routes)}
 
 
 def _attention(service: AttentionService, limits: Limits, intake: Intake) -> dict[str, Route]:
@@ -80,12 +91,14 @@ def _attention(service: AttentionService, limits: Limits, intake: Intake) -> dic
             service.list_models,
             pb.ListModelsResponse.SerializeToString,
             takes_place=False,
+            right=Right.READ,
         ),
         f"/{ATTENTION}/GetModel": unary(
             pb.GetModelRequest.FromString,
             service.get_model,
             pb.GetModelResponse.SerializeToString,
             takes_place=False,
+            right=Right.READ,
         ),
     }
 
@@ -94,15 +107,17 @@ def _health(service: HealthService) -> dict[str, Route]:
     read = health_pb2.HealthCheckRequest.FromString
     write = health_pb2.HealthCheckResponse.SerializeToString
     return {
-        "/grpc.health.v1.Health/Check": unary(read, service.check, write, counted=False, takes_place=False),
+        "/grpc.health.v1.Health/Check": unary(
+            read, service.check, write, counted=False, takes_place=False, right=None
+        ),
         "/grpc.health.v1.Health/Watch": server_streaming(
-            read, service.watch, write, counted=False, takes_place=False
+            read, service.watch, write, counted=False, takes_place=False, right=None
         ),
     }
 
 
-def _reflection(service: ReflectionService) -> dict[str, Route]:
+def _reflection(service: ReflectionService, right: Right | None) -> dict[str, Route]:
     read = reflection_pb2.ServerReflectionRequest.FromString
     write = reflection_pb2.ServerReflectionResponse.SerializeToString
-    route = ordered_stream(read, service.info, write, counted=False, takes_place=False)
+    route = ordered_stream(read, service.info, write, counted=False, takes_place=False, right=right)
     return {f"/{name}/ServerReflectionInfo": route for name in reflection.SERVICE_NAMES}

@@ -2,23 +2,30 @@
 
 import dataclasses
 import time
+from pathlib import Path
+
+import grpc
 
 from server.addresses import address_of
 from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.errors import BindError
 from server.model_control import ModelControl
+from server.rpc.access import CallAccess
 from server.rpc.admission import CallLimits
 from server.rpc.calls.codec_threads import CodecThreads
 from server.rpc.channel_options import channel_options
-from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher
+from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher, Recorder
 from server.rpc.health import HealthService
 from server.rpc.options import RpcOptions
 from server.rpc.routes import SERVICES, route_table
 from server.rpc.shared_memory import SharedMemory
 from server.rpc.transport import create_transport
 from server.rpc.transport.connections import connections
+from server.rpc.transport.credentials import private_credentials, tls_credentials
 from server.rpc.unix_socket import UnixSocket
+from server.security.guard import Guard
+from server.tls.files import CurrentCertificates
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
@@ -31,23 +38,42 @@ class RpcServer:
     that clients make between `bind` and `start` wait in the operating system's queue, and so do their
     calls, until `start` or their deadlines. They fail with UNAVAILABLE or CANCELLED if the server stops
     without having started.
+
+    Attributes:
+        certificates: Give the certificate of the next handshake; None without TLS.
+        guard: Knows who may call; None if everyone may do everything.
     """
 
-    def __init__(self, options: RpcOptions, observer: CallObserver) -> None:
+    def __init__(
+        self,
+        options: RpcOptions,
+        observer: CallObserver,
+        *,
+        certificates: CurrentCertificates | None = None,
+        guard: Guard | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
         """Creates a server that is not bound.
 
         Args:
             options: Where it listens, and how much it takes.
             observer: Receives a report of every call that ended.
+            certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
+            guard: Knows who may call; its owner closes it. None lets everyone do everything.
+            recorder: Decides which calls are recorded; None if none is.
         """
         self._options = options
+        self._recorder = recorder
         self._observer = observer
+        self.guard = guard
+        self._access = _access_of(guard, options)
         self._health = HealthService(SERVICES)
         self._codec_threads = CodecThreads()
         self._serving = False
         self._dispatcher: Dispatcher | None = None
         self._engine: Engine | None = None
-        self._socket = UnixSocket(options.unix_socket) if options.unix_socket else None
+        self.certificates = certificates
+        self._sockets: list[UnixSocket] = []
         self._transport = create_transport(
             options.transport,
             channel_options(options),
@@ -55,21 +81,33 @@ class RpcServer:
             options.send_timeout_seconds,
         )
 
-    def bind(self) -> int:
-        """Binds the address and the Unix domain socket. Returns the port, chosen by the system for port 0.
+    def bind(self, private_socket: Path | None = None) -> int:
+        """Binds the address and the Unix domain sockets. Returns the port, chosen by the system for port 0.
+
+        Args:
+            private_socket: Path of a socket for the HTTP process, in a folder that only this user can open.
+                Its calls need neither TLS nor a certificate, and may name the client that they are for.
 
         Raises:
             BindError: An address is in use, or cannot be used on this machine.
         """
-        port = self._listen(address_of(self._options.host, self._options.port))
-        if self._socket is not None:
-            self._listen(self._socket.prepare())
-            self._socket.publish()
+        encryption = tls_credentials(self.certificates) if self.certificates else None
+        port = self._listen(address_of(self._options.host, self._options.port), encryption)
+        if self._options.unix_socket is not None:
+            self._listen_on_socket(self._options.unix_socket)
+        if private_socket is not None:
+            self._listen_on_socket(private_socket, private_credentials())
         return port
 
-    def _listen(self, target: str) -> int:
+    def _listen_on_socket(self, path: Path, credentials: grpc.ServerCredentials | None = None) -> None:
+        unix_socket = UnixSocket(path)
+        self._listen(unix_socket.prepare(), credentials)
+        self._sockets.append(unix_socket)
+        unix_socket.publish()
+
+    def _listen(self, target: str, credentials: grpc.ServerCredentials | None) -> int:
         try:
-            return self._transport.listen(target)
+            return self._transport.listen(target, credentials)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {target}: {error}") from error
 
@@ -89,11 +127,15 @@ class RpcServer:
                 self._is_serving,
                 control,
                 SharedMemory() if self._options.allow_shared_memory else None,
+                access=self._access,
+                open_reflection=self._options.open_reflection,
             ),
             self._observer,
             _call_limits(self._options),
             engine.check_deadline,
             stream_window=self._options.stream_window,
+            access=self._access,
+            recorder=self._recorder,
         )
         # First: health checks that have waited for the start are answered at once.
         self._set_serving(serving=True)
@@ -113,8 +155,8 @@ class RpcServer:
         """
         started = time.monotonic()
         self._set_serving(serving=False)
-        if self._socket is not None:
-            self._socket.remove()
+        for unix_socket in self._sockets:
+            unix_socket.remove()
         self._transport.stop(grace, self._drain)
         self._codec_threads.close()
         return time.monotonic() - started
@@ -145,6 +187,18 @@ class RpcServer:
         self._serving = serving
         self._health.set_serving(serving=serving)
         self.show_models()
+
+
+def _access_of(guard: Guard | None, options: RpcOptions) -> CallAccess | None:
+    """Checks who calls, if a guard knows that."""
+    if guard is None:
+        return None
+    return CallAccess(
+        guard,
+        max_calls=options.max_concurrent_calls,
+        max_streams=options.max_streams,
+        share=options.identity_share,
+    )
 
 
 def _call_limits(options: RpcOptions) -> CallLimits:

@@ -4,12 +4,17 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from server import cores, memory
 from server.engine.limits import MIB, Limits
-from server.engine.provider import Device
+from server.engine.provider import Device, Provider
 from server.settings.batching import Batching
+from server.settings.identity import IdentityAndRights
 from server.settings.models import Models
 from server.settings.network import Network
+from server.settings.observability import Observability
+from server.settings.parity import Parity
 from server.settings.process import Process
 from server.settings.request_limits import RequestLimits
+from server.settings.security import Security
+from server.tls.files import TlsFiles
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
 HEADER_BYTES = MIB // 16
@@ -19,7 +24,17 @@ ARENA_FACTOR = 1.25
 AWAKE_SECONDS = 0.001
 
 
-class Settings(Models, Network, RequestLimits, Batching, Process):
+class Settings(
+    Models,
+    Parity,
+    Network,
+    Security,
+    IdentityAndRights,
+    RequestLimits,
+    Batching,
+    Process,
+    Observability,
+):
     """Every option of the server. `server.command_line` reads them from flags, environment and file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,6 +45,13 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
         if value and info.data.get("workers", 1) > 1:
             raise ValueError("needs a single worker; set workers to 1")
         return value
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files of the server's certificate; None without TLS."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return TlsFiles(certificate=self.tls_certificate, key=self.tls_key, client_ca=self.tls_client_ca)
 
     @property
     def _memory(self) -> int:
@@ -47,15 +69,33 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
         return self._memory - self.memory_for_requests
 
     @property
+    def _memory_for_started_runs(self) -> int:
+        on_device = self.provider != "cpu" and self.device_memory
+        return int(self.device_memory) if on_device else self.memory_for_runs
+
+    @property
     def device(self) -> Device:
-        """Where graphs run."""
+        """Where graphs run.
+
+        Raises:
+            ValueError: The provider is auto: `server.providers.resolve` has not chosen one yet.
+        """
         return Device(
-            self.provider,
+            Provider(self.provider),
             self.threads or cores.available(),
             spins=self.latency == "lowest",
             # Beyond what is expected: a bound that holds if an estimate is wrong.
             arena_bytes=int(ARENA_FACTOR * self.memory_for_runs),
+            memory_bytes=self.device_memory,
         )
+
+    @property
+    def max_golden_bytes(self) -> int:
+        """Expected memory of the largest golden case that is replayed in service; 0 if none is.
+
+        The replay takes it beside the runs of requests: from what the arena has beyond their share.
+        """
+        return int((ARENA_FACTOR - 1) * self.memory_for_runs) if self.canary_seconds else 0
 
     @property
     def awake_seconds(self) -> float:
@@ -71,7 +111,7 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
             max_text_bytes=self.max_text_bytes,
             max_input_bytes=self.max_message_bytes,
             max_result_bytes=self.max_message_bytes - HEADER_BYTES,
-            max_run_bytes=self.memory_for_runs,
+            max_run_bytes=self._memory_for_started_runs,
             max_in_flight_bytes=self.memory_for_requests,
             max_batch_sequences=self.max_batch_sequences,
             max_batch_bytes=self.max_batch_bytes,
@@ -82,8 +122,12 @@ class Settings(Models, Network, RequestLimits, Batching, Process):
 # The sections of the help, in its order.
 SECTIONS: dict[str, type[BaseModel]] = {
     "Models": Models,
+    "Parity": Parity,
     "Network": Network,
+    "Security": Security,
+    "Identity and rights": IdentityAndRights,
     "Request limits": RequestLimits,
     "Batching": Batching,
     "Process": Process,
+    "Observability": Observability,
 }

@@ -1,12 +1,11 @@
 """Options of the models that are served."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, ByteSize, Field, field_validator
 
 from server.engine.limits import MAX_TOLERANCE
-from server.engine.provider import Provider
 from server.engine.version_policy import VersionPolicy
 
 
@@ -14,7 +13,16 @@ class Models(BaseModel):
     """Which models are served, and on what."""
 
     model_repository: Path = Field(description="Folder that contains the artifacts as NAME/VERSION/.")
-    provider: Provider = Field(Provider.CPU, description="Execution provider that runs the graphs.")
+    provider: Literal["auto", "cpu", "cuda"] = Field(
+        "cpu",
+        description="Execution provider that runs the graphs: cpu; cuda, which refuses to start where it"
+        " cannot be used; auto, which takes cuda where it can be used and logs why not elsewhere.",
+    )
+    device_memory: Annotated[ByteSize, Field(ge=0)] = Field(
+        ByteSize(0),
+        description="Maximum memory of the device for runs, beside the weights of the models, at least 0."
+        " 0 sets no limit. Ignored with provider cpu.",
+    )
     model_control: Literal["none", "poll", "explicit"] = Field(
         "none",
         description="When models are loaded: none loads all of them at startup; poll also loads, replaces and"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
+from server.http.options import needs_private_sockets
 from server.settings import Settings
 
 
@@ -22,6 +23,16 @@ class Assignment:
     settings: Settings
     cores: frozenset[int]
     metrics: Path
+
+    @property
+    def private_socket(self) -> Path | None:
+        """Where it listens for the HTTP process alone, if that needs it."""
+        return private_socket(self.metrics, self.worker) if needs_private_sockets(self.settings) else None
+
+
+def private_socket(folder: Path, worker: int) -> Path:
+    """The socket of a worker in the service's temporary folder."""
+    return folder / f"grpc-{worker}"
 
 
 class State(Enum):

@@ -29,7 +29,7 @@ def temporary_folder() -> Iterator[Path]:
         _remove_abandoned()
         folder, descriptor = _make_locked()
     except OSError as error:
-        raise WorkerError(f"the workers' metrics need a temporary folder: {error.strerror}") from error
+        raise WorkerError(f"a temporary folder is needed: {error.strerror}") from error
     try:
         yield folder
     finally:

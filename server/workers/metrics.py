@@ -1,16 +1,18 @@
 """Metrics of several processes: each writes to files, and one endpoint serves the aggregate."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from server.gauges import FOLDER_VARIABLE, NO_VALUE
 from server.metrics_endpoint import MetricsEndpoint
+from server.process_metrics import Processes, ProcessesCollector
+from server.security.guard import Guard
+from server.tls.files import CurrentCertificates
 from server.workers.handle import ExitKind
-
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def write_to(folder: Path, worker: int) -> None:
@@ -24,7 +26,7 @@ def write_to(folder: Path, worker: int) -> None:
 
 
 class _Collector(MultiProcessCollector):
-    """Skips files that a worker is creating: the library cannot read them while they are empty."""
+    """Skips values that were removed, and files that a worker is creating, which the library cannot read."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(None, str(folder))  # type: ignore[no-untyped-call]
@@ -33,7 +35,10 @@ class _Collector(MultiProcessCollector):
     def collect(self) -> Iterable[Metric]:
         """The aggregate of all files."""
         files = [str(file) for file in self._folder.glob("*.db") if _is_written(file)]
-        return self.merge(files)  # type: ignore[no-untyped-call,no-any-return]
+        metrics: Iterable[Metric] = self.merge(files)  # type: ignore[no-untyped-call]
+        for metric in metrics:
+            metric.samples = [sample for sample in metric.samples if sample.value != NO_VALUE]
+            yield metric
 
 
 def _is_written(file: Path) -> bool:
@@ -43,36 +48,65 @@ def _is_written(file: Path) -> bool:
         return False
 
 
+def own_metrics(registry: CollectorRegistry) -> tuple[Gauge, Counter]:
+    """The supervisor's own metrics: the number of workers, and that of their restarts."""
+    workers = Gauge(
+        "attention_workers", "Number of worker processes, by state.", ["state"], registry=registry
+    )
+    restarts = Counter(
+        "attention_worker_restarts",
+        "Number of worker processes that ended and were replaced, by the reason.",
+        ["reason"],
+        registry=registry,
+    )
+    return workers, restarts
+
+
 class MultiprocessMetrics:
     """Serves the metrics of all workers until it is closed."""
 
-    def __init__(self, folder: Path, host: str, port: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        host: str,
+        port: int,
+        certificates: CurrentCertificates | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         """Starts to listen.
 
         Args:
             folder: Where the workers write their metrics.
             host: Address or host name.
             port: 0 selects a free port.
+            certificates: Give the certificate of the next connection; None encrypts nothing.
+            guard: Knows who may read the metrics; None lets everyone.
 
         Raises:
             BindError: The address is in use, or does not belong to this machine.
         """
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._folder = str(folder)
+        self._processes: Processes = dict
         registry = CollectorRegistry()
         registry.register(_Collector(folder))
-        self._workers = Gauge(
-            "attention_workers", "Number of worker processes, by state.", ["state"], registry=registry
-        )
-        self._restarts = Counter(
-            "attention_worker_restarts",
-            "Number of worker processes that ended and were replaced, by the reason.",
-            ["reason"],
-            registry=registry,
-        )
+        registry.register(ProcessesCollector(self._running))
+        self._workers, self._restarts = own_metrics(registry)
         for kind in ExitKind:
             self._restarts.labels(kind)
-        self._endpoint = MetricsEndpoint(registry, host, port)
+        self._endpoint = MetricsEndpoint(registry, host, port, certificates=certificates, guard=guard)
         self.port = self._endpoint.port
+
+    def watch(self, processes: Processes) -> None:
+        """Sets the processes whose processor time, memory and descriptors are published; before, none are.
+
+        Args:
+            processes: Process ids by name. Called at every scrape, on any thread.
+        """
+        self._processes = processes
+
+    def _running(self) -> Mapping[str, int]:
+        return self._processes()
 
     def count(self, *, ready: int, starting: int) -> None:
         """Publishes how many workers are in each state."""

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -12,11 +12,13 @@ from typing import Any
 
 from server import cores
 from server.errors import WorkerError
-from server.http.options import options_of
+from server.http.options import needs_private_sockets, options_of
 from server.http.process import HttpProcess
+from server.identity import guard_of
 from server.settings import Settings
 from server.shutdown import EXIT_SECONDS, StopRequest, handle_signals
-from server.workers.assignment import Assignment, State
+from server.tls.watch import current_certificates
+from server.workers.assignment import Assignment, State, private_socket
 from server.workers.folder import temporary_folder
 from server.workers.handle import Exit, ExitKind, WorkerHandle
 from server.workers.metrics import MultiprocessMetrics
@@ -36,19 +38,27 @@ def run(settings: Settings) -> None:
 
     Raises:
         BindError: An address cannot be listened on.
+        IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
+        TlsError: A certificate cannot be used.
         WorkerError: A worker ended before all of them served.
     """
+    certificates = current_certificates(settings.tls_files)
+    guard = guard_of(settings) if settings.protect_metrics else None
     # The supervisor waits for pipes, so that a signal arrives as a message of one more pipe.
     requests, requests_in = Pipe(duplex=False)
     handle_signals(requests_in.send)
     with (
         temporary_folder() as folder,
         reserved(settings.host, settings.port) as port,
-        closing(MultiprocessMetrics(folder, settings.host, settings.metrics_port)) as metrics,
+        closing(
+            MultiprocessMetrics(folder, settings.host, settings.metrics_port, certificates, guard)
+        ) as metrics,
         ExitStack() as stack,
     ):
         addresses = {"host": settings.host, "port": port, "metrics_port": metrics.port}
-        http = _http_process(settings, port, stack)
+        if guard is not None:
+            stack.callback(guard.close)
+        http = _http_process(settings, port, folder, stack)
         if http is not None:
             addresses["http_port"] = http.port
         log.info("ports bound", extra=addresses)
@@ -56,11 +66,13 @@ def run(settings: Settings) -> None:
     log.info("stopped")
 
 
-def _http_process(settings: Settings, port: int, stack: ExitStack) -> HttpProcess | None:
+def _http_process(settings: Settings, port: int, folder: Path, stack: ExitStack) -> HttpProcess | None:
     """The one HTTP process of all workers, if there is to be one. The stack ends it."""
     if settings.http_port is None:
         return None
-    http = HttpProcess(options_of(settings, port), settings.host, settings.http_port)
+    private = needs_private_sockets(settings)
+    sockets = [private_socket(folder, worker) for worker in range(settings.workers)] if private else []
+    http = HttpProcess(options_of(settings, port, sockets), settings.host, settings.http_port)
     stack.callback(http.close, HTTP_EXIT_SECONDS)
     return http
 
@@ -92,6 +104,7 @@ class Supervisor:
         self._workers = [WorkerHandle(assignment) for assignment in assignments(settings, folder)]
         self._questions = Questions(lambda worker, message: self._workers[worker].send(message))
         self._stopping = False
+        metrics.watch(self._processes)
         self._checked_at = time.monotonic()
         self._check_seconds = self._workers[0].watchdog.interval
         # Once all workers have been ready at one time, each listens as soon as it is ready.
@@ -113,6 +126,14 @@ class Supervisor:
                 self._wait()
         finally:
             self._drain()
+
+    def _processes(self) -> Mapping[str, int]:
+        """The processes of the service, by name. For any thread."""
+        others = {f"worker-{worker.number}": worker.pid for worker in self._workers if worker.connection}
+        if self._http is not None:
+            others["http"] = self._http.pid
+        running = {name: pid for name, pid in others.items() if pid is not None}
+        return {"supervisor": os.getpid()} | running
 
     def _drain(self) -> None:
         """Lets every worker drain, and kills those that have not ended some time after the grace."""

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from server import application, logs
+from server import application, logs, providers
 from server.errors import ServerError
 from server.metrics import Metrics
 from server.rpc.server import RpcServer
@@ -29,7 +29,14 @@ class WorkerLifecycle:
     no worker outlives it. A thread of its own answers the supervisor's pings.
     """
 
-    def __init__(self, worker: int, connection: Any, inbox: Inbox, folder: Path) -> None:
+    def __init__(
+        self,
+        worker: int,
+        connection: Any,
+        inbox: Inbox,
+        folder: Path,
+        private_socket: Path | None = None,
+    ) -> None:
         """Starts nothing yet.
 
         Args:
@@ -38,11 +45,13 @@ class WorkerLifecycle:
                 than the class.
             inbox: Messages to the main thread.
             folder: The service's temporary folder.
+            private_socket: Where it listens for the HTTP process alone, if that needs it.
         """
         self.peers = WorkerPeers(worker, self._send)
         self._connection = connection
         self._inbox = inbox
         self._folder = folder
+        self._private_socket = private_socket
         self._port = 0
         self._is_serving = False
         # The main thread and the one that answers pings both send.
@@ -66,7 +75,7 @@ class WorkerLifecycle:
         if isinstance(message, StopRequest):
             log.info("draining", extra=message.fields)
             return False
-        self._port = server.bind()
+        self._port = server.bind(self._private_socket)
         return True
 
     def serving(self, *, ready: int, failed: int) -> None:
@@ -117,9 +126,11 @@ def main() -> int:
     _prepare_process(assignment)
     inbox = Inbox()
     handle_signals(inbox.put)
-    lifecycle = WorkerLifecycle(assignment.worker, connection, inbox, assignment.metrics)
+    lifecycle = WorkerLifecycle(
+        assignment.worker, connection, inbox, assignment.metrics, assignment.private_socket
+    )
     try:
-        application.run(assignment.settings, lifecycle, inbox)
+        application.run(providers.resolve(assignment.settings), lifecycle, inbox)
     except ServerError as error:
         with suppress(OSError):
             connection.send(Failure(str(error)))

@@ -108,6 +108,27 @@ def test_the_relative_part_is_that_of_eager_pytorch() -> None:
     assert not half.holds(np.array([2.0]), np.array([1.0]))
 
 
+@given(array=hnp.arrays(np.float64, SHAPES, elements=FINITE), data=st.data(), part=st.floats(0, 3))
+def test_the_ratio_is_the_part_of_the_tolerance_that_is_used(
+    array: Array, data: st.DataObject, part: float
+) -> None:
+    place = np.unravel_index(data.draw(st.integers(0, array.size - 1)), array.shape)
+    moved = array.copy()
+    moved[place] += part * (FP32.atol + FP32.rtol * abs(array[place]))
+    assert FP32.ratio(moved, array) == pytest.approx(part, abs=1e-4)
+    assert FP32.holds(moved, array) == (FP32.ratio(moved, array) <= 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "eager", "ratio"),
+    [(1.0, 1.0, 0.0), (1.0, 2.0, INF), (INF, INF, 0.0), (NAN, NAN, 0.0), (1.0, INF, INF), (NAN, 1.0, INF)],
+)
+def test_without_a_tolerance_the_ratio_is_0_or_infinite(value: float, eager: float, ratio: float) -> None:
+    exact = Tolerance(rtol=0, atol=0)
+    assert exact.ratio(np.array([value]), np.array([eager])) == ratio
+    assert exact.ratio(np.zeros(2), np.zeros(3)) == INF
+
+
 @pytest.mark.parametrize("bad", [-1e-9, NAN], ids=["negative", "not-a-number"])
 @pytest.mark.parametrize("field", ["rtol", "atol"])
 def test_a_tolerance_is_a_number_of_at_least_zero(field: str, bad: float) -> None:

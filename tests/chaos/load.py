@@ -33,11 +33,15 @@ class Job:
     target: str
     method: bytes
     messages: tuple[bytes, ...]
+    token: str = ""
 
     def caller(self, deadline_seconds: float = 60.0) -> UnaryCaller:
         """A caller on a new connection, which is established."""
         requests = [EncodedRequest(data, 1, 0) for data in self.messages]
-        caller = UnaryCaller(self.target, self.method, requests, deadline_seconds=deadline_seconds)
+        metadata = (("authorization", f"Bearer {self.token}"),) if self.token else ()
+        caller = UnaryCaller(
+            self.target, self.method, requests, deadline_seconds=deadline_seconds, metadata=metadata
+        )
         caller.start()
         caller.finish()
         return caller

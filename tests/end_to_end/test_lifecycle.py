@@ -51,9 +51,8 @@ def test_metrics_contain_requests_batches_and_parity(server: ServerProcess, clie
     assert f'attention_requests_total{{code="OK",method="{method}"}}' in text
     assert 'attention_batch_sequences_count{model="self-attention"}' in text
     assert 'attention_tokens_total{model="self-attention"}' in text
-    parity = (
-        'attention_parity_max_abs_error{model="self-attention",provider="CPUExecutionProvider",version="1"}'
-    )
+    assert 'attention_model_requests_total{code="OK",model="self-attention"}' in text
+    parity = 'attention_parity_error{model="self-attention",version="1"}'
     (error,) = [float(line.split()[-1]) for line in text.splitlines() if line.startswith(parity)]
     assert 0 < error < 1e-5
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from artifact.golden import Arrays, load_golden
-from artifact.manifest import IN_BLOCKS, GraphKind, Manifest
+from artifact.manifest import ATTENTION_GRAPHS, IN_BLOCKS, GraphKind, Manifest
 from artifact.tolerance import Tolerance
 from export.artifact import write_artifact
 from export.errors import ArtifactExistsError, ExportError, ParityError
@@ -108,8 +108,8 @@ def test_the_manifest_describes_the_module(small: Artifact) -> None:
 def test_the_parity_report_lists_every_case_of_every_graph(small: Artifact) -> None:
     folder, manifest = small
     report = json.loads((folder / manifest.parity_report).read_bytes())
-    counted = [sum(case["graph"] == kind for case in report["cases"]) for kind in GraphKind]
-    assert counted == [len(PARITY_GRID)] * len(GraphKind)
+    counted = [sum(case["graph"] == kind for case in report["cases"]) for kind in ATTENTION_GRAPHS]
+    assert counted == [len(PARITY_GRID)] * len(ATTENTION_GRAPHS)
     assert report["tolerance"] == manifest.tolerance.model_dump()
     assert report["max_abs_error"] == max(case["max_abs_error"] for case in report["cases"])
 
@@ -117,9 +117,9 @@ def test_the_parity_report_lists_every_case_of_every_graph(small: Artifact) -> N
 def test_the_golden_vectors_are_the_outputs_of_eager_pytorch(small: Artifact) -> None:
     folder, manifest = small
     cases = load_golden(folder / manifest.golden)
-    counted = {kind: sum(case.graph is kind for case in cases) for kind in GraphKind}
+    counted = {kind: sum(case.graph is kind for case in cases) for kind in ATTENTION_GRAPHS}
     in_blocks = dict.fromkeys(IN_BLOCKS.values(), len(BLOCK_GOLDEN_GRID))
-    assert counted == dict.fromkeys(GraphKind, len(GOLDEN_GRID)) | in_blocks
+    assert counted == dict.fromkeys(ATTENTION_GRAPHS, len(GOLDEN_GRID)) | in_blocks
     for case in cases:
         eager = run_eager(attention(), signature(attention(), case.graph), case.inputs)
         assert case.outputs.keys() == eager.keys()
@@ -133,14 +133,14 @@ def test_servers_of_other_users_may_read_an_artifact(small: Artifact) -> None:
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
 
 
-@pytest.mark.parametrize("kind", GraphKind)
+@pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
 def test_a_small_graph_runs_by_itself(kind: GraphKind, small: Artifact, tmp_path: Path) -> None:
     alone = tmp_path / "renamed.onnx"
     shutil.copy(small[0] / GRAPHS[kind], alone)
     assert_runs_by_itself(alone, attention(), kind)
 
 
-@pytest.mark.parametrize("kind", GraphKind)
+@pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
 def test_a_large_graph_runs_beside_its_weights(kind: GraphKind, large: Artifact, tmp_path: Path) -> None:
     shutil.copy(large[0] / "weights.bin", tmp_path)
     alone = tmp_path / "renamed.onnx"
@@ -265,7 +265,7 @@ def test_golden_vectors_of_blocks_need_several_blocks_and_one_with_fewer_rows(sm
 
 def test_a_module_without_a_form_in_blocks_lacks_those_graphs(tmp_path: Path) -> None:
     folder, manifest = write_artifact(attention(kind=ComputedMask), MODEL, tmp_path)
-    whole = set(GraphKind) - set(IN_BLOCKS.values())
+    whole = set(ATTENTION_GRAPHS) - set(IN_BLOCKS.values())
     assert set(manifest.graphs) == whole
     assert {case.graph for case in load_golden(folder / manifest.golden)} == whole
     assert not (folder / GRAPHS[GraphKind.BLOCKS]).exists()

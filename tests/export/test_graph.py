@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from artifact.manifest import GraphKind
+from artifact.manifest import ATTENTION_GRAPHS, GraphKind
 from export.errors import ExportError
 from export.graph import export_graph
 from export.signature import random_inputs, run_eager
@@ -28,7 +28,7 @@ from tests.export.modules import (
 from tests.support.eager import assert_parity
 
 Axes = dict[str, tuple[str | int, ...]]
-PLAIN, LENGTHS, MASK, WEIGHTS, BLOCKS, MASK_BLOCKS = GraphKind
+PLAIN, LENGTHS, MASK, WEIGHTS, BLOCKS, MASK_BLOCKS = ATTENTION_GRAPHS
 OWN_INPUTS: dict[str, Axes] = {
     "self": {"query": ("batch", "query_length", 4)},
     "cross": {
@@ -43,7 +43,11 @@ D_OUT = {"self": 4, "cross": 8, "text": 4}
 HEADS = {"self": 2, "cross": 2, "text": 1}
 GRAPHS = [
     pytest.param(name, kind, id=f"{name}-{kind}")
-    for name, kinds in {"self": GraphKind, "cross": GraphKind, "text": (PLAIN, WEIGHTS, BLOCKS)}.items()
+    for name, kinds in {
+        "self": ATTENTION_GRAPHS,
+        "cross": ATTENTION_GRAPHS,
+        "text": (PLAIN, WEIGHTS, BLOCKS),
+    }.items()
     for kind in kinds
 ]
 EACH_GRAPH = pytest.mark.parametrize(("name", "kind"), GRAPHS)

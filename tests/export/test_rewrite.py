@@ -29,8 +29,10 @@ KEPT = {
 class Backwards(MultiHeadAttention):
     """Joins its heads to rows of another order than that in which they were cut."""
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None) -> Tensor:
-        return super()._attend(q, k, v, may_attend).flip(1)
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None, score_bias: Tensor | None
+    ) -> Tensor:
+        return super()._attend(q, k, v, may_attend, score_bias).flip(1)
 
 
 def attention_heads(proto: onnx.ModelProto) -> dict[str, int]:

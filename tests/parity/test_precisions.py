@@ -14,7 +14,7 @@ import pytest
 from attention_client import AttentionClient
 from onnx import TensorProto
 
-from artifact.manifest import GraphKind, Manifest
+from artifact.manifest import ATTENTION_GRAPHS, GraphKind, Manifest
 from export import export_module
 from export.__main__ import export as export_command
 from export.artifact import write_artifact
@@ -106,7 +106,7 @@ def test_the_artifact_states_precision_tolerance_and_measured_error(
     assert (manifest.precision, manifest.tolerance) == (lowered.precision, TOLERANCES[lowered.precision])
     report = json.loads((folder / manifest.parity_report).read_text())
     assert report["tolerance"] == manifest.tolerance.model_dump()
-    assert {case["graph"] for case in report["cases"]} == set(GraphKind)
+    assert {case["graph"] for case in report["cases"]} == set(ATTENTION_GRAPHS)
     assert report["max_abs_error"] == max(case["max_abs_error"] for case in report["cases"])
     assert 1e-5 < report["max_abs_error"] < manifest.tolerance.atol
     parity = client.model(lowered.model).parity
@@ -124,7 +124,7 @@ def test_fp32_is_the_default(
     folder, case = repository / lowered.preset / "1", {"query": normal(3, 9, lowered.width)}
     manifest = Manifest.load(folder)
     assert (manifest.precision, manifest.tolerance) == ("fp32", FP32_TOLERANCE)
-    for kind in GraphKind:
+    for kind in ATTENTION_GRAPHS:
         assert matrices(folder, kind) == {TensorProto.FLOAT}
     found = served(protocol, server, client, lowered.preset, case)
     expected = paths.eager(build_preset(lowered.preset), case)
@@ -148,7 +148,7 @@ def matrices(folder: Path, kind: GraphKind) -> set[int]:
     return {tensor.data_type for tensor in initializers(folder, kind) if len(tensor.dims) == 2}
 
 
-@pytest.mark.parametrize("kind", GraphKind)
+@pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
 @pytest.mark.parametrize(
     ("model", "element_type"), [(FP16, TensorProto.FLOAT16), (INT8, TensorProto.INT8)], ids=["fp16", "int8"]
 )
@@ -164,7 +164,7 @@ def test_every_graph_holds_its_weights_in_the_lower_precision(
     assert types.count("MatMulInteger") == (4 if model == INT8 else 0)  # query, key, value, output
 
 
-@pytest.mark.parametrize("kind", GraphKind)
+@pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
 def test_weights_of_int8_are_smaller_than_a_third_of_those_of_fp32(repository: Path, kind: GraphKind) -> None:
     """Counts the weights with their scales and zero points; the size of the nodes does not change."""
     small, large = (

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -22,9 +22,11 @@ from server.engine.session import RunControl, Session
 from server.engine.types import Array, Request, Result
 from server.engine.validation import ValidatedRequest
 from server.rpc.dispatcher import CallObserver
+from server.rpc.dispatcher import Recorder as CallsRecorder
 from server.rpc.options import RpcOptions
 from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
+from server.security.guard import Guard
 from tests.server.samples import Lengths, validated_of
 
 PATIENCE_SECONDS = 30
@@ -110,9 +112,18 @@ class Recorder(NullObserver):
 
     def __init__(self) -> None:
         self.runs: list[BatchReport] = []
+        self.answered: list[str] = []
+        self.failed: list[tuple[str, str]] = []
 
     def batch_completed(self, report: BatchReport) -> None:
         self.runs.append(report)
+
+    def requests_answered(self, model: str, seconds: Sequence[float]) -> None:
+        assert min(seconds) >= 0
+        self.answered += [model] * len(seconds)
+
+    def request_failed(self, model: str, code: str) -> None:
+        self.failed.append((model, code))
 
     @property
     def sizes(self) -> list[int]:
@@ -229,6 +240,8 @@ class Served:
         *models: LoadedModel,
         limits: Limits | None = None,
         observer: CallObserver | None = None,
+        guard: Guard | None = None,
+        recorder: CallsRecorder | None = None,
         **options: Any,
     ) -> None:
         self.calls, self.gate = Calls(), Gate()
@@ -242,7 +255,9 @@ class Served:
             stream_window=3,
             transport=self.transport,
         )
-        self.server = RpcServer(dataclasses.replace(defaults, **options), observer or self.calls)
+        self.server = RpcServer(
+            dataclasses.replace(defaults, **options), observer or self.calls, guard=guard, recorder=recorder
+        )
         self._target = f"{defaults.host}:{self.server.bind()}"
         self.server.start(self.engine)
         self.channel = self.connect()

@@ -6,6 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.engine.errors import Code
+from server.engine.model_changes import ChangeKind, ModelChange
 from server.engine.observer import BatchReport, EngineLoad, ExpiryStage
 from server.engine.repository import FailedModel, Repository
 from server.errors import BindError
@@ -58,11 +60,47 @@ def test_models_are_published_with_state_and_measured_error(metrics: Metrics, lo
     samples = published(metrics.registry)
     for name in (SELF, CROSS, TEXT):
         assert value(samples, "attention_model_ready", model=name, version="1") == 1
-        labels = {"model": name, "version": "1", "provider": "CPUExecutionProvider"}
-        assert value(samples, "attention_parity_max_abs_error", **labels) == loaded.ready(name).measured_error
+        assert value(samples, "attention_model_failed", model=name, version="1") == 0
+        model, labels = loaded.ready(name), {"model": name, "version": "1"}
+        assert value(samples, "attention_parity_error", **labels) == model.measured_error
+        assert value(samples, "attention_parity_tolerance", **labels) == model.manifest.tolerance.atol > 0
     assert value(samples, "attention_model_ready", model=SELF, version="2") == 0
-    errors = [name for name, _ in samples if name == "attention_parity_max_abs_error"]
-    assert len(errors) == 3
+    assert value(samples, "attention_model_failed", model=SELF, version="2") == 1
+    assert len([name for name, _ in samples if name == "attention_parity_error"]) == 3
+
+
+def test_a_model_that_is_gone_is_neither_ready_nor_failed(metrics: Metrics) -> None:
+    metrics.loaded(Repository([FailedModel(SELF, "2", "damaged")]))
+    metrics.loaded(Repository([]))
+    samples = published(metrics.registry)
+    assert value(samples, "attention_model_ready", model=SELF, version="2") == 0
+    assert value(samples, "attention_model_failed", model=SELF, version="2") == 0
+
+
+def test_changes_of_models_are_counted_by_result(metrics: Metrics) -> None:
+    for kind, succeeded in (
+        (ChangeKind.LOAD, True),
+        (ChangeKind.REPLACE, True),
+        (ChangeKind.REPLACE, False),
+        (ChangeKind.REPLACE, False),
+    ):
+        metrics.model_changed(ModelChange("m", kind, succeeded))
+    samples, name = published(metrics.registry), "attention_model_changes_total"
+    assert value(samples, name, model="m", change="load", result="ok") == 1
+    assert value(samples, name, model="m", change="replace", result="ok") == 1
+    assert value(samples, name, model="m", change="replace", result="failed") == 2
+
+
+def test_requests_are_counted_by_model_and_code(metrics: Metrics) -> None:
+    metrics.requests_answered("m", [0.00005, 0.0002, 20.0])
+    metrics.requests_answered("n", [0.3])
+    metrics.request_failed("m", Code.RESOURCE_EXHAUSTED)
+    samples = published(metrics.registry)
+    assert value(samples, "attention_model_requests_total", model="m", code="OK") == 3
+    assert value(samples, "attention_model_requests_total", model="n", code="OK") == 1
+    assert value(samples, "attention_model_requests_total", model="m", code="RESOURCE_EXHAUSTED") == 1
+    for bound, count in (("0.0001", 1), ("0.00025", 2), ("10.0", 2), ("+Inf", 3)):
+        assert value(samples, "attention_model_request_seconds_bucket", model="m", le=bound) == count
 
 
 def test_calls_are_counted_by_method_and_code(metrics: Metrics) -> None:
@@ -86,6 +124,7 @@ def test_batches_are_published_with_sequences_rows_padding_and_queue_times(metri
     )
     samples = published(metrics.registry)
     expected = {
+        "attention_sequences_total": 4,
         "attention_tokens_total": 15,
         "attention_padding_tokens_total": 2,
         "attention_batch_sequences_count": 2,

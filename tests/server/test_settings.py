@@ -15,6 +15,7 @@ from server.command_line import make_application, unknown_variables
 from server.engine.provider import Device, Provider
 from server.rpc.transport import TransportKind
 from server.settings import AWAKE_SECONDS, SECTIONS, Settings
+from server.tls.files import TlsFiles
 from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
@@ -115,7 +116,9 @@ def test_the_config_flag_takes_precedence_over_its_variable(file: Path, tmp_path
 def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"model_repository": "r", "host": "::1", "provider": "cuda", "log_level": "DEBUG"}
     values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB", "latency": "lowest"}
-    values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest"}
+    values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest", "insecure": "true"}
+    values |= {"log_requests": "all", "trace_endpoint": "http://h:4317", "trace_sample_ratio": "0.5"}
+    values |= {"open_reflection": "true", "protect_metrics": "true", "identity_share": "0.5"}
     one_process = {"unix_socket", "allow_shared_memory"}  # which need a single worker
     names = [name for name in Settings.model_fields if name not in one_process]
     for name in names:
@@ -133,6 +136,26 @@ def test_a_unix_socket_belongs_to_a_single_worker(monkeypatch: pytest.MonkeyPatc
     result, served = run("--model-repository", "r", "--workers", "2")
     assert (result.exit_code, served) == (2, [])
     assert "ATTENTION_UNIX_SOCKET=/run/socket: value error, needs a single worker" in result.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tls-certificate=c"], "error: --tls-key: value error, is needed with tls_certificate (PEM file"),
+        (["--tls-key=k"], "error: --tls-key k: value error, needs tls_certificate too (PEM file"),
+        (["--tls-client-ca=a"], "error: --tls-client-ca a: value error, needs tls_certificate and tls_key"),
+    ],
+    ids=["certificate", "key", "authorities"],
+)
+def test_an_incomplete_pair_is_refused(flags: list[str], message: str) -> None:
+    (line,) = errors(*REPOSITORY, *flags)
+    assert line.startswith(message)
+
+
+def test_a_complete_pair_is_taken() -> None:
+    assert settings().tls_files is None
+    found = settings("--tls-certificate=c", "--tls-key=k", "--tls-client-ca=a").tls_files
+    assert found == TlsFiles(certificate=Path("c"), key=Path("k"), client_ca=Path("a"))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +182,7 @@ def test_sizes_take_units(given: str, expected: int, file: Path, monkeypatch: py
         ("--port", "65536", "less than or equal to 65535 (Port for gRPC, 0 to 65535."),
         ("--port", "-1", "greater than or equal to 0"),
         ("--metrics-port", "many", "valid integer"),
-        ("--provider", "tpu", "'cpu' or 'cuda'"),
+        ("--provider", "tpu", "'auto', 'cpu' or 'cuda'"),
         ("--log-level", "LOUD", "'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
         ("--log-format", "xml", "'text' or 'json'"),
         ("--threads", "-1", "greater than or equal to 0"),
@@ -175,6 +198,10 @@ def test_sizes_take_units(given: str, expected: int, file: Path, monkeypatch: py
         ("--max-batch-bytes", "-5MiB", "must be a number of bytes or a size such as 64MiB"),
         ("--max-message-bytes", "1KiB", "1MiB to 2047MiB"),
         ("--max-message-bytes", "2GiB", "1MiB to 2047MiB"),
+        ("--trace-endpoint", "127.0.0.1:4317", "must be a URL with http or https"),
+        ("--trace-sample-ratio", "1.5", "less than or equal to 1"),
+        ("--trace-sample-ratio", "nan", "finite"),
+        ("--log-requests", "some", "'all', 'failed' or 'none'"),
     ],
 )
 def test_an_invalid_value_is_refused(flag: str, value: str, reason: str) -> None:
@@ -274,7 +301,7 @@ def test_the_help_shows_every_option_in_its_section(monkeypatch: pytest.MonkeyPa
         for name in section.model_fields:
             assert f"--{name.replace('_', '-')} " in result.stdout[start:end]
     assert "64MiB" in result.stdout
-    for choice in ("cpu|cuda", "completion-queue", "threaded", "WARNING", "text|json"):
+    for choice in ("auto|cpu|cuda", "completion-queue", "threaded", "WARNING", "text|json"):
         assert choice in result.stdout
 
 
@@ -357,6 +384,18 @@ def test_the_lowest_latency_keeps_threads_awake_if_there_are_several() -> None:
 
 def test_every_provider_of_the_runtime_can_be_chosen() -> None:
     assert [settings("--provider", name).device.provider for name in Provider] == [*Provider]
+
+
+def test_the_memory_of_the_device_bounds_the_runs_on_it() -> None:
+    on_device = settings("--provider=cuda", "--device-memory=8GiB")
+    assert on_device.device.memory_bytes == on_device.limits.max_run_bytes == 8 << 30
+    on_host = settings("--device-memory=8GiB")
+    assert on_host.limits.max_run_bytes == on_host.memory_for_runs
+
+
+def test_a_provider_that_was_not_chosen_yet_has_no_device() -> None:
+    with pytest.raises(ValueError, match="auto"):
+        settings("--provider=auto").device  # noqa: B018 - a property
 
 
 def test_every_transport_can_be_chosen() -> None:

@@ -22,10 +22,15 @@ class TritonError(Exception):
 
 
 def infer(
-    target: str, model: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()
+    target: str,
+    model: str,
+    inputs: Mapping[str, Array],
+    outputs: Sequence[str] = (),
+    parameters: Mapping[str, Any] | None = None,
 ) -> dict[str, Array]:
     """Returns the outputs by name: the given ones, or else those that the server sends by default."""
-    answer: dict[str, Array] = in_another_process(_infer, target, model, dict(inputs), list(outputs))
+    given = dict(inputs), list(outputs), dict(parameters or {})
+    answer: dict[str, Array] = in_another_process(_infer, target, model, *given)
     return answer
 
 
@@ -48,7 +53,9 @@ def _process() -> ProcessPoolExecutor:
     return pool
 
 
-def _infer(target: str, model: str, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:
+def _infer(
+    target: str, model: str, inputs: dict[str, Array], outputs: list[str], parameters: dict[str, Any]
+) -> dict[str, Array]:
     from tritonclient import grpc as triton  # noqa: PLC0415 - only in this process
     from tritonclient.utils import InferenceServerException, np_to_triton_dtype  # noqa: PLC0415
 
@@ -60,7 +67,7 @@ def _infer(target: str, model: str, inputs: dict[str, Array], outputs: list[str]
     requested = [triton.InferRequestedOutput(name) for name in outputs] or None
     with triton.InferenceServerClient(target) as client:
         try:
-            result = client.infer(model, tensors, outputs=requested)
+            result = client.infer(model, tensors, outputs=requested, parameters=parameters or None)
         except InferenceServerException as error:
             raise TritonError(f"{error.status()}: {error.message()}") from None
     names = outputs or [output.name for output in result.get_response().outputs]

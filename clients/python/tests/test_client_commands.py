@@ -469,8 +469,8 @@ def test_enrich_is_delegated_with_its_options():
 
 @pytest.mark.usefixtures("enrich")
 def test_options_that_enrich_does_not_support_are_refused():
-    printed = failing(2, "--tls", "--token", "secret", "enrich", "a")
-    assert "enrich does not support --token, --tls" in " ".join(printed.replace("│", " ").split())
+    printed = failing(2, "--timeout", "3", "--wait", "enrich", "a")
+    assert "enrich does not support --timeout, --wait" in " ".join(printed.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,9 @@ def test_an_error_within_a_stream_is_the_same(
 REASONS = [
     pytest.param(grpc.StatusCode.INVALID_ARGUMENT, "LIMIT_EXCEEDED", ac.LimitExceededError, id="limit"),
     pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", ac.OverloadedError, id="overloaded"),
+    pytest.param(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "IDENTITY_LIMIT", ac.OverloadedError, id="share-of-an-identity"
+    ),
     pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "OTHER", ac.ResourceExhaustedError, id="other-reason"),
     pytest.param(grpc.StatusCode.INTERNAL, "OVERLOADED", ac.InternalError, id="reason-of-another-code"),
 ]
@@ -191,3 +194,13 @@ def test_a_response_without_a_result_is_an_error_in_its_place(
     answer: pb.AttendStreamResponse, cls: type[ac.AttentionClientError], sent: SentRequest
 ):
     assert type(decode_response(answer, sent)) is cls
+
+
+def test_an_error_has_the_request_id_of_the_servers_log() -> None:
+    trailing = aio.Metadata(("x-request-id", "mine"), ("other", "else"))
+    status = aio.AioRpcError(grpc.StatusCode.NOT_FOUND, aio.Metadata(), trailing, details="m")
+    assert from_rpc_error(status).request_id == "mine"
+    too_large = "SERVER: Received message larger than max (9 vs. 5)"
+    status = aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, aio.Metadata(), trailing, details=too_large)
+    assert from_rpc_error(status).request_id == "mine"
+    assert from_rpc_error(not_found()).request_id == ""

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from artifact.encoder import CONTEXT_VECTORS, EMBEDDING
 from artifact.manifest import BATCH_AXIS, POSITIONS
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.dimensions import MAX_CACHED_SEQUENCES
@@ -111,6 +112,7 @@ def decode(
     decoder = _Decoder(fields, allowance)
     inputs = {}
     texts: tuple[Text, ...] = ()
+    embeds = message.HasField("embedding")
     match message.WhichOneof("query_input"):
         case "query":
             inputs["query"] = decoder.vectors("query", QUERY, message.query)
@@ -129,8 +131,51 @@ def decode(
         texts=texts,
         mask=decoder.mask(message.mask) if message.HasField("mask") else None,
         return_weights=message.return_weights,
+        return_tokens=not embeds,
+        dimensions=message.embedding.dimensions,
+        prompt=message.text.prompt if message.text.HasField("prompt") else None,
+        truncate=message.text.truncate if message.text.HasField("truncate") else None,
         deadline=deadline,
     )
+
+
+def check_embedding(message: pb.AttendRequest, model: LoadedModel) -> None:
+    """Refuses a request for embeddings to a model that has none.
+
+    Raises:
+        InvalidRequestError: The model is not a text encoder.
+    """
+    if message.HasField("embedding") and model.encoder is None:
+        raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
+
+
+class TextFacts(NamedTuple):
+    """What a response says about the texts of its request.
+
+    Attributes:
+        token_counts: Number of tokens of each text; empty if the request had no texts, or not to an encoder.
+        truncated: Indices of the texts that were cut.
+    """
+
+    token_counts: tuple[int, ...] = ()
+    truncated: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, request: Request, model: LoadedModel) -> Self:
+        """The facts of a request whose texts have been encoded."""
+        if model.encoder is None:
+            return cls()
+        return cls(request.inputs[model.inputs[0].name].lengths, request.truncated)
+
+    def serialized(self) -> bytes:
+        """The fields of an AttendResponse."""
+        if not self.token_counts:
+            return b""
+        fields = pb.AttendResponse(token_counts=self.token_counts, truncated=self.truncated)
+        return fields.SerializeToString()
+
+
+NO_FACTS = TextFacts()
 
 
 class _Decoder:
@@ -226,28 +271,53 @@ def output_type(message: pb.AttendRequest) -> WireFloat:
     return wire
 
 
-def encode(result: Result, model: LoadedModel, wire: WireFloat = WireFloat.FP32) -> bytes:
-    """Serializes a result as an AttendResponse, with real numbers in the type of the wire."""
-    description, tensors = _response(result, model, wire, ())
-    return b"".join([description, *tensors])
+def encode(
+    result: Result,
+    model: LoadedModel,
+    wire: WireFloat = WireFloat.FP32,
+    facts: TextFacts = NO_FACTS,
+    *,
+    embeds: bool = False,
+) -> bytes:
+    """Serializes a result as an AttendResponse.
+
+    Args:
+        result: The outputs of each sequence.
+        model: The model.
+        wire: The type of real numbers in the response.
+        facts: What the response says about texts.
+        embeds: Whether the request asked for embeddings.
+    """
+    description, tensors = _response(result, model, wire, (), embeds=embeds)
+    return b"".join([description, facts.serialized(), *tensors])
 
 
 def encode_streamed(
-    request_id: str, result: Result, model: LoadedModel, wire: WireFloat = WireFloat.FP32
+    request_id: str,
+    result: Result,
+    model: LoadedModel,
+    wire: WireFloat = WireFloat.FP32,
+    facts: TextFacts = NO_FACTS,
+    *,
+    embeds: bool = False,
 ) -> bytes:
-    """Serializes a result as an AttendStreamResponse, with real numbers in the type of the wire."""
-    description, tensors = _response(result, model, wire, STREAMED)
+    """Serializes a result as an AttendStreamResponse; otherwise as `encode`."""
+    description, tensors = _response(result, model, wire, STREAMED, embeds=embeds)
     own = pb.AttendStreamResponse(id=request_id).SerializeToString()
-    return b"".join([own, *protobuf_bytes.field(STREAMED, [description]), *tensors])
+    fields = protobuf_bytes.field(STREAMED, [description, facts.serialized()])
+    return b"".join([own, *fields, *tensors])
 
 
-def _response(result: Result, model: LoadedModel, wire: WireFloat, path: Path) -> tuple[bytes, list[Buffer]]:
+def _response(
+    result: Result, model: LoadedModel, wire: WireFloat, path: Path, *, embeds: bool
+) -> tuple[bytes, list[Buffer]]:
     """A serialized response without its tensors, and the tensors to append to it.
 
     `path` is the field path of the response in the message that carries it.
     """
+    rows = result.outputs[EMBEDDING] if embeds else result.outputs.get(CONTEXT_VECTORS)
     # The first output of a non-attention module may be one row for each sequence.
-    context = [np.atleast_2d(array) for array in next(iter(result.outputs.values()))]
+    context = [np.atleast_2d(array) for array in rows or next(iter(result.outputs.values()))]
     weights = result.outputs.get("attention_weights", ())
     describe = _describe if len(context) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
     shapes = tuple([array.shape for array in context]), tuple([array.shape for array in weights])
@@ -280,7 +350,8 @@ def _describe(
     vectors.lengths.extend([shape[0] for shape in context])
     if weights:
         response.attention_weights.data_type = FLOAT_TYPES[wire]
-        response.attention_weights.num_heads = weights[0][0]
-        response.attention_weights.query_lengths.extend([shape[1] for shape in weights])
-        response.attention_weights.key_lengths.extend([shape[2] for shape in weights])
+        *layers, response.attention_weights.num_heads, _, _ = weights[0]  # those of an encoder have layers
+        response.attention_weights.num_layers = layers[0] if layers else 0
+        response.attention_weights.query_lengths.extend([shape[-2] for shape in weights])
+        response.attention_weights.key_lengths.extend([shape[-1] for shape in weights])
     return response.SerializeToString()

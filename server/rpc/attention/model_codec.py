@@ -1,5 +1,6 @@
 """Describes models in attention.v1 messages."""
 
+from artifact.encoder import EncoderFacts
 from artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.model import LoadedModel
@@ -37,6 +38,19 @@ def describe(model: Model) -> pb.Model:
         parameters=manifest.parameters,
         cost=_cost(manifest.cost),
         provider=model.provider,
+        text_encoder=None if model.encoder is None else _encoder(model.encoder),
+    )
+
+
+def _encoder(encoder: EncoderFacts) -> pb.TextEncoder:
+    return pb.TextEncoder(
+        num_layers=encoder.layers,
+        embedding_width=encoder.embedding_width,
+        normalised=encoder.normalised,
+        dimensions=encoder.dimensions,
+        prompts=list(encoder.prompts),
+        default_prompt=encoder.default_prompt,
+        truncates=encoder.truncates,
     )
 
 

@@ -1,6 +1,7 @@
 """The handlers of attention.v1."""
 
 from concurrent.futures import CancelledError, Future
+from typing import NamedTuple
 
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.budget import Reservation
@@ -8,18 +9,29 @@ from server.engine.engine import Engine
 from server.engine.errors import LimitExceededError, OverloadedError
 from server.engine.model import LoadedModel
 from server.engine.types import Result
+from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.attention import codec
 from server.rpc.attention.model_codec import describe
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
 from server.rpc.half_precision import WireFloat
+from server.rpc.notes import note_failure, note_model
 from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from server.rpc.status import code_of
 from server.rpc.transport.seam import Call
 
 # A response contains the id of its request.
 MAX_ID_BYTES = 1024
+
+
+class _Submitted(NamedTuple):
+    """A request in the engine, and what its reply needs."""
+
+    model: LoadedModel
+    future: Future[Result]
+    facts: codec.TextFacts
+    embeds: bool
 
 
 class AttentionService:
@@ -32,9 +44,14 @@ class AttentionService:
         self, request: Parsed[pb.AttendRequest], call: Call, reservation: Reservation
     ) -> DeferredReply:
         """Computes the context vectors of one request."""
+        model = self._model(request.message, call)
         wire = codec.output_type(request.message)
-        model, future = self._submit(request.message, request.fields, call.deadline, reservation)
-        return DeferredReply(future, lambda resolved: codec.encode(resolved.result(), model, wire))
+        submitted = self._submit(model, request.message, request.fields, call, reservation)
+        facts, embeds = submitted.facts, submitted.embeds
+        return DeferredReply(
+            submitted.future,
+            lambda resolved: codec.encode(resolved.result(), model, wire, facts, embeds=embeds),
+        )
 
     def attend_stream(
         self, request: Parsed[pb.AttendStreamRequest], call: Call, reservation: Reservation
@@ -42,36 +59,58 @@ class AttentionService:
         """Answers one request of a stream. If it fails, an error takes its place and the stream goes on."""
         message = request.message
         try:
+            model = self._model(message.request, call)
             _check_id(message.id)
             wire = codec.output_type(message.request)
-            model, future = self._submit(message.request, request.fields, call.deadline, reservation)
+            submitted = self._submit(model, message.request, request.fields, call, reservation)
         except Exception as error:
+            note_failure(reservation, error)
             return _error_reply(message.id, error)
-        return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, model, wire))
+        return DeferredReply(
+            submitted.future, lambda resolved: _encode_streamed(message.id, resolved, submitted, wire)
+        )
 
     def refuse_streamed(self, message: bytes, error: OverloadedError) -> pb.AttendStreamResponse:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
         return _error_reply(leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER), error)
 
+    def _model(self, message: pb.AttendRequest, call: Call) -> LoadedModel:
+        return model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
+
     def _submit(
-        self, message: pb.AttendRequest, fields: Fields, deadline: float, reservation: Reservation
-    ) -> tuple[LoadedModel, Future[Result]]:
-        model = self._engine.model(message.model_name, message.model_version)
+        self,
+        model: LoadedModel,
+        message: pb.AttendRequest,
+        fields: Fields,
+        call: Call,
+        reservation: Reservation,
+    ) -> "_Submitted":
+        note_model(reservation, model)
         allowance = Allowance(self._engine.limits, reservation)
-        request = codec.decode(message, deadline, codec.input_names(model), fields, allowance)
-        if request.texts:
-            request = self._engine.encode_texts(model, request, reservation)
-        return model, self._engine.submit(model, request, reservation)
+        facts = codec.NO_FACTS
+        try:
+            codec.check_embedding(message, model)
+            request = codec.decode(message, call.deadline, codec.input_names(model), fields, allowance)
+            model_rights.set_caller(request, call)
+            if request.texts:
+                request = self._engine.encode_texts(model, request, reservation)
+                facts = codec.TextFacts.of(request, model)
+            future = self._engine.submit(model, request, reservation)
+        except Exception as error:
+            self._engine.refused(model, error)
+            raise
+        return _Submitted(model, future, facts, message.HasField("embedding"))
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
-        """Describes every model, those that failed to load included."""
-        return pb.ListModelsResponse(models=[describe(model) for model in self._engine.repository])
+        """Describes every model that the caller may read, those that failed to load included."""
+        models = model_rights.readable(self._engine.repository, call)
+        return pb.ListModelsResponse(models=[describe(model) for model in models])
 
     def get_model(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         """Describes one model."""
-        return pb.GetModelResponse(
-            model=describe(self._engine.repository.find(request.name, request.version))
-        )
+        repository = self._engine.repository
+        model = model_rights.readable_in_any_state(repository, call, request.name, request.version)
+        return pb.GetModelResponse(model=describe(model))
 
 
 def _check_id(request_id: str) -> None:
@@ -81,10 +120,17 @@ def _check_id(request_id: str) -> None:
 
 
 def _encode_streamed(
-    request_id: str, resolved: Future[Result], model: LoadedModel, wire: WireFloat
+    request_id: str, resolved: Future[Result], submitted: _Submitted, wire: WireFloat
 ) -> bytes | pb.AttendStreamResponse:
     try:
-        return codec.encode_streamed(request_id, resolved.result(), model, wire)
+        return codec.encode_streamed(
+            request_id,
+            resolved.result(),
+            submitted.model,
+            wire,
+            submitted.facts,
+            embeds=submitted.embeds,
+        )
     except CancelledError:  # the call has ended
         raise
     except Exception as error:

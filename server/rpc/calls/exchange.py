@@ -12,6 +12,7 @@ from server.engine.types import Result
 from server.rpc.calls.deferred import DeferredReply, wait
 from server.rpc.calls.intake import LARGE_BYTES, Intake
 from server.rpc.calls.route import Route
+from server.rpc.records import RequestRecord
 from server.rpc.transport.seam import Call
 
 
@@ -25,7 +26,18 @@ class Exchange:
         done: Whether `content` returns or raises.
     """
 
-    __slots__ = ("_call", "_error", "_left", "_reply", "_reservation", "_route", "_then", "_working", "done")
+    __slots__ = (
+        "_call",
+        "_error",
+        "_left",
+        "_record",
+        "_reply",
+        "_reservation",
+        "_route",
+        "_then",
+        "_working",
+        "done",
+    )
 
     def __init__(self, call: Call, route: Route, then: "Callable[[Exchange], object]") -> None:
         """Creates an exchange that has no request yet.
@@ -42,6 +54,7 @@ class Exchange:
         self._reply: Any = None
         self._error: BaseException | None = None
         self._reservation: Reservation | None = None
+        self._record: RequestRecord | None = None
         self._working = self._left = False
 
     @property
@@ -51,6 +64,8 @@ class Exchange:
 
     def receive(self, message: bytes) -> None:
         """Handles the request."""
+        if self._call.record is not None:
+            self._record = self._call.record.received(len(message))
         try:
             if self._route.intake is None:
                 reply = self._route.handle(self._route.parse(message), self._call)
@@ -90,23 +105,31 @@ class Exchange:
             raise error
         reply, self._reply = self._reply, None
         if isinstance(reply, DeferredReply):
-            reply = reply.encode(reply.future)
-        return self._route.serialize(reply)
+            return self._encode(reply)
+        data = self._route.serialize(reply)
+        if self._record is not None:
+            self._record.sent_bytes = len(data)
+        return data
 
     def release(self) -> None:
         """Frees the memory of the request: its reply has been sent."""
+        if self._record is not None and self._call.record is not None:
+            self._call.record.request_ended(self._record)
         if self._reservation is not None:
             self._call.remove_done_callback(self._leave)
             self._leave()
 
     def _reserve(self, intake: Intake, message: bytes) -> bool:
         try:
-            self._reservation = intake.budget.reserve(len(message))
+            self._reservation = intake.budget.reserve(len(message), self._call.account)
         except OverloadedError as error:
             if self._route.refuse is None:
                 raise
+            if self._record is not None:
+                self._record.failed(error)
             self.answer(self._route.refuse(message, error))
             return False
+        self._reservation.timeline = self._record
         self._call.add_done_callback(self._leave)
         return True
 
@@ -131,10 +154,17 @@ class Exchange:
         return self._route.handle(request, self._call, self._reservation)
 
     def _encode(self, reply: DeferredReply) -> bytes:
-        return self._route.serialize(reply.encode(reply.future))
+        if self._record is None:
+            return self._route.serialize(reply.encode(reply.future))
+        started = time.monotonic()
+        data = self._route.serialize(reply.encode(reply.future))
+        self._record.encoded(started, len(data))
+        return data
 
     def _resolved(self, future: "Future[Result]") -> None:
         reply = self._reply
+        if self._record is not None and not future.cancelled():
+            self._record.failed(future.exception())
         if self._may_be_large() and _is_large(future):
             self._reply = None
             self._offload(partial(self._encode, reply))

@@ -12,6 +12,7 @@ from server.engine.errors import InvalidRequestError, LimitExceededError, Overlo
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.intake import LARGE_BYTES, Intake
 from server.rpc.transport.seam import Call
+from server.security.rights import Right
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -47,6 +48,8 @@ class Route:
             is reserved, and `handle` is given the reservation too. None for requests of a few names.
         is_slow: Whether a request takes long to decode although it is not large.
         refuse: Replies to a message of a stream for which there is no memory; None ends the call.
+        right: What a caller needs, where callers have to say who they are; None opens the method to everyone.
+            A method that states nothing is one for administrators.
     """
 
     kind: CallKind
@@ -58,6 +61,7 @@ class Route:
     intake: Intake | None = None
     is_slow: Callable[[Any], bool] = _never
     refuse: Callable[[bytes, OverloadedError], Any] | None = None
+    right: Right | None = Right.ADMIN
 
     def parse(self, data: bytes) -> Any:
         """Parses a request.
@@ -87,9 +91,10 @@ def unary(
     *,
     counted: bool = True,
     takes_place: bool = True,
+    right: Right | None = Right.ADMIN,
 ) -> Route:
     """A route of one request and one reply."""
-    return Route(CallKind.UNARY, read, handle, write, counted, takes_place)
+    return Route(CallKind.UNARY, read, handle, write, counted, takes_place, right=right)
 
 
 def tensors(
@@ -102,8 +107,8 @@ def tensors(
     is_slow: Callable[[Q], bool] = _never,
     refuse: Callable[[bytes, OverloadedError], A] | None = None,
 ) -> Route:
-    """A route of requests that carry tensors, texts or numbers."""
-    return Route(kind, read, handle, write, intake=intake, is_slow=is_slow, refuse=refuse)
+    """A route of requests that carry tensors, texts or numbers, for callers that may infer."""
+    return Route(kind, read, handle, write, intake=intake, is_slow=is_slow, refuse=refuse, right=Right.INFER)
 
 
 def ordered_stream(
@@ -113,9 +118,10 @@ def ordered_stream(
     *,
     counted: bool = True,
     takes_place: bool = True,
+    right: Right | None = Right.ADMIN,
 ) -> Route:
     """A route of many requests; `handle` is called with each and makes one reply to each."""
-    return Route(CallKind.ORDERED_STREAM, read, handle, write, counted, takes_place)
+    return Route(CallKind.ORDERED_STREAM, read, handle, write, counted, takes_place, right=right)
 
 
 def server_streaming(
@@ -125,6 +131,7 @@ def server_streaming(
     *,
     counted: bool = True,
     takes_place: bool = True,
+    right: Right | None = Right.ADMIN,
 ) -> Route:
     """A route of one request; `handle` is given a function that sends replies until the call ends."""
-    return Route(CallKind.SERVER_STREAMING, read, handle, write, counted, takes_place)
+    return Route(CallKind.SERVER_STREAMING, read, handle, write, counted, takes_place, right=right)

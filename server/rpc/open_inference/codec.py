@@ -7,8 +7,10 @@ removed before anything is computed, and the outputs are padded with zeros to th
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
 from artifact.manifest import ATTENTION_MASK, KEY_LENGTHS
 from protos.inference import open_inference_pb2 as pb
+from server.engine.embeddings import check_dimensions
 from server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
@@ -32,7 +34,6 @@ from server.rpc.open_inference.tensors import BYTES, REQUEST, decode_tensors, de
 from server.rpc.protobuf_bytes import NOTHING_CUT, Bounds, Fields, Parsed
 from server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 
-ATTENTION_WEIGHTS = "attention_weights"
 # Inputs that a request may have beside those of its model.
 OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS)
 
@@ -57,6 +58,11 @@ class Decoded:
     shapes: Mapping[str, Shape]
     types: Mapping[str, WireFloat]
     regions: Mapping[str, OutputRegion]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of rows of each sequence of the first input."""
+        return next(iter(self.request.inputs.values())).lengths
 
 
 def reader(limits: Limits) -> Callable[[bytes], Parsed[pb.ModelInferRequest]]:
@@ -105,8 +111,13 @@ def decode(
         texts=() if texts is None else decode_texts(TEXT, texts),
         mask=None if mask is None else rectangle.mask(mask, cut),
         return_weights=ATTENTION_WEIGHTS in outputs,
+        return_tokens=CONTEXT_VECTORS in outputs,
+        dimensions=parameters.dimensions(message.parameters),
+        prompt=parameters.prompt(message.parameters),
+        truncate=parameters.truncate(message.parameters),
         deadline=min(deadline, parameters.timeout(message.parameters)),
     )
+    check_dimensions(request.dimensions, model)
     encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
     response = layout(outputs, encoded, model, rectangle.sizes)
     _check_response(response, request, model, message.id, allowance)

@@ -14,11 +14,13 @@ from server.engine.errors import InvalidRequestError, UnsupportedError
 from server.engine.model import LoadedModel
 from server.engine.tokenizer import TEXT
 from server.model_control import CONTROL_IS_OFF, ModelControl
+from server.rpc import model_rights
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.open_inference import response
 from server.rpc.open_inference.statistics import describe
 from server.rpc.open_inference.tensors import BYTES, DATATYPES
 from server.rpc.transport.seam import Call
+from server.security.rights import Right
 
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
@@ -36,7 +38,7 @@ class ModelService:
 
     def metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
         """Lists the inputs that a request must contain, and the outputs of a request that names none."""
-        model = self._engine.repository.ready(request.name, request.version)
+        model = model_rights.readable_model(self._engine, call, request.name, request.version)
         versions = [m.version for m in self._engine.repository if m.name == model.name]
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -52,7 +54,7 @@ class ModelService:
         A batch axis belongs to `max_batch_size` and not to the shapes. Texts have no other axis, so that of
         a model that takes text belongs to the shapes.
         """
-        model = self._engine.repository.ready(request.name, request.version)
+        model = model_rights.readable_model(self._engine, call, request.name, request.version)
         batched = model.text_encoder is None
         config = pb.ModelConfig(
             name=model.name,
@@ -70,15 +72,17 @@ class ModelService:
 
     def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
         """Reports what the models that are ready have done: all of them, or those of a name or version."""
+        if request.name:
+            model_rights.require(call, Right.READ, request.name)
         models = [
             model
-            for model in self._engine.repository
+            for model in model_rights.readable(self._engine.repository, call)
             if isinstance(model, LoadedModel)
             and request.name in ("", model.name)
             and request.version in ("", model.version)
         ]
-        if not models:
-            models = [self._engine.model(request.name, request.version)]
+        if not models and (request.name or call.identity is None):
+            models = [model_rights.readable_model(self._engine, call, request.name, request.version)]
         return pb.ModelStatisticsResponse(model_stats=[describe(model) for model in models])
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
@@ -90,7 +94,7 @@ class ModelService:
                 pb.RepositoryIndexResponse.ModelIndex(
                     name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
                 )
-                for entry in entries
+                for entry in model_rights.readable(entries, call)
                 if entry.state is ModelState.READY or not request.ready
             ]
         )

@@ -6,13 +6,14 @@ clients encode or trace, have no effect.
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
 from server.rpc.deadlines import deadline_after
 from server.rpc.half_precision import WireFloat
 
+T = TypeVar("T")
 Parameters = Mapping[str, pb.InferParameter]
 TIMEOUT = "timeout"
 # Extensions of the protocol that this server lacks, by their parameters.
@@ -20,6 +21,9 @@ SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 CLASSIFICATION = "classification"
 # A parameter of this server: the type in which a requested output of FP32 is sent.
 DATATYPE = "datatype"
+# Parameters of this server for texts and embeddings.
+PROMPT, TRUNCATE, DIMENSIONS = "prompt", "truncate", "dimensions"
+MAX_DIMENSIONS = 2**31 - 1
 REGION, REGION_OFFSET, REGION_SIZE = (
     "shared_memory_region",
     "shared_memory_offset",
@@ -104,6 +108,45 @@ def output_type(field: str, parameters: Parameters) -> WireFloat:
             f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(WireFloat.__members__)}"
         )
     return wire
+
+
+def prompt(parameters: Parameters) -> str | None:
+    """The name of the prompt that is put before each text; None if the request names none.
+
+    Raises:
+        InvalidRequestError: The parameter is not a string.
+    """
+    return _typed(parameters, PROMPT, str, "a string")
+
+
+def truncate(parameters: Parameters) -> bool | None:
+    """Whether long texts are cut; None if the request does not say.
+
+    Raises:
+        InvalidRequestError: The parameter is not a boolean.
+    """
+    return _typed(parameters, TRUNCATE, bool, "a boolean")
+
+
+def dimensions(parameters: Parameters) -> int:
+    """Number of leading elements of each embedding; 0 for all.
+
+    Raises:
+        InvalidRequestError: The parameter is not a positive integer.
+    """
+    found = _typed(parameters, DIMENSIONS, int, "a positive integer")
+    if found is not None and not 0 < found <= MAX_DIMENSIONS:
+        raise InvalidRequestError(DIMENSIONS, f"is {found}; must be a positive integer")
+    return found or 0
+
+
+def _typed(parameters: Parameters, name: str, kind: type[T], words: str) -> T | None:
+    if not parameters or name not in parameters:
+        return None
+    value = _value(parameters[name])
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        raise InvalidRequestError(name, f"must be {words}")
+    return value
 
 
 def timeout(parameters: Parameters) -> float:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from artifact.encoder import EMBEDDING
 from artifact.manifest import BATCH_AXIS
 from protos.inference import open_inference_pb2 as pb
 from server.engine.dimensions import DTYPES, MAX_CACHED_SEQUENCES
@@ -20,6 +21,8 @@ from server.rpc.protobuf_bytes import Buffer, field
 from server.rpc.shared_memory import Region
 from server.rpc.tensors import buffers
 
+# The parameter of a response that names the texts that were cut, by their indices.
+TRUNCATED = "truncated"
 # The output with the number of tokens of each text.
 LENGTHS = "lengths"
 LENGTHS_TYPE = np.dtype("<i8")
@@ -72,7 +75,7 @@ def layout(
     }
     few = all(len(own) <= MAX_CACHED_SEQUENCES for own in lengths.values())
     compute = _layout if few else _layout.__wrapped__
-    return compute(tuple(outputs), model, tuple(lengths.items()), tuple(sizes.items()))
+    return compute(tuple(outputs), model, tuple(lengths.items()), tuple(sizes.items()), request.dimensions)
 
 
 @cached_by_model(CACHED_SHAPES)
@@ -81,11 +84,14 @@ def _layout(
     model: LoadedModel,
     axis_lengths: tuple[tuple[str, Lengths], ...],
     axis_sizes: tuple[tuple[str, int], ...],
+    dimensions: int,
 ) -> ResponseLayout:
     lengths, sizes = dict(axis_lengths), dict(axis_sizes)
     batch = max(map(len, lengths.values()), default=0)
     longest = {axis: sizes.get(axis, max(own, default=0)) for axis, own in lengths.items()}
     shapes = {name: _shape(name, model, {**longest, BATCH_AXIS: batch}) for name in outputs}
+    if dimensions and EMBEDDING in shapes:
+        shapes[EMBEDDING] = (batch, dimensions)
     size = sum([_itemsize(name, model) * math.prod(shape) for name, shape in shapes.items()])
     if all(own.count(longest[axis]) == len(own) for axis, own in lengths.items()):
         return ResponseLayout(shapes, size, 0)
@@ -112,6 +118,18 @@ def _unpadded(name: str, model: LoadedModel, lengths: Mapping[str, tuple[int, ..
     columns = [lengths[axis] for axis in axes if isinstance(axis, str) and axis in lengths]
     rows = sum(map(math.prod, zip(*columns, strict=False))) if columns else max(map(len, lengths.values()))
     return _itemsize(name, model) * fixed * rows
+
+
+class TextFacts(NamedTuple):
+    """What a response says about the texts of its request.
+
+    Attributes:
+        lengths: Number of tokens of each text.
+        truncated: Indices of the texts that were cut.
+    """
+
+    lengths: Lengths
+    truncated: tuple[int, ...] = ()
 
 
 class OutputRegion(NamedTuple):
@@ -145,6 +163,7 @@ def encode(
     request_id: str,
     types: Mapping[str, WireFloat] = FP32_ONLY,
     regions: Mapping[str, OutputRegion] = MESSAGE_ONLY,
+    texts: TextFacts | None = None,
 ) -> bytes:
     """Serializes a result, with one raw entry for each requested output.
 
@@ -157,6 +176,7 @@ def encode(
         request_id: The id of the request.
         types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
         regions: Where outputs are written to shared memory, by name. Their raw entries are empty.
+        texts: What the response says about texts. Default: the number of rows of the first output.
 
     Raises:
         InvalidRequestError: A region of shared memory has become smaller.
@@ -166,7 +186,8 @@ def encode(
     for name, shape in shapes.items():
         if name == LENGTHS:
             rows = result.outputs[model.default_outputs[0]]
-            arrays: list[Array] = [np.array([len(array) for array in rows], LENGTHS_TYPE)]
+            counts = texts.lengths if texts else tuple(map(len, rows))
+            arrays: list[Array] = [np.array(counts, LENGTHS_TYPE)]
         else:
             arrays = [_padded(array, shape[1:]) for array in result.outputs[name]]
         datatype = DATATYPES[arrays[0].dtype]
@@ -182,7 +203,15 @@ def encode(
         described.append((name, datatype, shape, where))
         contents += field(RAW_OUTPUT_CONTENTS, own)
     id_field = pb.ModelInferResponse(id=request_id).SerializeToString() if request_id else b""
-    return b"".join([_description(model.name, model.version, tuple(described)), id_field, *contents])
+    said = _truncated(texts) if texts and texts.truncated else b""
+    return b"".join([_description(model.name, model.version, tuple(described)), id_field, said, *contents])
+
+
+def _truncated(texts: TextFacts) -> bytes:
+    """The parameter that names the texts that were cut."""
+    response = pb.ModelInferResponse()
+    response.parameters[TRUNCATED].string_param = ",".join(map(str, texts.truncated))
+    return response.SerializeToString()
 
 
 @lru_cache(maxsize=CACHED_SHAPES)

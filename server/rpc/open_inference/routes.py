@@ -14,6 +14,7 @@ from server.rpc.open_inference.models import ModelService
 from server.rpc.open_inference.regions import RegionService
 from server.rpc.open_inference.service import OpenInferenceService
 from server.rpc.shared_memory import SharedMemory
+from server.security.rights import Right
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
@@ -37,16 +38,21 @@ def routes(
     service, regions = OpenInferenceService(engine, is_serving, control, memory), RegionService(memory)
     models, logs = ModelService(engine, control), LogService()
     return {
+        **_without_tensors(None, {"ServerLive": service.server_live, "ServerReady": service.server_ready}),
         **_without_tensors(
+            Right.READ,
             {
-                "ServerLive": service.server_live,
-                "ServerReady": service.server_ready,
                 "ServerMetadata": service.server_metadata,
                 "ModelReady": service.model_ready,
                 "ModelMetadata": models.metadata,
                 "ModelConfig": models.config,
                 "ModelStatistics": models.statistics,
                 "RepositoryIndex": models.index,
+            },
+        ),
+        **_without_tensors(
+            Right.ADMIN,
+            {
                 "RepositoryModelLoad": models.load,
                 "RepositoryModelUnload": models.unload,
                 "SystemSharedMemoryStatus": regions.status,
@@ -57,7 +63,7 @@ def routes(
                 "CudaSharedMemoryUnregister": regions.unregister_cuda,
                 "TraceSetting": logs.trace_settings,
                 "LogSettings": logs.log_settings,
-            }
+            },
         ),
         f"/{SERVICE}/ModelInfer": tensors(
             CallKind.UNARY,
@@ -79,7 +85,7 @@ def routes(
     }
 
 
-def _without_tensors(handlers: Mapping[str, Callable[..., Any]]) -> dict[str, Route]:
+def _without_tensors(right: Right | None, handlers: Mapping[str, Callable[..., Any]]) -> dict[str, Route]:
     """Routes of methods that take no place of inference: a busy server still tells what it is and has."""
     return {
         f"/{SERVICE}/{name}": unary(
@@ -87,6 +93,7 @@ def _without_tensors(handlers: Mapping[str, Callable[..., Any]]) -> dict[str, Ro
             handler,
             getattr(pb, f"{name}Response").SerializeToString,
             takes_place=False,
+            right=right,
         )
         for name, handler in handlers.items()
     }

@@ -10,12 +10,15 @@ from server.engine.engine import Engine
 from server.engine.errors import EngineError
 from server.engine.types import Result
 from server.model_control import ModelControl
+from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.calls.deferred import DeferredReply
+from server.rpc.notes import note_model
 from server.rpc.open_inference import codec, response, stream
 from server.rpc.protobuf_bytes import Parsed
 from server.rpc.shared_memory import SharedMemory
 from server.rpc.transport.seam import Call
+from server.security.rights import Right
 
 SERVER_NAME = "attention-serving"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics", "logging")
@@ -58,6 +61,7 @@ class OpenInferenceService:
 
     def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         """Replies true for a loaded model, and false for an unknown one, as Triton does."""
+        model_rights.require(call, Right.READ, request.name)
         try:
             self._engine.model(request.name, request.version)
         except EngineError:
@@ -73,14 +77,28 @@ class OpenInferenceService:
     ) -> DeferredReply:
         """Computes the outputs of one request."""
         message = request.message
-        model = self._engine.model(message.model_name, message.model_version)
+        model = model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
+        note_model(reservation, model)
         allowance = Allowance(self._engine.limits, reservation)
-        decoded = codec.decode(message, model, call.deadline, request.fields, allowance, self._memory)
-        future = self._engine.submit(model, decoded.request, reservation)
+        try:
+            decoded = codec.decode(message, model, call.deadline, request.fields, allowance, self._memory)
+            model_rights.set_caller(decoded.request, call)
+            future = self._engine.submit(model, decoded.request, reservation)
+        except Exception as error:
+            self._engine.refused(model, error)
+            raise
 
         def encode(resolved: Future[Result]) -> bytes:
             result = resolved.result()
-            return response.encode(result, decoded.shapes, model, message.id, decoded.types, decoded.regions)
+            return response.encode(
+                result,
+                decoded.shapes,
+                model,
+                message.id,
+                decoded.types,
+                decoded.regions,
+                response.TextFacts(decoded.lengths, decoded.request.truncated),
+            )
 
         return DeferredReply(future, encode, decoded.request.deadline)
 

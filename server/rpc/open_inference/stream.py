@@ -11,6 +11,7 @@ from server.engine.errors import OverloadedError
 from server.engine.types import Result
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
+from server.rpc.notes import note_failure
 from server.rpc.protobuf_bytes import Parsed, field
 from server.rpc.transport.seam import Call
 
@@ -28,6 +29,7 @@ def answer(
     try:
         reply = infer(request, call, reservation)
     except Exception as error:
+        note_failure(reservation, error)
         return _failed(request_id, error)
 
     def encode(resolved: Future[Result]) -> bytes | pb.ModelStreamInferResponse:

@@ -2,12 +2,17 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import grpc
 
+from server import request_ids
+from server.engine.budget import Account
+from server.rpc.records import CallRecord
 from server.rpc.timeouts import CallAt, Timeouts
+from server.rpc.transport import peer
 from server.rpc.transport.seam import Callback, Metadata
+from server.security.identities import Identity
 
 log = logging.getLogger(__name__)
 NOT_READ = "the caller did not read what was sent to it in time"
@@ -54,12 +59,18 @@ class OpenCalls:
 class BaseCall(ABC):
     """The end of a `Call`. All methods run on the transport's thread."""
 
+    # Of the class, so that a call costs nothing for them where nobody has to say who calls.
+    identity: Identity | None = None
+    account: Account | None = None
+
     def __init__(self, method: str, calls: OpenCalls) -> None:
         self.method = method
         self.ended_with: grpc.StatusCode | None = None
         self.reason = ""
         self.reader_cut = False
         self.is_done = False
+        self.record: CallRecord | None = None
+        self._request_id = ""
         self._calls = calls
         # A dictionary is an ordered set from which a callback is removed in constant time.
         self._done_callbacks: dict[Callback, None] = {}
@@ -68,6 +79,31 @@ class BaseCall(ABC):
     @abstractmethod
     def peer(self) -> str:
         """The address of the caller, as the core writes it: it ends with a colon and the port."""
+
+    @property
+    @abstractmethod
+    def metadata(self) -> Metadata:
+        """See `Call`."""
+
+    @property
+    def caller(self) -> str:
+        """See `Call`."""
+        return "" if self.identity is None else self.identity.caller.name
+
+    @property
+    def request_id(self) -> str:
+        """See `Call`."""
+        if not self._request_id:
+            self._request_id = request_ids.sent(self.metadata) or request_ids.new()
+        return self._request_id
+
+    def peer_identities(self) -> tuple[str, ...]:
+        """See `Call`."""
+        return peer.identities(self._authentication(), self.metadata)
+
+    @abstractmethod
+    def _authentication(self) -> Mapping[str, Sequence[bytes]]:
+        """What the core knows of the peer: its authentication context."""
 
     @abstractmethod
     def finish(
@@ -94,6 +130,12 @@ class BaseCall(ABC):
         """The caller did not take what was sent to it."""
         self.reader_cut = True
         self.reset()
+
+    def _trailing(self, code: grpc.StatusCode, trailing: Metadata = ()) -> Metadata:
+        """The metadata that is sent with a status. An id that nobody knows yet is made for failures only."""
+        if code is grpc.StatusCode.OK and not self._request_id and not request_ids.sent(self.metadata):
+            return trailing
+        return (*trailing, (request_ids.KEY, self.request_id))
 
     def _hand_over(self, code: grpc.StatusCode, reason: str = "") -> None:
         """Records the status that is handed to the core. There is no other after it."""

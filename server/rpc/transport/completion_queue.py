@@ -46,6 +46,7 @@ class CompletionQueueCall(BaseCall):
         super().__init__(_text(event.call_details.method), calls)
         self.deadline = deadline_after(event.call_details.deadline - time.time())
         self._call = event.call
+        self._metadata: Metadata = event.invocation_metadata
         self._timers = timers
         self._callbacks = callbacks
         self._sent_initial_metadata = False
@@ -55,6 +56,14 @@ class CompletionQueueCall(BaseCall):
     def peer(self) -> str:
         """See `BaseCall`."""
         return _text(self._call.peer())
+
+    def _authentication(self) -> dict[str, list[bytes]]:
+        return {_text(name): values for name, values in cygrpc.auth_context(self._call).items()}
+
+    @property
+    def metadata(self) -> Metadata:
+        """See `Call`."""
+        return self._metadata
 
     def watch_end(self) -> None:
         """Has the core report the end of the call, unless it does so already."""
@@ -116,7 +125,7 @@ class CompletionQueueCall(BaseCall):
         self, *message: Any, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()
     ) -> None:
         status = cygrpc.SendStatusFromServerOperation(
-            trailing, code.value[0], details.encode(errors="replace"), NO_FLAGS
+            self._trailing(code, trailing), code.value[0], details.encode(errors="replace"), NO_FLAGS
         )
         operations = (*self._initial_metadata(), *message, status)
         if self._watches_end:
@@ -198,9 +207,10 @@ class CompletionQueueTransport:
         self._ended = threading.Event()
         self._turned_at = time.monotonic()
 
-    def listen(self, address: str) -> int:
+    def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """See `Transport`."""
-        port: int = self._server.add_http2_port(address.encode())
+        own: Any = credentials and credentials._credentials  # type: ignore[attr-defined]
+        port: int = self._server.add_http2_port(address.encode(), own)
         if not port:
             raise RuntimeError("the address is in use or does not belong to this machine")
         self.addresses.append(listening_address(address, port))

@@ -9,14 +9,27 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
+from server.engine.budget import Account
+from server.rpc.records import CallRecord
 from server.rpc.transport.connections import Address
+from server.security.identities import Identity
 
 Callback: TypeAlias = Callable[[], object]
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
 class Call(Protocol):
-    """One call, from its arrival to its end."""
+    """One call, from its arrival to its end.
+
+    Attributes:
+        identity: Who calls, once that was checked; None if nobody had to say.
+        account: What the identity holds of the memory of requests; None if nobody had to say.
+        record: What is recorded of the call; None if nothing is.
+    """
+
+    identity: Identity | None = None
+    account: Account | None = None
+    record: CallRecord | None
 
     @property
     def method(self) -> str:
@@ -40,6 +53,29 @@ class Call(Protocol):
     @property
     def reader_cut(self) -> bool:
         """Whether the call was ended because the caller did not read what was sent to it."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata that the caller sent. The keys are in lower case."""
+
+    @property
+    def caller(self) -> str:
+        """The verified identity for logs, such as `token:reports`; empty if nobody had to say."""
+        return "" if self.identity is None else self.identity.caller.name
+
+    @property
+    def request_id(self) -> str:
+        """What the log and the caller know the call by: see `server.request_ids`.
+
+        It is sent with the status if the caller sent it, if the call failed, and if it was read before.
+        """
+
+    def peer_identities(self) -> tuple[str, ...]:
+        """The names in the verified certificate of the client: see `server.tls.identities`.
+
+        For a call through the HTTP process, the names of the client of that. Empty without mutual TLS. Call
+        it before the call is done.
+        """
 
     def receive(self, then: Callable[[bytes | None], None]) -> None:
         """Requests the next message, and calls back with it; with None if there are no more."""
@@ -105,13 +141,17 @@ class Transport(Protocol):
 
     addresses: list[Address]
 
-    def listen(self, address: str) -> int:
+    def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """Binds an address, such as `127.0.0.1:8001` or `unix:/path`, and returns its port, if it has one.
 
         May be called several times.
 
         The operating system accepts connections from now on, but nothing is read from them before
         `start`: calls wait.
+
+        Args:
+            address: The address.
+            credentials: Of this address alone; None accepts connections without encryption.
 
         Raises:
             RuntimeError: The address is in use, or does not belong to this machine.

@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -119,6 +119,15 @@ class ThreadedCall(BaseCall):
         found: str = self._context.peer()
         return found
 
+    def _authentication(self) -> Mapping[str, Sequence[bytes]]:
+        found: Any = self._context.auth_context()  # the stubs lack that a property has several values
+        return dict(found)
+
+    @property
+    def metadata(self) -> Metadata:
+        """See `Call`."""
+        return tuple((key, value) for key, value in self._context.invocation_metadata())
+
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""
         return self._thread.call_at(moment, callback)
@@ -164,7 +173,7 @@ class ThreadedCall(BaseCall):
     ) -> None:
         """See `Call`."""
         if self.ended_with is None:
-            self._outgoing.put(_Status(code, details, trailing))
+            self._outgoing.put(_Status(code, details, self._trailing(code, trailing)))
             self._hand_over(code, reason)
 
     def reset(self) -> None:
@@ -214,9 +223,12 @@ class ThreadedTransport:
             maximum_concurrent_rpcs=most,
         )
 
-    def listen(self, address: str) -> int:
+    def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """See `Transport`."""
-        port = self._server.add_insecure_port(address)
+        if credentials is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, credentials)
         self.addresses.append(listening_address(address, port))
         return port
 

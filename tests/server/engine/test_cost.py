@@ -100,7 +100,7 @@ def test_the_shortest_run_of_each_size_counts(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_short_run_is_repeated_until_one_is_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock([1 / 512] * 9 + [1 / 1024] + [1 / 512] * 100)
+    clock = Clock([1 / 512] * 4 + [1 / 1024] + [1 / 512] * 100)
     monkeypatch.setattr(cost, "time", clock)
     assert time_runs([(1, 1)], clock.run) == {(1, 1): 1 / 1024}
     assert sum(1 / 512 for _ in clock.sizes) >= TIMED_SECONDS

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from artifact.manifest import GraphKind
+from artifact.manifest import ATTENTION_GRAPHS, GraphKind
 from server.engine.calibration import calibrated
 from server.engine.errors import LimitExceededError
 from server.engine.limits import Limits
@@ -44,7 +44,7 @@ def test_a_text_that_is_too_long_is_refused_by_its_field(models: dict[str, Loade
     assert refusal.value.field == "text"
 
 
-@pytest.mark.parametrize("kind", GraphKind)
+@pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
 def test_calibration_runs_no_longer_sequence(models: dict[str, LoadedModel], kind: GraphKind) -> None:
     model = bounded(models[CROSS], query_length=20, key_length=30)
     seen: set[int] = set()

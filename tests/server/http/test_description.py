@@ -2,6 +2,7 @@
 
 import re
 
+from server.http.embeddings import PATH as EMBEDDINGS
 from server.http.methods import INFER_PATHS, METHODS
 from server.http.openapi import document
 from tests.server.http.clients import ask
@@ -18,7 +19,7 @@ def test_the_description_names_every_route_and_its_references_exist(front_port: 
     assert answer.json == document()
     described = answer.json["paths"]
     expected = {(path, method.verb.lower()) for method in METHODS for path in method.paths}
-    expected |= {(path, "post") for path in INFER_PATHS}
+    expected |= {(path, "post") for path in (*INFER_PATHS, EMBEDDINGS)}
     assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
     operations = [operation for verbs in described.values() for operation in verbs.values()]
     names = [operation["operationId"] for operation in operations]

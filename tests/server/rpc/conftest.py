@@ -1,9 +1,17 @@
 """Fixtures of the tests of the gRPC surface."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from server.engine.model import LoadedModel
 from server.rpc.transport import TransportKind
+from server.security.guard import Guard
+from server.security.web_tokens import WebTokens
+from tests.server.rpc.secured import ENTRIES, Keys, Secured
 from tests.server.seams import Served
+from tests.server.security.samples import AUDIENCE, ISSUER, watched, write_tokens
 
 
 @pytest.fixture(params=TransportKind, ids=str)
@@ -12,3 +20,28 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     kind: TransportKind = request.param
     monkeypatch.setattr(Served, "transport", kind)
     return kind
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    return write_tokens(tmp_path / "tokens.json", *ENTRIES)
+
+
+@pytest.fixture
+def guard(tokens_file: Path) -> Iterator[Guard]:
+    guard = Guard(watched(tokens_file), WebTokens(Keys(), issuer=ISSUER, audience=AUDIENCE))
+    yield guard
+    guard.close()
+
+
+@pytest.fixture
+def secured(
+    transport: TransportKind,
+    self_model: LoadedModel,
+    cross_model: LoadedModel,
+    guard: Guard,
+    tokens_file: Path,
+) -> Iterator[Secured]:
+    assert Served.transport is transport
+    with Served(self_model, cross_model, guard=guard) as served:
+        yield Secured(served, tokens_file)

@@ -12,6 +12,7 @@ from protos.attention.v1 import attention_pb2
 from protos.inference import open_inference_pb2
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.rpc.access_question import METHOD as ACCESS_CHECK
 from server.rpc.calls.codec_threads import CodecThreads
 from server.rpc.calls.route import CallKind
 from server.rpc.health import HealthService
@@ -56,6 +57,7 @@ def test_every_method_of_every_service_has_a_route_of_its_kind(
         for method in service.methods
     }
     expected[f"/{SERVICE_NAME_V1}/ServerReflectionInfo"] = CallKind.ORDERED_STREAM
+    expected[ACCESS_CHECK] = CallKind.UNARY
     assert {name: route.kind for name, route in table.items()} == expected
 
 

@@ -18,8 +18,8 @@ from server.engine.engine import Engine
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.repository import Repository
-from server.engine.tokenizer import TextEncoder, TextLimits
-from server.engine.types import Ragged, Text
+from server.engine.tokenizer import EncodedTexts, TextEncoder, TextLimits
+from server.engine.types import Text
 from server.errors import BindError
 from server.metrics import Metrics
 from server.rpc.options import RpcOptions
@@ -47,12 +47,18 @@ class BrokenEncoder(TextEncoder):
     def __init__(self, encoder: TextEncoder) -> None:
         self._sound = encoder
 
-    def encode(
-        self, texts: tuple[Text, ...], limits: TextLimits | None = None, deadline: float = math.inf
-    ) -> Ragged:
+    def encode_all(
+        self,
+        texts: tuple[Text, ...],
+        limits: TextLimits,
+        deadline: float = math.inf,
+        *,
+        prefix: str = "",
+        truncates: bool = False,
+    ) -> EncodedTexts:
         if "is" in texts:
             raise ValueError("a secret")
-        return self._sound.encode(texts, limits, deadline)
+        return self._sound.encode_all(texts, limits, deadline, prefix=prefix, truncates=truncates)
 
 
 @pytest.fixture(scope="module", params=TransportKind, ids=str)

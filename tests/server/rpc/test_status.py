@@ -22,6 +22,16 @@ from server.engine.errors import (
 )
 from server.rpc.admission import IdleStreamError, ReceiveTimeoutError
 from server.rpc.status import code_of, status_of
+from server.security.errors import (
+    CredentialsError,
+    ExpiredTokenError,
+    IdentityLimitError,
+    InvalidTokenError,
+    KeysUnavailableError,
+    MissingCredentialsError,
+    PermissionDeniedError,
+)
+from server.security.web_tokens import NotYetValidError
 
 EXPECTED = [
     (EngineError("m"), grpc.StatusCode.INTERNAL, 13, "INTERNAL"),
@@ -37,6 +47,14 @@ EXPECTED = [
     (RunFailedError("m"), grpc.StatusCode.INTERNAL, 13, "RUN_FAILED"),
     (ReceiveTimeoutError("m"), grpc.StatusCode.DEADLINE_EXCEEDED, 4, "RECEIVE_TIMEOUT"),
     (IdleStreamError("m"), grpc.StatusCode.UNAVAILABLE, 14, "STREAM_IDLE"),
+    (CredentialsError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "CREDENTIALS_INVALID"),
+    (MissingCredentialsError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "CREDENTIALS_MISSING"),
+    (InvalidTokenError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_INVALID"),
+    (NotYetValidError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_INVALID"),
+    (ExpiredTokenError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_EXPIRED"),
+    (PermissionDeniedError("m"), grpc.StatusCode.PERMISSION_DENIED, 7, "RIGHT_MISSING"),
+    (KeysUnavailableError("m"), grpc.StatusCode.UNAVAILABLE, 14, "KEYS_UNAVAILABLE"),
+    (IdentityLimitError("m"), grpc.StatusCode.RESOURCE_EXHAUSTED, 8, "IDENTITY_LIMIT"),
 ]
 
 
@@ -58,7 +76,7 @@ def test_an_error_becomes_a_status_with_its_reason_and_field(
     info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     assert status.details[0].Unpack(info)
     assert (info.reason, info.domain) == (reason, "attention.v1")
-    assert len(status.details) == (2 if error.field or reason == "OVERLOADED" else 1)
+    assert len(status.details) == (2 if error.field or isinstance(error, OverloadedError) else 1)
     if error.field:
         assert status.details[1].Unpack(bad)
         violations = [(violation.field, violation.description) for violation in bad.field_violations]

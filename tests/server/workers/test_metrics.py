@@ -1,5 +1,6 @@
 """One endpoint for the metrics that several processes write."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -9,9 +10,10 @@ import pytest
 from prometheus_client import values
 
 from server.engine.observer import EngineLoad
+from server.gauges import FOLDER_VARIABLE
 from server.metrics import Metrics
 from server.rpc.dispatcher import CallLoad
-from server.workers.metrics import FOLDER_VARIABLE, MultiprocessMetrics, write_to
+from server.workers.metrics import MultiprocessMetrics, write_to
 from tests.server.test_metrics import HOST, scrape, value
 
 
@@ -36,7 +38,7 @@ def work(folder: Path, worker: int, *, calls: int, ready: int, error: float) -> 
     for _ in range(calls):
         metrics.called("/a/B", "OK", 0.5)
     metrics._ready.labels("m", "1").set(ready)
-    metrics._parity.labels("m", "1", "p").set(error)
+    metrics._parity.labels("m", "1").set(error)
 
 
 def test_counts_add_up_over_workers_and_their_replacements(
@@ -61,11 +63,11 @@ def test_gauges_show_the_worst_worker(endpoint: MultiprocessMetrics, tmp_path: P
     work(tmp_path, 1, calls=0, ready=0, error=0.5)
     samples = scrape(endpoint.port)
     assert value(samples, "attention_model_ready", model="m", version="1") == 0
-    assert value(samples, "attention_parity_max_abs_error", model="m", version="1", provider="p") == 0.5
+    assert value(samples, "attention_parity_error", model="m", version="1") == 0.5
     endpoint.remove_gauges(1)
     samples = scrape(endpoint.port)
     assert value(samples, "attention_model_ready", model="m", version="1") == 1
-    assert value(samples, "attention_parity_max_abs_error", model="m", version="1", provider="p") == 0.25
+    assert value(samples, "attention_parity_error", model="m", version="1") == 0.25
 
 
 def test_loads_add_up_and_waiting_times_show_the_worst_worker(
@@ -91,6 +93,14 @@ def test_workers_are_counted_by_state(endpoint: MultiprocessMetrics) -> None:
     samples = scrape(endpoint.port)
     assert value(samples, "attention_workers", state="ready") == 3
     assert value(samples, "attention_workers", state="starting") == 1
+
+
+def test_the_processes_are_published_by_name(endpoint: MultiprocessMetrics) -> None:
+    assert [name for name, _ in scrape(endpoint.port) if name.startswith("process_")] == []
+    endpoint.watch(lambda: {"supervisor": os.getpid(), "worker-0": os.getppid()})
+    samples = scrape(endpoint.port)
+    for process in ("supervisor", "worker-0"):
+        assert value(samples, "process_resident_memory_bytes", process=process) > 0
 
 
 def test_a_file_that_is_being_created_is_skipped(endpoint: MultiprocessMetrics, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ with AttentionClient("127.0.0.1:8001") as client:
 
 from attention_client._async_client import AsyncAttentionClient
 from attention_client._client import AttentionClient
-from attention_client._models import CostInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client._embeddings import TextTruncatedWarning
+from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client._tls import TlsFiles
 from attention_client._values import AttendInputs, AttentionResult, TextInputs, TokenInputs
 from attention_client.errors import (
     AttentionClientError,
@@ -43,6 +45,7 @@ __all__ = [
     "ClientClosedError",
     "CostInfo",
     "DeadlineExceededError",
+    "EncoderInfo",
     "FailedPreconditionError",
     "InternalError",
     "InvalidArgumentError",
@@ -56,6 +59,8 @@ __all__ = [
     "ResourceExhaustedError",
     "TensorInfo",
     "TextInputs",
+    "TextTruncatedWarning",
+    "TlsFiles",
     "TokenInputs",
     "UnauthenticatedError",
     "UnavailableError",

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 
 from attention_client._connection_async import AsyncConnection
 from attention_client._decoding import decode_result
+from attention_client._embeddings import EmbedInputs, EmbedOptions, decode_embeddings, encode_embeddings
 from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
@@ -134,6 +135,24 @@ class AsyncAttentionClient(AsyncConnection):
         """As `AttentionClient.attend_tokens`."""
         options = self._options(model, version, return_weights=return_weights)
         return await self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
+
+    async def embed(
+        self,
+        model: str,
+        inputs: EmbedInputs,
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool | None = None,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> FloatArray:
+        """As `AttentionClient.embed`."""
+        options = self._options(model, version, return_weights=False)
+        asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate)
+        call = encode_embeddings(options, inputs, asked)
+        responses = [await self._call(self._stub.Attend, request, timeout) for request in call.requests]
+        return decode_embeddings(responses, call)
 
     @overload
     def attend_stream(

@@ -42,15 +42,15 @@ class CallStatus:
 
     def _note(self, call: aio.Call) -> None:
         """Called at every change of status; the values that it reads are available without waiting."""
-        code, details = _ready(call.code()), _ready(call.details())
+        code, details = ready(call.code()), ready(call.details())
         if code is None or details == _PLACEHOLDER:
             return
-        metadata = _ready(call.trailing_metadata())
+        metadata = ready(call.trailing_metadata())
         self._status = aio.AioRpcError(code, trailing_metadata=metadata, details=details)
         self._known.set()
 
 
-def _ready(value: Coroutine[Any, Any, _ValueT]) -> _ValueT | None:
+def ready(value: Coroutine[Any, Any, _ValueT]) -> _ValueT | None:
     """The value of a coroutine that does not wait; None if it would."""
     try:
         value.send(None)

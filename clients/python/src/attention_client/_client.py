@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from attention_client._connection_sync import Connection
 from attention_client._decoding import decode_result
+from attention_client._embeddings import EmbedInputs, EmbedOptions, decode_embeddings, encode_embeddings
 from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
@@ -52,8 +53,8 @@ class AttentionClient(Connection):
             distributed round robin over several targets and over all addresses of a DNS name. Several targets
             are resolved once, when the client is created; a single name is resolved again when a connection
             is lost.
-        credentials: Credentials of the connection, such as `grpc.ssl_channel_credentials()`; None means an
-            unencrypted connection.
+        credentials: Credentials of the connection: `TlsFiles`, which are read again when they change, or
+            gRPC's, such as `grpc.ssl_channel_credentials()`; None means an unencrypted connection.
         token: Sent with every call as `authorization: Bearer TOKEN`. Without credentials it is accepted only
             for targets on this machine.
         metadata: Keys and values sent with every call. Values are printable ASCII text, or bytes for keys
@@ -61,6 +62,10 @@ class AttentionClient(Connection):
         timeout: Seconds that a call may take unless the call states its own timeout; positive and finite.
         max_retries: Largest number of times a call that failed with UNAVAILABLE is repeated, from 0 to 4;
             0 means never.
+        attempt_timeout: Seconds after which an attempt that was not answered counts as failed, so that the
+            call is repeated on the next server; positive and finite. It includes the wait for a connection,
+            does not apply to streams, and must exceed the time of the slowest run. None means no limit: the
+            connection finds out that a server is frozen, after at most 20 seconds.
         wait_for_ready: Whether a call waits for a connection until its timeout. If False, a call that cannot
             connect fails after `max_retries` retries, which take less than two seconds.
         compression: "gzip" or "deflate" compresses requests; None means no compression.
@@ -208,6 +213,46 @@ class AttentionClient(Connection):
         """
         options = self._options(model, version, return_weights=return_weights)
         return self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
+
+    def embed(
+        self,
+        model: str,
+        inputs: EmbedInputs,
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool | None = None,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> FloatArray:
+        """Computes one embedding for each text, with a text encoder.
+
+        More than 1,024 texts are sent in several requests, one after the other.
+
+        Args:
+            model: Name of the model.
+            inputs: One text, or a list of texts; or token ids (T,), (B, T) or a list of (T_i,).
+            prompt: Name of the prompt that is put before each text, "" for none; None means the model's own.
+            dimensions: Number of leading elements that are returned, normalised again if the model
+                normalises; None means all. The model lists what it allows.
+            truncate: Whether texts with more tokens than the model takes are cut rather than refused; None
+                means the model's setting, and then texts that were cut raise a `TextTruncatedWarning`.
+            timeout: Seconds for each request; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+
+        Returns:
+            float32: (d,) for one text or sequence, otherwise (B, d).
+
+        Raises:
+            InvalidArgumentError: An argument has a wrong type or value, or the server refuses it.
+            LimitExceededError: A text has too many tokens, or another limit is exceeded.
+            AttentionClientError: There is no result for another reason.
+        """
+        options = self._options(model, version, return_weights=False)
+        asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate)
+        call = encode_embeddings(options, inputs, asked)
+        responses = [self._call(self._stub.Attend, request, timeout) for request in call.requests]
+        return decode_embeddings(responses, call)
 
     @overload
     def attend_stream(

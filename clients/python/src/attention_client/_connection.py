@@ -13,10 +13,11 @@ from typing import Any, Literal, TypeAlias
 import grpc
 
 from attention_client._targets import Targets, is_local, read_targets, resolve
+from attention_client._tls import TlsFiles
 from attention_client._validation import type_name, whole_number
 from attention_client._values import Wire
 from attention_client._wire import read_wire
-from attention_client.errors import invalid
+from attention_client.errors import InvalidArgumentError, invalid
 
 DEFAULT_TARGET = "127.0.0.1:8001"
 DEFAULT_TIMEOUT = 30.0
@@ -26,6 +27,17 @@ MAX_RETRIES = 4
 # By default gRPC waits between 1 s and 2 min before it reconnects; a server restarts much faster. It also
 # waits 20 s for an attempt to connect, such as one to a host that drops packets while it starts.
 _FIRST_RECONNECT_BACKOFF_MS, _MAX_RECONNECT_BACKOFF_MS, _CONNECT_TIMEOUT_MS = 100, 2_000, 5_000
+# A frozen process keeps its connections open: only an unanswered ping shows that it does not serve. Servers
+# allow a ping every 10 s. gRPC's core would stop to ping after two without data, and waits a minute for the
+# answer to a ping, whatever the timeout of keepalive is.
+_KEEPALIVE = {
+    "grpc.keepalive_time_ms": 15_000,
+    "grpc.keepalive_timeout_ms": 5_000,
+    "grpc.http2.ping_timeout_ms": 5_000,
+    "grpc.http2.max_pings_without_data": 0,
+}
+# By default gRPC asks for the addresses of a name at most every 30 s; an upgrade replaces servers faster.
+_MIN_RESOLUTION_INTERVAL_MS = 2_000
 # Backoff of retries; gRPC varies each pause by a random factor, so that clients do not retry in step.
 _RETRY_POLICY = {
     "initialBackoff": "0.1s",
@@ -34,6 +46,7 @@ _RETRY_POLICY = {
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
 _SERVICE = "attention.v1.AttentionService"
+_UNARY_METHODS = ("Attend", "ListModels", "GetModel")
 _LARGEST_INT32 = 2**31 - 1
 _METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 _PRINTABLE = re.compile(r"[\x20-\x7e]*")
@@ -53,9 +66,10 @@ class ConnectionSettings:
     """What a client's constructor takes, validated; see AttentionClient."""
 
     targets: tuple[str, ...]
-    credentials: grpc.ChannelCredentials | None
+    credentials: grpc.ChannelCredentials | TlsFiles | None
     metadata: tuple[tuple[str, str | bytes], ...]
     timeout: float
+    attempt_timeout: float | None
     wait_for_ready: bool
     compression: grpc.Compression
     wire: Wire
@@ -76,14 +90,15 @@ class ConnectionSettings:
         return self.targets[0] if len(self.targets) == 1 else resolve(self.targets)
 
 
-def connection_settings(
+def connection_settings(  # noqa: PLR0913 - one parameter is one argument of the client
     target: Targets,
     *,
-    credentials: grpc.ChannelCredentials | None,
+    credentials: grpc.ChannelCredentials | TlsFiles | None,
     token: str | None,
     metadata: Metadata | None,
     timeout: float,
     max_retries: int,
+    attempt_timeout: float | None,
     wait_for_ready: bool,
     compression: Compression | None,
     wire: Wire,
@@ -96,16 +111,19 @@ def connection_settings(
         InvalidArgumentError: An argument has a wrong type or a value outside its range.
     """
     targets = read_targets(target)
-    if credentials is not None and not isinstance(credentials, grpc.ChannelCredentials):
-        raise invalid("credentials", "grpc.ChannelCredentials or None", type_name(credentials))
+    if not isinstance(credentials, grpc.ChannelCredentials | TlsFiles | None):
+        raise invalid("credentials", "grpc.ChannelCredentials, TlsFiles or None", type_name(credentials))
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise invalid("compression", "'gzip', 'deflate' or None", repr(compression))
-    options = _options(targets, max_message_bytes=max_message_bytes, max_retries=max_retries)
+    retries = whole_number("max_retries", max_retries, 0, MAX_RETRIES)
+    limit = _attempt_seconds(attempt_timeout, retries)
+    options = _options(targets, max_message_bytes, _service_config(retries, limit))
     return ConnectionSettings(
         targets=targets,
         credentials=credentials,
         metadata=(*_read_metadata(metadata), *_authorization(token, targets, credentials)),
         timeout=seconds(timeout),
+        attempt_timeout=limit,
         wait_for_ready=wait_for_ready,
         compression=_COMPRESSIONS[compression],
         wire=read_wire(wire),
@@ -130,7 +148,20 @@ def seconds(timeout: float | None, *, default: float = DEFAULT_TIMEOUT) -> float
     return value
 
 
-def _options(targets: Sequence[str], *, max_message_bytes: int, max_retries: int) -> dict[str, Any]:
+def _attempt_seconds(attempt_timeout: float | None, retries: int) -> float | None:
+    if attempt_timeout is None:
+        return None
+    if not retries:
+        raise invalid("attempt_timeout", "None if max_retries is 0", repr(attempt_timeout))
+    try:
+        return seconds(attempt_timeout)
+    except InvalidArgumentError as error:
+        raise invalid(
+            "attempt_timeout", "a positive, finite number of seconds", repr(attempt_timeout)
+        ) from error
+
+
+def _options(targets: Sequence[str], max_message_bytes: int, service_config: str) -> dict[str, Any]:
     size = whole_number("max_message_bytes", max_message_bytes, 1, _LARGEST_INT32)
     options = {
         "grpc.max_send_message_length": size,
@@ -140,18 +171,31 @@ def _options(targets: Sequence[str], *, max_message_bytes: int, max_retries: int
         "grpc.min_reconnect_backoff_ms": _CONNECT_TIMEOUT_MS,
         # gRPC does not repeat a call whose messages exceed this; its own default is 256 KiB.
         "grpc.per_rpc_retry_buffer_size": size,
-        "grpc.service_config": _service_config(whole_number("max_retries", max_retries, 0, MAX_RETRIES)),
+        # Without it, gRPC ignores the time limit of an attempt in the service config.
+        "grpc.experimental.enable_hedging": 1,
+        "grpc.service_config": service_config,
+        "grpc.dns_min_time_between_resolutions_ms": _MIN_RESOLUTION_INTERVAL_MS,
+        **_KEEPALIVE,
     }
     if len(targets) > 1:
         options["grpc.default_authority"] = targets[0]  # a list of addresses lacks a name
     return options
 
 
-def _service_config(max_retries: int) -> str:
+def _service_config(max_retries: int, attempt_timeout: float | None) -> str:
+    """Load balancing, and retries; the time limit of an attempt is for unary calls.
+
+    Source: grpc/service_config/service_config.proto of grpc/grpc-proto; `perAttemptRecvTimeout` is an
+    addition of gRPC's core.
+    """
     config: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
     if max_retries:
         policy = _RETRY_POLICY | {"maxAttempts": max_retries + 1}
         config["methodConfig"] = [{"name": [{"service": _SERVICE}], "retryPolicy": policy}]
+        if attempt_timeout is not None:
+            names = [{"service": _SERVICE, "method": method} for method in _UNARY_METHODS]
+            limited = policy | {"perAttemptRecvTimeout": f"{attempt_timeout:.9f}s"}
+            config["methodConfig"].append({"name": names, "retryPolicy": limited})
     return json.dumps(config)
 
 
@@ -173,7 +217,7 @@ def _read_metadata(metadata: Metadata | None) -> list[tuple[str, str | bytes]]:
 
 
 def _authorization(
-    token: str | None, targets: Sequence[str], credentials: grpc.ChannelCredentials | None
+    token: str | None, targets: Sequence[str], credentials: grpc.ChannelCredentials | TlsFiles | None
 ) -> list[tuple[str, str]]:
     """The token as metadata; an unencrypted connection carries it on this machine only."""
     if token is None:

@@ -10,6 +10,8 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 
+from attention_client._call_spans import Pairs, start_span
+from attention_client._call_status import ready
 from attention_client._connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TARGET,
@@ -31,8 +33,10 @@ from attention_client._failures import (
 )
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._readiness import HEALTH_REQUEST, Readiness, is_serving, wait_until_ready_async
+from attention_client._renewing_async import AsyncRenewingChannel
 from attention_client._stream_async import translated_async
 from attention_client._targets import Targets
+from attention_client._tls import TlsFiles
 from attention_client._values import Wire
 from attention_client.errors import AttentionClientError, invalid
 
@@ -44,15 +48,16 @@ _YieldT = TypeVar("_YieldT")
 class AsyncConnection:
     """As `Connection`, on the event loop that runs when it is created."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter is one setting
         self,
         target: Targets = DEFAULT_TARGET,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: grpc.ChannelCredentials | TlsFiles | None = None,
         token: str | None = None,
         metadata: Metadata | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         max_retries: int = MAX_RETRIES,
+        attempt_timeout: float | None = None,
         wait_for_ready: bool = True,
         compression: Compression | None = None,
         wire: Wire = "fp32",
@@ -68,6 +73,7 @@ class AsyncConnection:
             metadata=metadata,
             timeout=timeout,
             max_retries=max_retries,
+            attempt_timeout=attempt_timeout,
             wait_for_ready=wait_for_ready,
             compression=compression,
             wire=wire,
@@ -112,7 +118,12 @@ class AsyncConnection:
         timeout: float | None,
     ) -> _ResponseT:
         limit = seconds(timeout, default=self._settings.timeout)
-        return await self._invoke(method, request, limit, wait_for_ready=self._settings.wait_for_ready)
+        wait = self._settings.wait_for_ready
+        span = start_span(type(request).__name__, self._settings.targets)
+        if span is None:
+            return await self._invoke(method, request, limit, wait_for_ready=wait)
+        with span:
+            return await self._invoke(method, request, limit, wait_for_ready=wait, added=span.metadata)
 
     async def _invoke(
         self,
@@ -121,26 +132,31 @@ class AsyncConnection:
         limit: float,
         *,
         wait_for_ready: bool,
+        added: Pairs = (),
     ) -> _ResponseT:
+        metadata = (*self._settings.metadata, *added) if added else self._settings.metadata
         try:
             with translated_async():
-                return await method(
-                    request, timeout=limit, metadata=self._settings.metadata, wait_for_ready=wait_for_ready
-                )
+                return await method(request, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready)
         except (AttentionClientError, aio.BaseError) as error:
             raise await self._refined(error, limit) from error.__cause__
 
     def _open(
         self, method: aio.StreamStreamMultiCallable[_RequestT, _ResponseT], timeout: float | None
     ) -> aio.StreamStreamCall[_RequestT, _ResponseT]:
+        span = start_span("AttendStreamRequest", self._settings.targets)
         try:
-            return method(
+            call = method(
                 timeout=timeout,
-                metadata=self._settings.metadata,
+                metadata=(*self._settings.metadata, *span.metadata) if span else self._settings.metadata,
                 wait_for_ready=self._settings.wait_for_ready,
             )
         except aio.BaseError as error:
             raise as_client_error(error, closed=self._closed) from error
+        if span is not None:
+            ended = span
+            call.add_done_callback(lambda done: ended.end(ready(done.code())))
+        return call
 
     async def _outcomes(
         self, outcomes: AsyncGenerator[_YieldT, None], timeout: float | None
@@ -182,11 +198,17 @@ def _require_event_loop() -> None:
 
 
 def _open_channel(settings: ConnectionSettings) -> aio.Channel:
+    def secure(credentials: grpc.ChannelCredentials) -> aio.Channel:
+        return aio.secure_channel(target, credentials, settings.options, settings.compression)
+
+    target = settings.target
     try:
         if settings.credentials is None:
-            return aio.insecure_channel(settings.target, settings.options, settings.compression)
-        return aio.secure_channel(
-            settings.target, settings.credentials, settings.options, settings.compression
-        )
+            return aio.insecure_channel(target, settings.options, settings.compression)
+        if isinstance(settings.credentials, TlsFiles):
+            return AsyncRenewingChannel(settings.credentials, secure)
+        return secure(settings.credentials)
+    except AttentionClientError:
+        raise
     except (TypeError, ValueError, OverflowError) as error:
         raise invalid("channel_options", "options that gRPC takes", error) from error

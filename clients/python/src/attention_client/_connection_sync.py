@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from attention_client._call_spans import Pairs, start_span
 from attention_client._connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TARGET,
@@ -28,7 +29,9 @@ from attention_client._failures import (
 )
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._readiness import HEALTH_REQUEST, Readiness, is_serving, wait_until_ready
+from attention_client._renewing import RenewingChannel
 from attention_client._targets import Targets
+from attention_client._tls import TlsFiles
 from attention_client._values import Wire
 from attention_client.errors import AttentionClientError, invalid
 
@@ -40,15 +43,16 @@ _YieldT = TypeVar("_YieldT")
 class Connection:
     """A channel to one or several servers, with the settings that apply to every call."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter is one setting
         self,
         target: Targets = DEFAULT_TARGET,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: grpc.ChannelCredentials | TlsFiles | None = None,
         token: str | None = None,
         metadata: Metadata | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         max_retries: int = MAX_RETRIES,
+        attempt_timeout: float | None = None,
         wait_for_ready: bool = True,
         compression: Compression | None = None,
         wire: Wire = "fp32",
@@ -63,6 +67,7 @@ class Connection:
             metadata=metadata,
             timeout=timeout,
             max_retries=max_retries,
+            attempt_timeout=attempt_timeout,
             wait_for_ready=wait_for_ready,
             compression=compression,
             wire=wire,
@@ -122,7 +127,12 @@ class Connection:
         timeout: float | None,
     ) -> _ResponseT:
         limit = seconds(timeout, default=self._settings.timeout)
-        return self._invoke(method, request, limit, wait_for_ready=self._settings.wait_for_ready)
+        wait = self._settings.wait_for_ready
+        span = start_span(type(request).__name__, self._settings.targets)
+        if span is None:
+            return self._invoke(method, request, limit, wait_for_ready=wait)
+        with span:
+            return self._invoke(method, request, limit, wait_for_ready=wait, added=span.metadata)
 
     def _invoke(
         self,
@@ -131,11 +141,11 @@ class Connection:
         limit: float,
         *,
         wait_for_ready: bool,
+        added: Pairs = (),
     ) -> _ResponseT:
+        metadata = (*self._settings.metadata, *added) if added else self._settings.metadata
         try:
-            return method(
-                request, timeout=limit, metadata=self._settings.metadata, wait_for_ready=wait_for_ready
-            )
+            return method(request, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready)
         except (grpc.RpcError, ValueError) as error:
             raise self._refined(error, limit) from error
 
@@ -145,15 +155,19 @@ class Connection:
         requests: Iterator[_RequestT],
         timeout: float | None,
     ) -> Any:
+        span = start_span("AttendStreamRequest", self._settings.targets)
         try:
-            return method(
+            call = method(
                 requests,
                 timeout=timeout,
-                metadata=self._settings.metadata,
+                metadata=(*self._settings.metadata, *span.metadata) if span else self._settings.metadata,
                 wait_for_ready=self._settings.wait_for_ready,
             )
         except ValueError as error:
             raise self._refined(error) from error
+        if span is not None:
+            span.ends_with_call(call)
+        return call
 
     def _outcomes(
         self, outcomes: Generator[_YieldT, None, None], timeout: float | None
@@ -185,11 +199,17 @@ class Connection:
 
 
 def _open_channel(settings: ConnectionSettings) -> grpc.Channel:
+    def secure(credentials: grpc.ChannelCredentials) -> grpc.Channel:
+        return grpc.secure_channel(target, credentials, settings.options, settings.compression)
+
+    target = settings.target
     try:
         if settings.credentials is None:
-            return grpc.insecure_channel(settings.target, settings.options, settings.compression)
-        return grpc.secure_channel(
-            settings.target, settings.credentials, settings.options, settings.compression
-        )
+            return grpc.insecure_channel(target, settings.options, settings.compression)
+        if isinstance(settings.credentials, TlsFiles):
+            return RenewingChannel(settings.credentials, secure)
+        return secure(settings.credentials)
+    except AttentionClientError:
+        raise
     except (TypeError, ValueError, OverflowError) as error:
         raise invalid("channel_options", "options that gRPC takes", error) from error

@@ -53,8 +53,10 @@ def _weights(message: pb.AttentionWeights, response_shape: ResponseShape) -> Flo
         )
     flat = widen(field, message.data_type, message.data)
     lengths = zip(message.query_lengths, message.key_lengths, strict=True)
-    shapes = [(heads, queries, keys) for queries, keys in lengths]  # (H, Tq_i, Tk_i)
-    padded = (heads, response_shape.query_rows, response_shape.key_rows)
+    # (H, Tq_i, Tk_i), of an encoder (L, H, Tq_i, Tk_i).
+    leading = (message.num_layers, heads) if message.num_layers else (heads,)
+    shapes = [(*leading, queries, keys) for queries, keys in lengths]
+    padded = (*leading, response_shape.query_rows, response_shape.key_rows)
     return _in_form(field, flat, shapes, response_shape=response_shape, padded=padded)
 
 

@@ -51,7 +51,7 @@ def encode_vectors(options: RequestOptions, inputs: AttendInputs) -> EncodedCall
     query_lengths = inputs.lengths if inputs.key is None else None
     query = vectors("query", inputs.query, query_lengths)
     key, value = _key_and_value(inputs, query)
-    request = _request(options)
+    request = request_of(options)
     _fill(request.query, query, options.wire)
     if key is not None:
         _fill(request.key, key, options.wire)
@@ -71,7 +71,7 @@ def encode_tokens(
         InvalidArgumentError: An argument has a wrong type or shape, or two do not match.
     """
     sequences = integers("token_ids", ids, lengths)
-    request = _request(options)
+    request = request_of(options)
     request.token_ids.lengths.extend(sequences.lengths)
     request.token_ids.ids.extend(sequences.numbers)
     return _finish(request, sequences, sequences, mask)
@@ -85,7 +85,7 @@ def encode_texts(options: RequestOptions, text: str | Texts, *, mask: Arrays | N
     """
     form, strings = texts("text", text)
     leading = () if form is InputForm.ONE else (len(strings),)
-    request = _request(options)
+    request = request_of(options)
     try:
         request.text.texts.extend(strings)
     except UnicodeEncodeError as error:  # a surrogate without its other half
@@ -95,7 +95,8 @@ def encode_texts(options: RequestOptions, text: str | Texts, *, mask: Arrays | N
     return EncodedCall(request, ResponseShape(form, leading))
 
 
-def _request(options: RequestOptions) -> pb.AttendRequest:
+def request_of(options: RequestOptions) -> pb.AttendRequest:
+    """A request without inputs."""
     return pb.AttendRequest(
         model_name=options.model,
         model_version=options.version,

@@ -14,6 +14,8 @@ from attention_client.errors import (
 # Seconds that a call may exceed its timeout to find out why the channel is not connected. The reason is
 # known at once if the last attempt to connect failed.
 PROBE_SECONDS = 0.05
+# How gRPC's core ends a call whose last attempt was not answered in time; the status is CANCELLED.
+_ATTEMPT_ENDED = "perAttemptRecvTimeout"
 
 
 def as_client_error(error: Exception, *, closed: bool) -> AttentionClientError:
@@ -22,6 +24,10 @@ def as_client_error(error: Exception, *, closed: bool) -> AttentionClientError:
         error = from_rpc_error(error)
     if closed and (isinstance(error, CallCancelledError) or not isinstance(error, AttentionClientError)):
         return ClientClosedError("the client is closed; create another to make further calls")
+    if isinstance(error, CallCancelledError) and _ATTEMPT_ENDED in error.message:
+        return DeadlineExceededError(
+            "none of the call's attempts was answered within attempt_timeout", reason="DEADLINE_EXCEEDED"
+        )
     return error if isinstance(error, AttentionClientError) else AttentionClientError(str(error))
 
 
@@ -45,7 +51,7 @@ def deadline_error(
     if failure:
         return UnavailableError(f"no connection to {name} {within}: {failure}")
     message = error.message if timeout is None else f"{name} did not answer {within}"
-    return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED")
+    return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED", request_id=error.request_id)
 
 
 def failure_of(error: grpc.RpcError) -> str:

@@ -78,6 +78,42 @@ class CostInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderInfo:
+    """What sets a text encoder apart.
+
+    Attributes:
+        num_layers: Number of layers, L.
+        embedding_width: Number of elements of an embedding.
+        normalised: Whether embeddings have length 1.
+        dimensions: The numbers of elements that embeddings can be shortened to.
+        prompts: Names of the prompts.
+        default_prompt: Name of the prompt of requests that name none; empty for none.
+        truncates: Whether long texts are cut unless a request says otherwise.
+    """
+
+    num_layers: int
+    embedding_width: int
+    normalised: bool
+    dimensions: tuple[int, ...]
+    prompts: tuple[str, ...]
+    default_prompt: str
+    truncates: bool
+
+    @classmethod
+    def from_proto(cls, encoder: pb.TextEncoder) -> Self:
+        """Reads the protobuf message."""
+        return cls(
+            num_layers=encoder.num_layers,
+            embedding_width=encoder.embedding_width,
+            normalised=encoder.normalised,
+            dimensions=tuple(encoder.dimensions),
+            prompts=tuple(encoder.prompts),
+            default_prompt=encoder.default_prompt,
+            truncates=encoder.truncates,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One version of one model.
 
@@ -96,6 +132,7 @@ class ModelInfo:
         parameters: Number of trainable parameters.
         cost: Floating-point operations; None if the server does not state them.
         provider: ONNX Runtime's execution provider, such as "CPUExecutionProvider".
+        text_encoder: For a text encoder; None for any other model.
     """
 
     name: str
@@ -112,6 +149,7 @@ class ModelInfo:
     parameters: int
     cost: CostInfo | None
     provider: str
+    text_encoder: EncoderInfo | None = None
 
     @classmethod
     def from_proto(cls, model: pb.Model) -> Self:
@@ -131,6 +169,9 @@ class ModelInfo:
             parameters=model.parameters,
             cost=_cost(model.cost),
             provider=model.provider,
+            text_encoder=EncoderInfo.from_proto(model.text_encoder)
+            if model.HasField("text_encoder")
+            else None,
         )
 
 

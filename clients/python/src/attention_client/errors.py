@@ -22,6 +22,7 @@ A status without a class of its own, such as UNIMPLEMENTED, is an AttentionClien
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -30,6 +31,7 @@ from grpc_status import rpc_status
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 
 _DOMAIN = "attention.v1"
+_REQUEST_ID = "x-request-id"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 # The message of gRPC's core: who refused, in which direction, the message's size and the limit.
 _TOO_LARGE = re.compile(r"(CLIENT|SERVER): (Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")
@@ -43,18 +45,26 @@ class AttentionClientError(Exception):
         code: The gRPC status code; for an error found by the client, the code of its class.
         reason: Short and stable, for programs, such as "LIMIT_EXCEEDED"; empty if the server gave none.
         field: The argument or the request's field at fault; empty if none is.
+        request_id: What the server's log calls the call; empty if the server did not say.
     """
 
     code: grpc.StatusCode | None = None
 
     def __init__(
-        self, message: str, *, code: grpc.StatusCode | None = None, reason: str = "", field: str = ""
+        self,
+        message: str,
+        *,
+        code: grpc.StatusCode | None = None,
+        reason: str = "",
+        field: str = "",
+        request_id: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code if code is not None else type(self).code
         self.reason = reason
         self.field = field
+        self.request_id = request_id
 
 
 class InvalidArgumentError(AttentionClientError, ValueError):
@@ -86,7 +96,7 @@ class ResourceExhaustedError(AttentionClientError):
 
 
 class OverloadedError(ResourceExhaustedError):
-    """The server's queue is full and the request was not queued; the same call may succeed later."""
+    """The server's queue is full, or the caller holds its share; the same call may succeed later."""
 
 
 class MessageTooLargeError(ResourceExhaustedError, LimitExceededError):
@@ -140,6 +150,7 @@ _BY_CODE = {cls.code: cls for cls in AttentionClientError.__subclasses__()}
 _BY_REASON: dict[tuple[grpc.StatusCode, str], type[AttentionClientError]] = {
     (grpc.StatusCode.INVALID_ARGUMENT, "LIMIT_EXCEEDED"): LimitExceededError,
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"): OverloadedError,
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, "IDENTITY_LIMIT"): OverloadedError,
 }
 
 
@@ -159,7 +170,7 @@ def from_rpc_error(error: grpc.RpcError) -> AttentionClientError:
         status = None
     if status is not None:
         reason, field = _details(status)
-    return _make(code, message, reason=reason, field=field)
+    return _make(code, message, reason=reason, field=field, request_id=_request_id(error))
 
 
 def from_stream_error(error: pb.StreamError) -> AttentionClientError:
@@ -177,14 +188,16 @@ def translated() -> Iterator[None]:
         raise from_rpc_error(error) from error
 
 
-def _make(code: grpc.StatusCode, message: str, *, reason: str, field: str) -> AttentionClientError:
+def _make(
+    code: grpc.StatusCode, message: str, *, reason: str, field: str, request_id: str = ""
+) -> AttentionClientError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (found := _TOO_LARGE.search(message)):
-        return _too_large(found)
+        return _too_large(found, request_id)
     cls = _BY_REASON.get((code, reason)) or _BY_CODE.get(code, AttentionClientError)
-    return cls(message or code.value[1], code=code, reason=reason, field=field)
+    return cls(message or code.value[1], code=code, reason=reason, field=field, request_id=request_id)
 
 
-def _too_large(found: re.Match[str]) -> MessageTooLargeError:
+def _too_large(found: re.Match[str], request_id: str) -> MessageTooLargeError:
     """Names both settings that bound a message: gRPC names neither."""
     side, direction, size, limit = found.groups()
     # A message that the client sends and the server receives is a request.
@@ -193,7 +206,16 @@ def _too_large(found: re.Match[str]) -> MessageTooLargeError:
         f"the {what} is {size} bytes; the {side.lower()} allows {limit}. Put fewer or shorter sequences into "
         "a request, or raise both limits: the client's max_message_bytes and the server's --max-message-bytes"
     )
-    return MessageTooLargeError(message, reason="MESSAGE_TOO_LARGE")
+    return MessageTooLargeError(message, reason="MESSAGE_TOO_LARGE", request_id=request_id)
+
+
+def _request_id(error: grpc.RpcError) -> str:
+    """What the server's log calls a call, from the metadata that came with its status."""
+    metadata: Any = error.trailing_metadata() or ()  # the stubs know only one of two kinds
+    for key, value in metadata:
+        if key == _REQUEST_ID and isinstance(value, str):
+            return value
+    return ""
 
 
 def _details(status: status_pb2.Status) -> tuple[str, str]:

@@ -10,6 +10,10 @@ from server.rpc.transport.seam import Call, Callback, Metadata
 class ScriptedCall(Call):
     """A `Call`. The test delivers messages, lets sends complete, and lets the caller leave."""
 
+    record = None
+    metadata = ()
+    request_id = "scripted"
+
     def __init__(self, deadline: float = 1e9) -> None:
         self._deadline = deadline
         self._code: grpc.StatusCode | None = None
@@ -38,6 +42,9 @@ class ScriptedCall(Call):
     @property
     def reader_cut(self) -> bool:
         return False
+
+    def peer_identities(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def is_receiving(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attention_client import __version__
-from attention_client._commands.compute import attend, text, tokens, weights
+from attention_client._commands.compute import attend, embed, text, tokens, weights
 from attention_client._commands.models import describe, health, models
 from attention_client._commands.session import add_command, add_options, fail
 
@@ -48,18 +48,21 @@ def _enrich(ctx: typer.Context) -> None:
     except ModuleNotFoundError as error:
         fail(f"enrich needs {error.name}: install attention-client with its extra 'enrich'")
     given = {name: value for name, value in ctx.obj.items() if value is not None}
-    server = ["--server", given.pop("server")] if "server" in given else []
-    report = ["--json"] if given.pop("json", False) else []
+    shared = []
+    for name in ("server", "token", "ca", "certificate", "private_key"):
+        if name in given:
+            shared += [f"--{name.replace('_', '-')}", str(given.pop(name))]
+    shared += [f"--{name}" for name in ("tls", "json") if given.pop(name, False)]
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise typer.BadParameter(f"enrich does not support {names}")
     command = typer.main.get_command(enrich.app)
-    sys.exit(command.main([*server, *report, *ctx.args], prog_name="attention-client enrich"))
+    sys.exit(command.main([*shared, *ctx.args], prog_name="attention-client enrich"))
 
 
 app.callback()(add_options(_root))
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Compute": (attend, text, tokens, weights),
+    "Compute": (attend, embed, text, tokens, weights),
     "Inspect": (models, describe, health),
 }
 for _panel, _commands in _PANELS.items():

@@ -1,4 +1,4 @@
-"""Commands that compute: attend, text, tokens, weights."""
+"""Commands that compute: attend, embed, text, tokens, weights."""
 
 from collections.abc import Sized
 from importlib import import_module
@@ -10,15 +10,18 @@ import typer
 
 from attention_client._commands.arrays import (
     check_inputs,
+    check_output,
     is_list_of_sequences,
     read_array,
     read_texts,
     read_token_ids,
+    write_arrays,
 )
 from attention_client._commands.models import ModelName, ModelVersion
 from attention_client._commands.results import Output, print_result
 from attention_client._commands.session import Session, fail
-from attention_client._commands.tables import print_json, weights_table, word_labels
+from attention_client._commands.tables import print_json, vectors_table, weights_table, word_labels
+from attention_client._values import FloatArray
 
 _ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
 _INPUTS, _OUTPUT = "Inputs", "Output"
@@ -102,6 +105,49 @@ def text(
     print_result(session, result, output, texts=found)
 
 
+def embed(
+    session: Session,
+    *,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)
+    ] = None,
+    model: ModelName,
+    version: ModelVersion = "",
+    file: Annotated[
+        str | None, _input("--file", "File with one text on each line; - for standard input.", "FILE")
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        _input("--prompt", "Name of the prompt that is put before each text; empty for none.", "NAME"),
+    ] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the first N elements of each embedding.")
+    ] = None,
+    truncate: Annotated[
+        bool | None,
+        typer.Option("--truncate/--no-truncate", help="Cut texts with too many tokens, or refuse them."),
+    ] = None,
+    out: Annotated[
+        Path | None, _output("--out", "Write the embeddings (B, d) to this file (.npy, .npz, .json).")
+    ] = None,
+) -> None:
+    """Compute one embedding for each text, with a text encoder."""
+    found = _one_source("TEXT", texts, None if file is None else read_texts("--file", file))
+    check_output("--out", out, several=False)
+    result = session.client.embed(
+        model, list(found), prompt=prompt, dimensions=dimensions, truncate=truncate, version=version
+    )
+    if out is not None:
+        write_arrays(out, result)
+    if session.json:
+        shown = result.tolist() if out is None else str(out)
+        print_json({"model_name": model, "embeddings": shown})
+    elif out is not None:
+        typer.echo(f"{out}: {result.shape} float32 from {model}")
+    else:
+        typer.echo(vectors_table(list(found), result), nl=False)
+
+
 def tokens(
     session: Session,
     *,
@@ -146,6 +192,15 @@ def weights(
         int | None,
         typer.Option(metavar="N", min=0, help="Only this head, from 0. Default: all.", show_default=False),
     ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Of a text encoder: this layer, from 0. Default: the last.",
+            show_default=False,
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         _output("--plot", "Draw heat maps to this file (.png, .svg, .pdf); needs the extra plot."),
@@ -157,6 +212,7 @@ def weights(
     found = result.attention_weights
     if found is None:
         fail(f"model {result.model_name!r} does not return attention weights")
+    found = _layer(found, layer)
     heads, labels = _heads(head, len(found)), word_labels(text, found.shape[-1])
     title = f"{result.model_name}, version {result.model_version}"
     if heat_maps is not None:
@@ -180,6 +236,18 @@ def _one_source(name: str, given: _ValueT | None, read: _ValueT | None) -> _Valu
     if found is None or not len(found):
         raise typer.BadParameter(f"give at least one {name}, or --file with at least one", param_hint=name)
     return found
+
+
+def _layer(weights: FloatArray, chosen: int | None) -> FloatArray:
+    """(H, Tq, Tk): the weights of one layer, if the model has layers."""
+    if weights.ndim == 3:  # noqa: PLR2004 - without layers
+        if chosen is not None:
+            fail("--layer: the model is a single attention module")
+        return weights
+    if chosen is not None and chosen >= len(weights):
+        fail(f"--layer: expected 0 to {len(weights) - 1}; found {chosen}")
+    layer: FloatArray = weights[-1 if chosen is None else chosen]
+    return layer
 
 
 def _heads(chosen: int | None, count: int) -> list[int]:

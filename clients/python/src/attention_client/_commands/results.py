@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import typer
 
 from attention_client._commands.arrays import Arrays, as_lists, check_output, write_arrays
@@ -73,12 +74,15 @@ def _print_weights(weights: Arrays, output: Output, texts: Sequence[str] | None)
         return
     for index, heads in enumerate(_sequences(weights, rank=3)):
         text = None if texts is None else texts[index]
-        queries, keys = heads.shape[1:]
+        *leading, queries, keys = heads.shape  # those of an encoder have layers
         labels = _labels(text, keys)
         rows = labels if queries == keys else _labels(None, queries)
-        for head, table in enumerate(heads):
-            title = f"\n{text or f'sequence {index}'}, head {head}; rows are queries, columns keys"
-            typer.echo(f"{title}\n{weights_table(labels, table, rows)}", nl=False)
+        for at in np.ndindex(*leading):
+            where = ", ".join(
+                f"{name} {i}" for name, i in zip(("layer", "head")[-len(at) :], at, strict=True)
+            )
+            title = f"\n{text or f'sequence {index}'}, {where}; rows are queries, columns keys"
+            typer.echo(f"{title}\n{weights_table(labels, heads[at], rows)}", nl=False)
 
 
 def _as_json(result: AnyResult, output: Output) -> dict[str, object]:

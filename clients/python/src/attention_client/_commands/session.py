@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
-import grpc
 import typer
 
 from attention_client import AttentionClient, AttentionClientError, InvalidArgumentError
 from attention_client._connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TARGET, DEFAULT_TIMEOUT
+from attention_client._tls import tls_files
 
 _ValueT = TypeVar("_ValueT")
 _CONNECTION = "Connection (before or after the command)"
@@ -39,6 +39,7 @@ def _size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
+_PRIVATE_KEY: dict[str, Any] = {"metavar": "FILE", "text": "Private key (PEM) of --certificate."}
 # None means that the option was not given here, so that one before the command applies.
 _OPTIONS: dict[str, Any] = {
     "server": Annotated[
@@ -68,10 +69,20 @@ _OPTIONS: dict[str, Any] = {
     "tls": Annotated[
         bool | None, _option("--tls", text="Encrypt the connection; verify with the system's certificates.")
     ],
-    "tls_ca": Annotated[
+    "ca": Annotated[
         Path | None,
-        _option("--tls-ca", metavar="FILE", text="Encrypt; verify with the certificates of this PEM file."),
+        _option(
+            "--ca",
+            "--tls-ca",
+            metavar="FILE",
+            text="Encrypt; verify the server with the authorities of this PEM file.",
+        ),
     ],
+    "certificate": Annotated[
+        Path | None,
+        _option("--certificate", metavar="FILE", text="Encrypt; show this certificate (PEM). Needs its key."),
+    ],
+    "private_key": Annotated[Path | None, _option("--key", "--private-key", **_PRIVATE_KEY)],
     "max_message_bytes": Annotated[
         int | None,
         _option(
@@ -145,13 +156,12 @@ def fail(message: str) -> NoReturn:
 
 
 def _client(given: dict[str, Any]) -> AttentionClient:
-    credentials = None
-    if given["tls"] or given["tls_ca"] is not None:
-        credentials = grpc.ssl_channel_credentials(_certificates(given["tls_ca"]))
     try:
         return AttentionClient(
             _targets(given["server"]),
-            credentials=credentials,
+            credentials=tls_files(
+                given["ca"], given["certificate"], given["private_key"], tls=bool(given["tls"])
+            ),
             token=given["token"] or os.environ.get(_TOKEN) or None,
             timeout=_or_default(given["timeout"], DEFAULT_TIMEOUT),
             wait_for_ready=bool(given["wait"]),
@@ -170,21 +180,17 @@ def _targets(server: str | None) -> str | list[str]:
     return server.split(",") if "," in server and ":///" not in server else server
 
 
-def _certificates(path: Path | None) -> bytes | None:
-    try:
-        return None if path is None else path.read_bytes()
-    except OSError as error:
-        raise typer.BadParameter(f"--tls-ca: {error}") from error
-
-
 def _with_parameters(
     run: Callable[..., None], original: Callable[..., None], own: list[inspect.Parameter]
 ) -> Callable[..., None]:
     """Gives a function the signature that typer reads: context, own parameters, shared options."""
+    options = dict(_OPTIONS)
+    if any(item.name == "key" for item in own):  # the command's own --key is an array
+        options["private_key"] = Annotated[Path | None, _option("--private-key", **_PRIVATE_KEY)]
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _OPTIONS.items()
+        for name, annotation in options.items()
     ]
     parameters = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (context, *own, *shared)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

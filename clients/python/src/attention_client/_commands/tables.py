@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attention_client._models import CostInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInfo, TensorInfo
 from attention_client._values import FloatArray
 
 _Row: TypeAlias = Sequence[str]
@@ -92,6 +92,7 @@ def description(model: ModelInfo) -> str:
         *_listed("inputs", model.inputs, "optional"),
         *_listed("outputs", model.outputs, "on request"),
         ("text", "accepted" if model.accepts_text else "not accepted"),
+        *_encoder(model.text_encoder),
         ("heads", "- (not an attention module)" if model.num_heads is None else str(model.num_heads)),
         ("causal", _causal(model)),
         ("parameters", f"{model.parameters:,}"),
@@ -100,6 +101,17 @@ def description(model: ModelInfo) -> str:
         ("provider", model.provider or "-"),
     ]
     return table(lines)
+
+
+def _encoder(encoder: EncoderInfo | None) -> list[_Row]:
+    """What sets a text encoder apart."""
+    if encoder is None:
+        return []
+    found = [("layers", str(encoder.num_layers))]
+    found += [("dimensions", ", ".join(map(str, encoder.dimensions)))] if encoder.dimensions else []
+    default = f"; default {encoder.default_prompt}" if encoder.default_prompt else ""
+    found += [("prompts", ", ".join(encoder.prompts) + default)] if encoder.prompts else []
+    return [*found, ("long texts", "truncated" if encoder.truncates else "refused")]
 
 
 def _causal(model: ModelInfo) -> str:

@@ -13,12 +13,17 @@ summary = enrich(
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.options import EnrichOptions, OnError, read_options
 from attention_client.enrich.pooling import Pool
 from attention_client.enrich.summary import Refusal, Summary
+
+if TYPE_CHECKING:
+    from grpc import ChannelCredentials
+
+    from attention_client import TlsFiles
 
 __all__ = ["EnrichError", "EnrichOptions", "OnError", "Pool", "Refusal", "Summary", "enrich"]
 
@@ -31,6 +36,8 @@ def enrich(
     *,
     servers: str | Sequence[str],
     retry_seconds: float = RETRY_SECONDS,
+    credentials: "ChannelCredentials | TlsFiles | None" = None,
+    token: str | None = None,
     **options: Unpack[EnrichOptions],
 ) -> Summary:
     """Adds context vectors to a table as a new column.
@@ -43,6 +50,8 @@ def enrich(
         servers: One server or several, each as HOST:PORT.
         retry_seconds: Seconds without any answer after which the job ends, 0 or more; 0 ends it at the first
             failure.
+        credentials: Credentials of the connections, as of `AttentionClient`; None means unencrypted ones.
+        token: Sent with every call, as of `AttentionClient`.
         **options: See EnrichOptions.
 
     Raises:
@@ -54,7 +63,13 @@ def enrich(
     from attention_client.enrich.servers import ServerBackend  # noqa: PLC0415
 
     backend = ServerBackend(
-        servers, read.model, read.version, return_weights=read.weights, retry_seconds=retry_seconds
+        servers,
+        read.model,
+        read.version,
+        return_weights=read.weights,
+        retry_seconds=retry_seconds,
+        credentials=credentials,
+        token=token,
     )
     try:
         return run_job(source, output, backend, read)

@@ -13,20 +13,27 @@ from typing import NoReturn
 
 import typer
 
+from attention_client import AttentionClientError
+from attention_client._tls import tls_files
 from attention_client.enrich import RETRY_SECONDS, EnrichError, Summary, enrich
 from attention_client.enrich.cli_options import (
+    Ca,
+    Certificate,
     JobArguments,
+    Key,
     Output,
     RetrySeconds,
     Servers,
     Source,
+    Tls,
+    Token,
     with_job_arguments,
 )
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 INTERRUPTED = 130
 DEFAULT_SERVER = "127.0.0.1:8001"
-SERVER_VARIABLE = "ATTENTION_SERVER"
+SERVER_VARIABLE, TOKEN_VARIABLE = "ATTENTION_SERVER", "ATTENTION_TOKEN"
 
 
 @app.command(name="enrich")
@@ -38,6 +45,11 @@ def enrich_command(
     job: JobArguments,
     servers: Servers = [],  # noqa: B006 - Typer copies it
     retry_seconds: RetrySeconds = RETRY_SECONDS,
+    token: Token = None,
+    tls: Tls = False,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
 ) -> None:
     """Add context vectors to a table as a new column, computed on servers.
 
@@ -45,7 +57,16 @@ def enrich_command(
     """
     targets = split_servers(servers or [os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER])
     run_and_report(
-        job, lambda: enrich(source, output, servers=targets, retry_seconds=retry_seconds, **job.options)
+        job,
+        lambda: enrich(
+            source,
+            output,
+            servers=targets,
+            retry_seconds=retry_seconds,
+            credentials=tls_files(ca, certificate, key, tls=tls),
+            token=token or os.environ.get(TOKEN_VARIABLE) or None,
+            **job.options,
+        ),
     )
 
 
@@ -58,7 +79,7 @@ def run_and_report(job: JobArguments, run: Callable[[], Summary]) -> None:
     """Runs a job, prints its summary and maps its errors to exit codes."""
     try:
         summary = run()
-    except (EnrichError, OSError) as error:
+    except (AttentionClientError, EnrichError, OSError) as error:
         _end(f"error: {' '.join(str(error).split())}", 1)
     except ImportError as error:
         _end(f"error: {error}; install attention-client with its extra 'enrich'", 1)

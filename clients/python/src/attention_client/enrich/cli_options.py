@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -51,6 +52,55 @@ Servers: TypeAlias = Annotated[
         metavar="HOST:PORT",
         help="Server to compute on. For several servers, repeat the option or separate them by commas. Each "
         "address of a host name is one server.",
+        rich_help_panel=SERVERS,
+        show_default=False,
+    ),
+]
+Token: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help="Bearer token of every call. Default: the environment variable ATTENTION_TOKEN.",
+        rich_help_panel=SERVERS,
+        show_default=False,
+    ),
+]
+Tls: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--tls",
+        help="Encrypt the connections; verify with the system's certificates.",
+        rich_help_panel=SERVERS,
+    ),
+]
+Ca: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        help="Encrypt; verify the servers with the authorities of this PEM file.",
+        rich_help_panel=SERVERS,
+        show_default=False,
+    ),
+]
+Certificate: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate",
+        metavar="FILE",
+        help="Encrypt; show this certificate (PEM). Needs --key.",
+        rich_help_panel=SERVERS,
+        show_default=False,
+    ),
+]
+Key: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        "--private-key",
+        metavar="FILE",
+        help="Private key (PEM) of --certificate.",
         rich_help_panel=SERVERS,
         show_default=False,
     ),

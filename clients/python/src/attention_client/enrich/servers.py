@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import grpc
+
 from attention_client import (
     AttentionClient,
     AttentionClientError,
@@ -19,6 +21,7 @@ from attention_client import (
     MessageTooLargeError,
     ModelInfo,
     ResourceExhaustedError,
+    TlsFiles,
     UnavailableError,
 )
 from attention_client.enrich.addresses import resolve
@@ -50,6 +53,8 @@ class ServerBackend:
         *,
         return_weights: bool = False,
         retry_seconds: float,
+        credentials: grpc.ChannelCredentials | TlsFiles | None = None,
+        token: str | None = None,
     ) -> None:
         """Connects to each server and asks it for the model.
 
@@ -59,13 +64,16 @@ class ServerBackend:
             version: Version of the model; empty for the highest version of the first server.
             return_weights: Whether to return the attention weights.
             retry_seconds: Seconds without any answer after which the job ends, 0 or more.
+            credentials: Credentials of the connections; None means unencrypted ones.
+            token: Sent with every call.
 
         Raises:
-            EnrichError: A server is not ready, does not have the model, or has another version of it.
+            EnrichError: A server is not ready, does not have the model, or has another version of it; or the
+                credentials cannot be used.
         """
         if not retry_seconds >= 0:
             raise EnrichError(f"retry_seconds is {retry_seconds:g}; it must be 0 or more")
-        self._clients = _connect(targets)
+        self._clients = _connect(targets, credentials, token)
         patience = min(retry_seconds, START_SECONDS)
         found = [_describe(client, model, version, patience) for client in self._clients.values()]
         self.model = spec_of(_only_version(found))
@@ -177,14 +185,32 @@ class ServerBackend:
             queued.future.set_exception(self._failure)
 
 
-def _connect(targets: str | Sequence[str]) -> dict[str, AttentionClient]:
+def _connect(
+    targets: str | Sequence[str], credentials: grpc.ChannelCredentials | TlsFiles | None, token: str | None
+) -> dict[str, AttentionClient]:
     """A client for each address of each target."""
     given = [targets] if isinstance(targets, str) else targets
     if not given:
         raise EnrichError("name at least one server as HOST:PORT")
-    addresses = [address for target in given for address in resolve(target)]
-    # Requests of a failed stream are queued again, so the client itself must not retry.
-    return {address: AttentionClient(address, max_retries=0, wait_for_ready=False) for address in addresses}
+    clients: dict[str, AttentionClient] = {}
+    try:
+        for target in given:
+            for address in resolve(target):
+                clients[address] = AttentionClient(
+                    address,
+                    credentials=credentials,
+                    token=token,
+                    # Requests of a failed stream are queued again, so the client itself must not retry.
+                    max_retries=0,
+                    wait_for_ready=False,
+                    # The certificate has the name that was given, not the address.
+                    channel_options={"grpc.default_authority": target} if address != target else None,
+                )
+    except (AttentionClientError, EnrichError) as error:
+        for client in clients.values():
+            client.close()
+        raise EnrichError(str(error)) from error
+    return clients
 
 
 def _describe(client: AttentionClient, model: str, version: str, patience: float) -> ModelInfo:

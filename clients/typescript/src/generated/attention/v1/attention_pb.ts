@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file attention/v1/attention.proto.
  */
 export const file_attention_v1_attention: GenFile = /*@__PURE__*/
-  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiHgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCSKaAQoNQXR0ZW50aW9uTWFzaxIuCgRraW5kGAEgASgOMiAuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2suS2luZBIMCgRiaXRzGAIgASgMIksKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEg0KCUtJTkRfS0VZUxABEg4KCktJTkRfUEFJUlMQAhIOCgpLSU5EX0hFQURTEAMiuwMKDUF0dGVuZFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEi4KBXF1ZXJ5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlc0gAEjEKCXRva2VuX2lkcxgEIAEoCzIcLmF0dGVudGlvbi52MS5Ub2tlblNlcXVlbmNlc0gAEisKBHRleHQYBSABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlc0gAEioKA2tleRgGIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSLAoFdmFsdWUYByABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEikKBG1hc2sYCCABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzaxIWCg5yZXR1cm5fd2VpZ2h0cxgJIAEoCBIRCglwb3NpdGlvbnMYCiADKAMSMAoQb3V0cHV0X2RhdGFfdHlwZRgLIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZUINCgtxdWVyeV9pbnB1dCKKAQoQQXR0ZW50aW9uV2VpZ2h0cxIpCglkYXRhX3R5cGUYASABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSEQoJbnVtX2hlYWRzGAIgASgNEhUKDXF1ZXJ5X2xlbmd0aHMYAyADKA0SEwoLa2V5X2xlbmd0aHMYBCADKA0SDAoEZGF0YRgFIAEoDCKuAQoOQXR0ZW5kUmVzcG9uc2USEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEjYKD2NvbnRleHRfdmVjdG9ycxgDIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSOQoRYXR0ZW50aW9uX3dlaWdodHMYBCABKAsyHi5hdHRlbnRpb24udjEuQXR0ZW50aW9uV2VpZ2h0cyJPChNBdHRlbmRTdHJlYW1SZXF1ZXN0EgoKAmlkGAEgASgJEiwKB3JlcXVlc3QYAiABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW5kUmVxdWVzdCJLCgtTdHJlYW1FcnJvchIMCgRjb2RlGAEgASgFEg4KBnJlYXNvbhgCIAEoCRIPCgdtZXNzYWdlGAMgASgJEg0KBWZpZWxkGAQgASgJIooBChRBdHRlbmRTdHJlYW1SZXNwb25zZRIKCgJpZBgBIAEoCRIwCghyZXNwb25zZRgCIAEoCzIcLmF0dGVudGlvbi52MS5BdHRlbmRSZXNwb25zZUgAEioKBWVycm9yGAMgASgLMhkuYXR0ZW50aW9uLnYxLlN0cmVhbUVycm9ySABCCAoGcmVzdWx0IjYKBEF4aXMSDAoEbmFtZRgBIAEoCRIMCgRzaXplGAIgASgDEhIKCm1heF9sZW5ndGgYAyABKAQidQoGVGVuc29yEgwKBG5hbWUYASABKAkSKQoJZGF0YV90eXBlGAIgASgOMhYuYXR0ZW50aW9uLnYxLkRhdGFUeXBlEiAKBGF4ZXMYAyADKAsyEi5hdHRlbnRpb24udjEuQXhpcxIQCghvcHRpb25hbBgEIAEoCCJgCgZQYXJpdHkSGgoScmVsYXRpdmVfdG9sZXJhbmNlGAEgASgBEhoKEmFic29sdXRlX3RvbGVyYW5jZRgCIAEoARIeChZtZWFzdXJlZF9tYXhfYWJzX2Vycm9yGAMgASgBIk4KBENvc3QSFwoPZmxvcHNfcGVyX3F1ZXJ5GAEgASgEEhUKDWZsb3BzX3Blcl9rZXkYAiABKAQSFgoOZmxvcHNfcGVyX3BhaXIYAyABKAQixQMKBU1vZGVsEgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCRIoCgVzdGF0ZRgDIAEoDjIZLmF0dGVudGlvbi52MS5Nb2RlbC5TdGF0ZRIUCgxzdGF0ZV9yZWFzb24YBCABKAkSEwoLZGVzY3JpcHRpb24YBSABKAkSJAoGaW5wdXRzGAYgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIlCgdvdXRwdXRzGAcgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIWCgludW1faGVhZHMYCCABKA1IAIgBARIOCgZjYXVzYWwYCSABKAgSFAoMYWNjZXB0c190ZXh0GAogASgIEiQKBnBhcml0eRgLIAEoCzIULmF0dGVudGlvbi52MS5QYXJpdHkSEgoKcGFyYW1ldGVycxgMIAEoBBIgCgRjb3N0GA0gASgLMhIuYXR0ZW50aW9uLnYxLkNvc3QSEAoIcHJvdmlkZXIYDiABKAkiQQoFU3RhdGUSFQoRU1RBVEVfVU5TUEVDSUZJRUQQABIPCgtTVEFURV9SRUFEWRABEhAKDFNUQVRFX0ZBSUxFRBACQgwKCl9udW1faGVhZHMiEwoRTGlzdE1vZGVsc1JlcXVlc3QiOQoSTGlzdE1vZGVsc1Jlc3BvbnNlEiMKBm1vZGVscxgBIAMoCzITLmF0dGVudGlvbi52MS5Nb2RlbCIwCg9HZXRNb2RlbFJlcXVlc3QSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJIjYKEEdldE1vZGVsUmVzcG9uc2USIgoFbW9kZWwYASABKAsyEy5hdHRlbnRpb24udjEuTW9kZWwqoAEKCERhdGFUeXBlEhkKFURBVEFfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRBVEFfVFlQRV9GUDMyEAESEgoOREFUQV9UWVBFX0ZQMTYQAhISCg5EQVRBX1RZUEVfQkYxNhADEhMKD0RBVEFfVFlQRV9JTlQ2NBAEEhIKDkRBVEFfVFlQRV9CT09MEAUSFAoQREFUQV9UWVBFX1NUUklORxAGMs4CChBBdHRlbnRpb25TZXJ2aWNlEkMKBkF0dGVuZBIbLmF0dGVudGlvbi52MS5BdHRlbmRSZXF1ZXN0GhwuYXR0ZW50aW9uLnYxLkF0dGVuZFJlc3BvbnNlElkKDEF0dGVuZFN0cmVhbRIhLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXF1ZXN0GiIuYXR0ZW50aW9uLnYxLkF0dGVuZFN0cmVhbVJlc3BvbnNlKAEwARJPCgpMaXN0TW9kZWxzEh8uYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXF1ZXN0GiAuYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXNwb25zZRJJCghHZXRNb2RlbBIdLmF0dGVudGlvbi52MS5HZXRNb2RlbFJlcXVlc3QaHi5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXNwb25zZWIGcHJvdG8z");
+  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiYgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCRITCgZwcm9tcHQYAiABKAlIAIgBARIVCgh0cnVuY2F0ZRgDIAEoCEgBiAEBQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlIiYKEEVtYmVkZGluZ09wdGlvbnMSEgoKZGltZW5zaW9ucxgBIAEoDSKaAQoNQXR0ZW50aW9uTWFzaxIuCgRraW5kGAEgASgOMiAuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2suS2luZBIMCgRiaXRzGAIgASgMIksKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEg0KCUtJTkRfS0VZUxABEg4KCktJTkRfUEFJUlMQAhIOCgpLSU5EX0hFQURTEAMi7gMKDUF0dGVuZFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEi4KBXF1ZXJ5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlc0gAEjEKCXRva2VuX2lkcxgEIAEoCzIcLmF0dGVudGlvbi52MS5Ub2tlblNlcXVlbmNlc0gAEisKBHRleHQYBSABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlc0gAEioKA2tleRgGIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSLAoFdmFsdWUYByABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEikKBG1hc2sYCCABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzaxIWCg5yZXR1cm5fd2VpZ2h0cxgJIAEoCBIRCglwb3NpdGlvbnMYCiADKAMSMAoQb3V0cHV0X2RhdGFfdHlwZRgLIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIxCgllbWJlZGRpbmcYDCABKAsyHi5hdHRlbnRpb24udjEuRW1iZWRkaW5nT3B0aW9uc0INCgtxdWVyeV9pbnB1dCKeAQoQQXR0ZW50aW9uV2VpZ2h0cxIpCglkYXRhX3R5cGUYASABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSEQoJbnVtX2hlYWRzGAIgASgNEhUKDXF1ZXJ5X2xlbmd0aHMYAyADKA0SEwoLa2V5X2xlbmd0aHMYBCADKA0SDAoEZGF0YRgFIAEoDBISCgpudW1fbGF5ZXJzGAYgASgNItcBCg5BdHRlbmRSZXNwb25zZRISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSNgoPY29udGV4dF92ZWN0b3JzGAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxI5ChFhdHRlbnRpb25fd2VpZ2h0cxgEIAEoCzIeLmF0dGVudGlvbi52MS5BdHRlbnRpb25XZWlnaHRzEhQKDHRva2VuX2NvdW50cxgFIAMoDRIRCgl0cnVuY2F0ZWQYBiADKA0iTwoTQXR0ZW5kU3RyZWFtUmVxdWVzdBIKCgJpZBgBIAEoCRIsCgdyZXF1ZXN0GAIgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QiSwoLU3RyZWFtRXJyb3ISDAoEY29kZRgBIAEoBRIOCgZyZWFzb24YAiABKAkSDwoHbWVzc2FnZRgDIAEoCRINCgVmaWVsZBgEIAEoCSKKAQoUQXR0ZW5kU3RyZWFtUmVzcG9uc2USCgoCaWQYASABKAkSMAoIcmVzcG9uc2UYAiABKAsyHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2VIABIqCgVlcnJvchgDIAEoCzIZLmF0dGVudGlvbi52MS5TdHJlYW1FcnJvckgAQggKBnJlc3VsdCI2CgRBeGlzEgwKBG5hbWUYASABKAkSDAoEc2l6ZRgCIAEoAxISCgptYXhfbGVuZ3RoGAMgASgEInUKBlRlbnNvchIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIgCgRheGVzGAMgAygLMhIuYXR0ZW50aW9uLnYxLkF4aXMSEAoIb3B0aW9uYWwYBCABKAgiYAoGUGFyaXR5EhoKEnJlbGF0aXZlX3RvbGVyYW5jZRgBIAEoARIaChJhYnNvbHV0ZV90b2xlcmFuY2UYAiABKAESHgoWbWVhc3VyZWRfbWF4X2Fic19lcnJvchgDIAEoASJOCgRDb3N0EhcKD2Zsb3BzX3Blcl9xdWVyeRgBIAEoBBIVCg1mbG9wc19wZXJfa2V5GAIgASgEEhYKDmZsb3BzX3Blcl9wYWlyGAMgASgEIp4BCgtUZXh0RW5jb2RlchISCgpudW1fbGF5ZXJzGAEgASgNEhcKD2VtYmVkZGluZ193aWR0aBgCIAEoDRISCgpub3JtYWxpc2VkGAMgASgIEhIKCmRpbWVuc2lvbnMYBCADKA0SDwoHcHJvbXB0cxgFIAMoCRIWCg5kZWZhdWx0X3Byb21wdBgGIAEoCRIRCgl0cnVuY2F0ZXMYByABKAgi9gMKBU1vZGVsEgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCRIoCgVzdGF0ZRgDIAEoDjIZLmF0dGVudGlvbi52MS5Nb2RlbC5TdGF0ZRIUCgxzdGF0ZV9yZWFzb24YBCABKAkSEwoLZGVzY3JpcHRpb24YBSABKAkSJAoGaW5wdXRzGAYgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIlCgdvdXRwdXRzGAcgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIWCgludW1faGVhZHMYCCABKA1IAIgBARIOCgZjYXVzYWwYCSABKAgSFAoMYWNjZXB0c190ZXh0GAogASgIEiQKBnBhcml0eRgLIAEoCzIULmF0dGVudGlvbi52MS5QYXJpdHkSEgoKcGFyYW1ldGVycxgMIAEoBBIgCgRjb3N0GA0gASgLMhIuYXR0ZW50aW9uLnYxLkNvc3QSEAoIcHJvdmlkZXIYDiABKAkSLwoMdGV4dF9lbmNvZGVyGA8gASgLMhkuYXR0ZW50aW9uLnYxLlRleHRFbmNvZGVyIkEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASDwoLU1RBVEVfUkVBRFkQARIQCgxTVEFURV9GQUlMRUQQAkIMCgpfbnVtX2hlYWRzIhMKEUxpc3RNb2RlbHNSZXF1ZXN0IjkKEkxpc3RNb2RlbHNSZXNwb25zZRIjCgZtb2RlbHMYASADKAsyEy5hdHRlbnRpb24udjEuTW9kZWwiMAoPR2V0TW9kZWxSZXF1ZXN0EgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCSI2ChBHZXRNb2RlbFJlc3BvbnNlEiIKBW1vZGVsGAEgASgLMhMuYXR0ZW50aW9uLnYxLk1vZGVsKqABCghEYXRhVHlwZRIZChVEQVRBX1RZUEVfVU5TUEVDSUZJRUQQABISCg5EQVRBX1RZUEVfRlAzMhABEhIKDkRBVEFfVFlQRV9GUDE2EAISEgoOREFUQV9UWVBFX0JGMTYQAxITCg9EQVRBX1RZUEVfSU5UNjQQBBISCg5EQVRBX1RZUEVfQk9PTBAFEhQKEERBVEFfVFlQRV9TVFJJTkcQBjLOAgoQQXR0ZW50aW9uU2VydmljZRJDCgZBdHRlbmQSGy5hdHRlbnRpb24udjEuQXR0ZW5kUmVxdWVzdBocLmF0dGVudGlvbi52MS5BdHRlbmRSZXNwb25zZRJZCgxBdHRlbmRTdHJlYW0SIS5hdHRlbnRpb24udjEuQXR0ZW5kU3RyZWFtUmVxdWVzdBoiLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXNwb25zZSgBMAESTwoKTGlzdE1vZGVscxIfLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVxdWVzdBogLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVzcG9uc2USSQoIR2V0TW9kZWwSHS5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXF1ZXN0Gh4uYXR0ZW50aW9uLnYxLkdldE1vZGVsUmVzcG9uc2ViBnByb3RvMw");
 
 /**
  * Sequences of vectors: all rows of all sequences, concatenated in order.
@@ -103,6 +103,23 @@ export type TextSequences = Message<"attention.v1.TextSequences"> & {
    * @generated from field: repeated string texts = 1;
    */
   texts: string[];
+
+  /**
+   * For text encoders with prompts: the name of the prompt that is put before
+   * each text; empty for none. If absent, the model's default prompt, if it has
+   * one.
+   *
+   * @generated from field: optional string prompt = 2;
+   */
+  prompt?: string | undefined;
+
+  /**
+   * Whether a text with more tokens than the model takes is cut to its first
+   * tokens. Otherwise such a text is refused. If absent, the model's own setting.
+   *
+   * @generated from field: optional bool truncate = 3;
+   */
+  truncate?: boolean | undefined;
 };
 
 /**
@@ -111,6 +128,29 @@ export type TextSequences = Message<"attention.v1.TextSequences"> & {
  */
 export const TextSequencesSchema: GenMessage<TextSequences> = /*@__PURE__*/
   messageDesc(file_attention_v1_attention, 2);
+
+/**
+ * Asks a text encoder for one vector for each text.
+ *
+ * @generated from message attention.v1.EmbeddingOptions
+ */
+export type EmbeddingOptions = Message<"attention.v1.EmbeddingOptions"> & {
+  /**
+   * Number of leading elements of each embedding that are returned; 0 for all of
+   * them. Shortened embeddings of a model that normalises are normalised again.
+   * Refused unless the model lists the number.
+   *
+   * @generated from field: uint32 dimensions = 1;
+   */
+  dimensions: number;
+};
+
+/**
+ * Describes the message attention.v1.EmbeddingOptions.
+ * Use `create(EmbeddingOptionsSchema)` to create a new message.
+ */
+export const EmbeddingOptionsSchema: GenMessage<EmbeddingOptions> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 3);
 
 /**
  * Which keys each query row may attend to, one mask per sequence.
@@ -143,7 +183,7 @@ export type AttentionMask = Message<"attention.v1.AttentionMask"> & {
  * Use `create(AttentionMaskSchema)` to create a new message.
  */
 export const AttentionMaskSchema: GenMessage<AttentionMask> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 3);
+  messageDesc(file_attention_v1_attention, 4);
 
 /**
  * The shape of one sequence's mask.
@@ -184,7 +224,7 @@ export enum AttentionMask_Kind {
  * Describes the enum attention.v1.AttentionMask.Kind.
  */
 export const AttentionMask_KindSchema: GenEnum<AttentionMask_Kind> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 3, 0);
+  enumDesc(file_attention_v1_attention, 4, 0);
 
 /**
  * Asks a model for the context vectors of one or more sequences.
@@ -285,6 +325,14 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
    * @generated from field: attention.v1.DataType output_data_type = 11;
    */
   outputDataType: DataType;
+
+  /**
+   * For text encoders: if present, the response contains one vector for each text
+   * (or sequence of token ids) in place of one for each token.
+   *
+   * @generated from field: attention.v1.EmbeddingOptions embedding = 12;
+   */
+  embedding?: EmbeddingOptions | undefined;
 };
 
 /**
@@ -292,7 +340,7 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
  * Use `create(AttendRequestSchema)` to create a new message.
  */
 export const AttendRequestSchema: GenMessage<AttendRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 4);
+  messageDesc(file_attention_v1_attention, 5);
 
 /**
  * Attention weights of all sequences.
@@ -330,10 +378,18 @@ export type AttentionWeights = Message<"attention.v1.AttentionWeights"> & {
 
   /**
    * The H x Tq x Tk elements of each sequence in row-major order, concatenated.
+   * With layers, L x H x Tq x Tk elements.
    *
    * @generated from field: bytes data = 5;
    */
   data: Uint8Array;
+
+  /**
+   * Number of layers, L, of a text encoder; 0 for a single attention module.
+   *
+   * @generated from field: uint32 num_layers = 6;
+   */
+  numLayers: number;
 };
 
 /**
@@ -341,7 +397,7 @@ export type AttentionWeights = Message<"attention.v1.AttentionWeights"> & {
  * Use `create(AttentionWeightsSchema)` to create a new message.
  */
 export const AttentionWeightsSchema: GenMessage<AttentionWeights> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 5);
+  messageDesc(file_attention_v1_attention, 6);
 
 /**
  * The response to one AttendRequest.
@@ -365,7 +421,8 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
 
   /**
    * Context vectors: one row for each query row, in the order of the request. For
-   * non-attention modules, the first output.
+   * non-attention modules, the first output. If the request asked for embeddings,
+   * one row for each sequence.
    *
    * @generated from field: attention.v1.VectorSequences context_vectors = 3;
    */
@@ -377,6 +434,21 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
    * @generated from field: attention.v1.AttentionWeights attention_weights = 4;
    */
   attentionWeights?: AttentionWeights | undefined;
+
+  /**
+   * For texts to a text encoder: the number of tokens of each text, with its
+   * prompt and after truncation.
+   *
+   * @generated from field: repeated uint32 token_counts = 5;
+   */
+  tokenCounts: number[];
+
+  /**
+   * For texts to a text encoder: the indices of the texts that were truncated.
+   *
+   * @generated from field: repeated uint32 truncated = 6;
+   */
+  truncated: number[];
 };
 
 /**
@@ -384,7 +456,7 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
  * Use `create(AttendResponseSchema)` to create a new message.
  */
 export const AttendResponseSchema: GenMessage<AttendResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 6);
+  messageDesc(file_attention_v1_attention, 7);
 
 /**
  * One request of a stream.
@@ -412,7 +484,7 @@ export type AttendStreamRequest = Message<"attention.v1.AttendStreamRequest"> & 
  * Use `create(AttendStreamRequestSchema)` to create a new message.
  */
 export const AttendStreamRequestSchema: GenMessage<AttendStreamRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 7);
+  messageDesc(file_attention_v1_attention, 8);
 
 /**
  * Why one request of a stream failed.
@@ -454,7 +526,7 @@ export type StreamError = Message<"attention.v1.StreamError"> & {
  * Use `create(StreamErrorSchema)` to create a new message.
  */
 export const StreamErrorSchema: GenMessage<StreamError> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 8);
+  messageDesc(file_attention_v1_attention, 9);
 
 /**
  * One response of a stream.
@@ -498,7 +570,7 @@ export type AttendStreamResponse = Message<"attention.v1.AttendStreamResponse"> 
  * Use `create(AttendStreamResponseSchema)` to create a new message.
  */
 export const AttendStreamResponseSchema: GenMessage<AttendStreamResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 9);
+  messageDesc(file_attention_v1_attention, 10);
 
 /**
  * One axis of a tensor.
@@ -534,7 +606,7 @@ export type Axis = Message<"attention.v1.Axis"> & {
  * Use `create(AxisSchema)` to create a new message.
  */
 export const AxisSchema: GenMessage<Axis> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 10);
+  messageDesc(file_attention_v1_attention, 11);
 
 /**
  * A named input or output of a model.
@@ -577,7 +649,7 @@ export type Tensor = Message<"attention.v1.Tensor"> & {
  * Use `create(TensorSchema)` to create a new message.
  */
 export const TensorSchema: GenMessage<Tensor> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 11);
+  messageDesc(file_attention_v1_attention, 12);
 
 /**
  * How close served results are to eager PyTorch. A result is accepted if, for
@@ -614,7 +686,7 @@ export type Parity = Message<"attention.v1.Parity"> & {
  * Use `create(ParitySchema)` to create a new message.
  */
 export const ParitySchema: GenMessage<Parity> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 12);
+  messageDesc(file_attention_v1_attention, 13);
 
 /**
  * Floating-point operations of a model; a multiply-add counts as two.
@@ -649,7 +721,70 @@ export type Cost = Message<"attention.v1.Cost"> & {
  * Use `create(CostSchema)` to create a new message.
  */
 export const CostSchema: GenMessage<Cost> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 13);
+  messageDesc(file_attention_v1_attention, 14);
+
+/**
+ * What sets a text encoder apart from a single attention module.
+ *
+ * @generated from message attention.v1.TextEncoder
+ */
+export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
+  /**
+   * Number of layers, L.
+   *
+   * @generated from field: uint32 num_layers = 1;
+   */
+  numLayers: number;
+
+  /**
+   * Number of elements of an embedding.
+   *
+   * @generated from field: uint32 embedding_width = 2;
+   */
+  embeddingWidth: number;
+
+  /**
+   * Whether embeddings have length 1.
+   *
+   * @generated from field: bool normalised = 3;
+   */
+  normalised: boolean;
+
+  /**
+   * The numbers of elements that embeddings can be shortened to.
+   *
+   * @generated from field: repeated uint32 dimensions = 4;
+   */
+  dimensions: number[];
+
+  /**
+   * Names of the prompts.
+   *
+   * @generated from field: repeated string prompts = 5;
+   */
+  prompts: string[];
+
+  /**
+   * Name of the prompt of requests that do not name one; empty for none.
+   *
+   * @generated from field: string default_prompt = 6;
+   */
+  defaultPrompt: string;
+
+  /**
+   * Whether long texts are truncated unless a request says otherwise.
+   *
+   * @generated from field: bool truncates = 7;
+   */
+  truncates: boolean;
+};
+
+/**
+ * Describes the message attention.v1.TextEncoder.
+ * Use `create(TextEncoderSchema)` to create a new message.
+ */
+export const TextEncoderSchema: GenMessage<TextEncoder> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 15);
 
 /**
  * One version of one model.
@@ -755,6 +890,13 @@ export type Model = Message<"attention.v1.Model"> & {
    * @generated from field: string provider = 14;
    */
   provider: string;
+
+  /**
+   * Present for a text encoder.
+   *
+   * @generated from field: attention.v1.TextEncoder text_encoder = 15;
+   */
+  textEncoder?: TextEncoder | undefined;
 };
 
 /**
@@ -762,7 +904,7 @@ export type Model = Message<"attention.v1.Model"> & {
  * Use `create(ModelSchema)` to create a new message.
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 14);
+  messageDesc(file_attention_v1_attention, 16);
 
 /**
  * Whether a model can be used.
@@ -796,7 +938,7 @@ export enum Model_State {
  * Describes the enum attention.v1.Model.State.
  */
 export const Model_StateSchema: GenEnum<Model_State> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 14, 0);
+  enumDesc(file_attention_v1_attention, 16, 0);
 
 /**
  * Asks for the description of every model.
@@ -811,7 +953,7 @@ export type ListModelsRequest = Message<"attention.v1.ListModelsRequest"> & {
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 15);
+  messageDesc(file_attention_v1_attention, 17);
 
 /**
  * Describes every model of the repository.
@@ -832,7 +974,7 @@ export type ListModelsResponse = Message<"attention.v1.ListModelsResponse"> & {
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 16);
+  messageDesc(file_attention_v1_attention, 18);
 
 /**
  * Asks for the description of one model.
@@ -860,7 +1002,7 @@ export type GetModelRequest = Message<"attention.v1.GetModelRequest"> & {
  * Use `create(GetModelRequestSchema)` to create a new message.
  */
 export const GetModelRequestSchema: GenMessage<GetModelRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 17);
+  messageDesc(file_attention_v1_attention, 19);
 
 /**
  * Describes one model.
@@ -881,7 +1023,7 @@ export type GetModelResponse = Message<"attention.v1.GetModelResponse"> & {
  * Use `create(GetModelResponseSchema)` to create a new message.
  */
 export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 18);
+  messageDesc(file_attention_v1_attention, 20);
 
 /**
  * Element types, all little-endian.

@@ -139,6 +139,17 @@ class TextSequences(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXTS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.str
+    """For text encoders with prompts: the name of the prompt that is put before
+    each text; empty for none. If absent, the model's default prompt, if it has
+    one.
+    """
+    truncate: _builtins.bool
+    """Whether a text with more tokens than the model takes is cut to its first
+    tokens. Otherwise such a text is refused. If absent, the model's own setting.
+    """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """One text per sequence; at least one. A word that is not in the vocabulary
@@ -150,14 +161,48 @@ class TextSequences(_message.Message):
         self,
         *,
         texts: _abc.Iterable[_builtins.str] | None = ...,
+        prompt: _builtins.str | None = ...,
+        truncate: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate", b"_truncate", "prompt", b"prompt", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prompt: _TypeAlias = _typing.Literal["prompt"]  # noqa: Y015
+    _WhichOneofArgType__prompt: _TypeAlias = _typing.Literal["_prompt", b"_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt) -> _WhichOneofReturnType__prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
+
+Global___TextSequences: _TypeAlias = TextSequences  # noqa: Y015
+
+@_typing.final
+class EmbeddingOptions(_message.Message):
+    """Asks a text encoder for one vector for each text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    dimensions: _builtins.int
+    """Number of leading elements of each embedding that are returned; 0 for all of
+    them. Shortened embeddings of a model that normalises are normalised again.
+    Refused unless the model lists the number.
+    """
+    def __init__(
+        self,
+        *,
+        dimensions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TextSequences: _TypeAlias = TextSequences  # noqa: Y015
+Global___EmbeddingOptions: _TypeAlias = EmbeddingOptions  # noqa: Y015
 
 @_typing.final
 class AttentionMask(_message.Message):
@@ -235,6 +280,7 @@ class AttendRequest(_message.Message):
     RETURN_WEIGHTS_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     OUTPUT_DATA_TYPE_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -281,6 +327,12 @@ class AttendRequest(_message.Message):
         numbered from 0.
         """
 
+    @_builtins.property
+    def embedding(self) -> Global___EmbeddingOptions:
+        """For text encoders: if present, the response contains one vector for each text
+        (or sequence of token ids) in place of one for each token.
+        """
+
     def __init__(
         self,
         *,
@@ -295,10 +347,11 @@ class AttendRequest(_message.Message):
         return_weights: _builtins.bool = ...,
         positions: _abc.Iterable[_builtins.int] | None = ...,
         output_data_type: Global___DataType.ValueType = ...,
+        embedding: Global___EmbeddingOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_query_input: _TypeAlias = _typing.Literal["query", "token_ids", "text"]  # noqa: Y015
     _WhichOneofArgType_query_input: _TypeAlias = _typing.Literal["query_input", b"query_input"]  # noqa: Y015
@@ -317,12 +370,17 @@ class AttentionWeights(_message.Message):
     QUERY_LENGTHS_FIELD_NUMBER: _builtins.int
     KEY_LENGTHS_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
     data_type: Global___DataType.ValueType
     """Element type."""
     num_heads: _builtins.int
     """Number of heads, H; the same for every sequence."""
     data: _builtins.bytes
-    """The H x Tq x Tk elements of each sequence in row-major order, concatenated."""
+    """The H x Tq x Tk elements of each sequence in row-major order, concatenated.
+    With layers, L x H x Tq x Tk elements.
+    """
+    num_layers: _builtins.int
+    """Number of layers, L, of a text encoder; 0 for a single attention module."""
     @_builtins.property
     def query_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Number of query rows of each sequence, Tq."""
@@ -339,10 +397,11 @@ class AttentionWeights(_message.Message):
         query_lengths: _abc.Iterable[_builtins.int] | None = ...,
         key_lengths: _abc.Iterable[_builtins.int] | None = ...,
         data: _builtins.bytes = ...,
+        num_layers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_type", b"data_type", "key_lengths", b"key_lengths", "num_heads", b"num_heads", "query_lengths", b"query_lengths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_type", b"data_type", "key_lengths", b"key_lengths", "num_heads", b"num_heads", "num_layers", b"num_layers", "query_lengths", b"query_lengths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -358,6 +417,8 @@ class AttendResponse(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     CONTEXT_VECTORS_FIELD_NUMBER: _builtins.int
     ATTENTION_WEIGHTS_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -365,12 +426,23 @@ class AttendResponse(_message.Message):
     @_builtins.property
     def context_vectors(self) -> Global___VectorSequences:
         """Context vectors: one row for each query row, in the order of the request. For
-        non-attention modules, the first output.
+        non-attention modules, the first output. If the request asked for embeddings,
+        one row for each sequence.
         """
 
     @_builtins.property
     def attention_weights(self) -> Global___AttentionWeights:
         """Present if the request set return_weights."""
+
+    @_builtins.property
+    def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For texts to a text encoder: the number of tokens of each text, with its
+        prompt and after truncation.
+        """
+
+    @_builtins.property
+    def truncated(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For texts to a text encoder: the indices of the texts that were truncated."""
 
     def __init__(
         self,
@@ -379,10 +451,12 @@ class AttendResponse(_message.Message):
         model_version: _builtins.str = ...,
         context_vectors: Global___VectorSequences | None = ...,
         attention_weights: Global___AttentionWeights | None = ...,
+        token_counts: _abc.Iterable[_builtins.int] | None = ...,
+        truncated: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "model_name", b"model_name", "model_version", b"model_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "model_name", b"model_name", "model_version", b"model_version", "token_counts", b"token_counts", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,6 +695,56 @@ class Cost(_message.Message):
 Global___Cost: _TypeAlias = Cost  # noqa: Y015
 
 @_typing.final
+class TextEncoder(_message.Message):
+    """What sets a text encoder apart from a single attention module."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_WIDTH_FIELD_NUMBER: _builtins.int
+    NORMALISED_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROMPT_FIELD_NUMBER: _builtins.int
+    TRUNCATES_FIELD_NUMBER: _builtins.int
+    num_layers: _builtins.int
+    """Number of layers, L."""
+    embedding_width: _builtins.int
+    """Number of elements of an embedding."""
+    normalised: _builtins.bool
+    """Whether embeddings have length 1."""
+    default_prompt: _builtins.str
+    """Name of the prompt of requests that do not name one; empty for none."""
+    truncates: _builtins.bool
+    """Whether long texts are truncated unless a request says otherwise."""
+    @_builtins.property
+    def dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The numbers of elements that embeddings can be shortened to."""
+
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the prompts."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: _builtins.int = ...,
+        embedding_width: _builtins.int = ...,
+        normalised: _builtins.bool = ...,
+        dimensions: _abc.Iterable[_builtins.int] | None = ...,
+        prompts: _abc.Iterable[_builtins.str] | None = ...,
+        default_prompt: _builtins.str = ...,
+        truncates: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_prompt", b"default_prompt", "dimensions", b"dimensions", "embedding_width", b"embedding_width", "normalised", b"normalised", "num_layers", b"num_layers", "prompts", b"prompts", "truncates", b"truncates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextEncoder: _TypeAlias = TextEncoder  # noqa: Y015
+
+@_typing.final
 class Model(_message.Message):
     """One version of one model."""
 
@@ -663,6 +787,7 @@ class Model(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
     PROVIDER_FIELD_NUMBER: _builtins.int
+    TEXT_ENCODER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -701,6 +826,10 @@ class Model(_message.Message):
         non-attention modules.
         """
 
+    @_builtins.property
+    def text_encoder(self) -> Global___TextEncoder:
+        """Present for a text encoder."""
+
     def __init__(
         self,
         *,
@@ -718,10 +847,11 @@ class Model(_message.Message):
         parameters: _builtins.int = ...,
         cost: Global___Cost | None = ...,
         provider: _builtins.str = ...,
+        text_encoder: Global___TextEncoder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity", "text_encoder", b"text_encoder"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
     _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015

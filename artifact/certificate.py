@@ -1,0 +1,181 @@
+"""The certificate of an artifact: a signed statement of which files were proven, where, and with which error.
+
+It is a Statement of in-toto (https://github.com/in-toto/attestation, version 1) in a DSSE envelope. Its
+subjects are all files of the artifact by their SHA-256. It lies beside the manifest, which does not list it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
+from pydantic.alias_generators import to_camel
+
+from artifact.dsse import EnvelopeError, seal, unseal
+from artifact.errors import ArtifactError
+from artifact.keys import PrivateKey, PublicKey, key_id
+from artifact.manifest import MANIFEST_FILE, Manifest, check_inside, file_hash
+from artifact.tolerance import Tolerance
+
+CERTIFICATE_FILE = "certificate.json"
+MAX_CERTIFICATE_BYTES = 1 << 20
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Final = "tag:attention-serving,2026:parity/v1"
+
+
+class _Value(BaseModel):
+    """An immutable value, in camel case as in-toto's own. Its rules ask to ignore unknown fields."""
+
+    model_config = ConfigDict(
+        frozen=True, alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+    )
+
+
+class Machine(_Value):
+    """Where the golden vectors were replayed."""
+
+    provider: str
+    """ONNX Runtime's name of the execution provider."""
+    cpu: str
+    """Model of the processor."""
+    architecture: str
+    system: str
+
+
+class Proof(_Value):
+    """What was proven: the graphs equal eager PyTorch on the golden vectors, within the tolerance."""
+
+    name: str
+    version: int
+    precision: str
+    tolerance: Tolerance
+    max_abs_error: NonNegativeFloat
+    """Largest difference from eager PyTorch."""
+    max_error_ratio: Annotated[float, Field(ge=0, le=1)]
+    """The same, divided by the tolerance of the value."""
+    cases: Annotated[int, Field(ge=1)]
+    """Number of golden cases that were replayed."""
+    machine: Machine
+    replayed_with: dict[str, str]
+    """Versions of what replayed the golden vectors."""
+    made_with: dict[str, str]
+    """Versions of what made the artifact and its golden vectors."""
+
+
+class _Subject(_Value):
+    name: str
+    digest: dict[str, str]
+
+
+class _Statement(_Value):
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: tuple[_Subject, ...]
+    predicate_type: Literal["tag:attention-serving,2026:parity/v1"]
+    predicate: Proof
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate that was verified.
+
+    Attributes:
+        proof: What it states.
+        files: Number of files that it covers.
+        key: Id of the key that signed it.
+    """
+
+    proof: Proof
+    files: int
+    key: str
+
+
+def write_certificate(folder: Path, manifest: Manifest, proof: Proof, key: PrivateKey) -> Path:
+    """Signs what was proven of an artifact, and writes the certificate into its folder.
+
+    Args:
+        folder: The artifact's folder.
+        manifest: Its manifest, whose hashes its files have.
+        proof: What was proven.
+        key: The private key; it is not written anywhere.
+
+    Returns:
+        The certificate's path.
+    """
+    digests = _digests(folder, manifest)
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": proof.model_dump(mode="json", by_alias=True),
+    }
+    envelope = seal(json.dumps(statement).encode(), PAYLOAD_TYPE, key)
+    path = folder / CERTIFICATE_FILE
+    temporary = folder / f".{CERTIFICATE_FILE}"
+    temporary.write_text(envelope)
+    temporary.chmod(0o644)
+    temporary.replace(path)
+    return path
+
+
+def check_certificate(folder: Path, manifest: Manifest, keys: Sequence[PublicKey]) -> Certificate:
+    """Checks that a trusted key has signed the proof of exactly these files.
+
+    The files themselves are not read: `Manifest.verify_files` compares them with the manifest, and this
+    compares the manifest with the certificate.
+
+    Raises:
+        ArtifactError: The certificate is absent or damaged, is not signed with one of the keys, or is that of
+            other files.
+    """
+    path = folder / CERTIFICATE_FILE
+    content = _read(folder, path)
+    try:
+        payload, key = unseal(content, PAYLOAD_TYPE, keys)
+        statement = _Statement.model_validate_json(payload)
+    except EnvelopeError as error:
+        raise ArtifactError(path, str(error)) from error
+    except ValidationError as error:
+        raise ArtifactError(path, "is not a statement of parity", details=error) from error
+    _check_subject(path, statement, manifest)
+    return Certificate(proof=statement.predicate, files=len(statement.subject), key=key_id(key))
+
+
+def _read(folder: Path, path: Path) -> bytes:
+    if not path.is_file():  # a pipe would block the reader
+        raise ArtifactError(path, "is missing: the artifact is not signed, and only signed ones are accepted")
+    check_inside(folder, path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CERTIFICATE_BYTES + 1)
+    except OSError as error:
+        raise ArtifactError(path, f"cannot be read: {error.strerror}") from error
+    if len(content) > MAX_CERTIFICATE_BYTES:
+        raise ArtifactError(path, f"is larger than the limit of {MAX_CERTIFICATE_BYTES} bytes")
+    return content
+
+
+def _check_subject(path: Path, statement: _Statement, manifest: Manifest) -> None:
+    proof = statement.predicate
+    if (proof.name, proof.version) != (manifest.name, manifest.version):
+        raise ArtifactError(
+            path, f"is the certificate of another artifact, {proof.name[:128]}/{proof.version}"
+        )
+    signed = {subject.name: subject.digest.get("sha256") for subject in statement.subject}
+    found = _digests(path.parent, manifest)
+    for name, digest in found.items():
+        if name not in signed:
+            raise ArtifactError(path, f"does not cover {name}")
+        if signed[name] != digest:
+            raise ArtifactError(
+                path, f"is that of another {name}: the artifact was changed after it was signed"
+            )
+    if lacking := sorted(signed.keys() - found.keys()):
+        raise ArtifactError(path, f"covers {lacking[0][:128]}, which the artifact lacks")
+
+
+def _digests(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """SHA-256 of every file of the artifact, by name."""
+    return {MANIFEST_FILE: file_hash(folder / MANIFEST_FILE), **manifest.files}

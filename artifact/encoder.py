@@ -1,0 +1,40 @@
+"""What the manifest of a text encoder states beside its graphs."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from artifact.record import Record
+
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+EMBEDDING = "embedding"
+CONTEXT_VECTORS = "context_vectors"
+ATTENTION_WEIGHTS = "attention_weights"
+
+
+class EncoderFacts(Record):
+    """A text encoder."""
+
+    family: str
+    """The family of the model, such as bert."""
+    layers: Positive
+    """Number of layers."""
+    width: Positive
+    """Width of a token vector."""
+    embedding_width: Positive
+    """Width of an embedding."""
+    row_elements: Positive
+    """Elements that a run holds at a time for each token, attention scores excluded."""
+    pooling: tuple[str, ...]
+    """How an embedding is made of the token vectors."""
+    normalised: bool
+    """Whether embeddings have length 1."""
+    dimensions: tuple[Positive, ...] = ()
+    """The numbers of leading elements that embeddings can be shortened to."""
+    prompts: dict[str, str] = Field(default_factory=dict)
+    """Texts that a request may put before its texts, by name."""
+    default_prompt: str = ""
+    """Name of the prompt of requests that do not name one; empty for none."""
+    truncates: bool = False
+    """Whether texts with more tokens than the model takes are cut, unless a request says otherwise. Otherwise
+    they are refused."""

@@ -1,0 +1,80 @@
+"""Ed25519 keys in PEM files."""
+
+import hashlib
+import re
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+PublicKey = Ed25519PublicKey
+PrivateKey = Ed25519PrivateKey
+PUBLIC = "PUBLIC KEY"
+BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----\s*", re.DOTALL)
+# Keys have some hundred bytes.
+MAX_KEY_FILE_BYTES = 1 << 20
+
+
+class KeyFileError(Exception):
+    """A file of keys cannot be used. The message names the file and what it must contain."""
+
+
+def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
+    """Reads one or several public keys.
+
+    Raises:
+        KeyFileError: The file cannot be read, or contains something else.
+    """
+    blocks = list(BLOCK.finditer(_read(path)))
+    if not blocks:
+        raise KeyFileError(f"{path}: contains no public key in PEM format")
+    return tuple(_public_key(path, block[1].decode(), block[0]) for block in blocks)
+
+
+def read_private_key(path: Path) -> PrivateKey:
+    """Reads a private key.
+
+    Raises:
+        KeyFileError: The file cannot be read, is encrypted, or contains something else.
+    """
+    try:
+        key = serialization.load_pem_private_key(_read(path), password=None)
+    except TypeError as error:  # says that a password is missing
+        raise KeyFileError(f"{path}: is encrypted; write it without a password (openssl pkey)") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(f"{path}: is not a private key in PEM format") from error
+    if not isinstance(key, PrivateKey):
+        raise KeyFileError(f"{path}: is not an Ed25519 key")
+    return key
+
+
+def key_id(key: PublicKey) -> str:
+    """SHA-256 of the key's SubjectPublicKeyInfo in DER, in hexadecimal."""
+    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise KeyFileError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(content) > MAX_KEY_FILE_BYTES:
+        raise KeyFileError(f"{path}: is larger than the limit of {MAX_KEY_FILE_BYTES} bytes")
+    return content
+
+
+def _public_key(path: Path, label: str, block: bytes) -> PublicKey:
+    if label != PUBLIC:
+        raise KeyFileError(
+            f"{path}: contains a {label}; it must contain public keys only (openssl pkey -pubout)"
+        )
+    try:
+        key = serialization.load_pem_public_key(block)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(f"{path}: contains a public key that cannot be read") from error
+    if not isinstance(key, PublicKey):
+        raise KeyFileError(f"{path}: contains a public key that is not an Ed25519 key")
+    return key

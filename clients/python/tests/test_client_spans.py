@@ -1,0 +1,102 @@
+"""Spans of calls in applications that trace, and nothing of it in others."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from grpc_server import Service, running, unavailable
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from attention_client import AsyncAttentionClient, AttentionClient, UnavailableError
+
+QUERY = np.ones((3, 4), np.float32)
+ATTEND, STREAM = (f"attention.v1.AttentionService/{name}" for name in ("Attend", "AttendStream"))
+ALWAYS = 100
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """The spans of an application whose provider is set for one test."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
+    return exporter
+
+
+def parent_of(span: ReadableSpan) -> str:
+    assert span.context is not None
+    return f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}"
+
+
+def sent_to(service: Service) -> list[str]:
+    """The context of each call, without its flags."""
+    return [attempt["traceparent"].rpartition("-")[0] for attempt in service.attempts]
+
+
+def test_a_call_has_a_span_that_the_server_is_told_of(ended: InMemorySpanExporter) -> None:
+    service = Service()
+    with running(service) as target, AttentionClient(target, metadata={"mine": "1"}) as client:
+        client.attend("m", QUERY)
+        client.models()
+    first, second = ended.get_finished_spans()
+    assert (first.name, first.kind) == (ATTEND, SpanKind.CLIENT)
+    assert second.name == "attention.v1.AttentionService/ListModels"
+    host, _, port = target.rpartition(":")
+    assert dict(first.attributes or {}) == {
+        "rpc.system.name": "grpc",
+        "rpc.method": ATTEND,
+        "rpc.response.status_code": "OK",
+        "server.address": host,
+        "server.port": int(port),
+    }
+    assert sent_to(service) == [parent_of(first), parent_of(second)]
+    assert service.attempts[0]["mine"] == "1"
+
+
+def test_a_call_that_fails_has_an_error(ended: InMemorySpanExporter) -> None:
+    with (
+        running(Service(unavailable(ALWAYS))) as target,
+        AttentionClient(target, max_retries=0) as client,
+        pytest.raises(UnavailableError),
+    ):
+        client.attend("m", QUERY)
+    (span,) = ended.get_finished_spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes or {})["error.type"] == "UNAVAILABLE"
+
+
+def test_a_stream_has_one_span(ended: InMemorySpanExporter) -> None:
+    service = Service()
+    with running(service) as target, AttentionClient(target) as client:
+        assert len(list(client.attend_stream("m", [QUERY] * 3))) == 3
+    (span,) = ended.get_finished_spans()
+    assert (span.name, span.status.status_code) == (STREAM, StatusCode.UNSET)
+    assert sent_to(service) == [parent_of(span)]
+
+
+async def test_asynchronous_calls_have_spans(ended: InMemorySpanExporter) -> None:
+    service = Service()
+    with running(service) as target:
+        async with AsyncAttentionClient(target) as client:
+            await client.attend("m", QUERY)
+            assert len([answer async for answer in client.attend_stream("m", [QUERY] * 2)]) == 2
+    first, second = ended.get_finished_spans()
+    assert [first.name, second.name] == [ATTEND, STREAM]
+    assert sent_to(service) == [parent_of(first), parent_of(second)]
+
+
+def test_without_a_provider_nothing_is_sent() -> None:
+    service = Service()
+    with running(service) as target, AttentionClient(target) as client:
+        client.attend("m", QUERY)
+    assert "traceparent" not in service.attempts[0]
+
+
+def test_the_client_does_not_import_opentelemetry() -> None:
+    code = "import attention_client, sys; print(*[n for n in sys.modules if n.startswith('opentelemetry')])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []

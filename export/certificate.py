@@ -1,0 +1,152 @@
+"""Proves an artifact on this machine by its golden vectors, and signs what was proven."""
+
+import platform
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from artifact.certificate import Machine, Proof, write_certificate
+from artifact.golden import GoldenCase, check_golden, load_golden
+from artifact.keys import PrivateKey
+from artifact.manifest import Manifest
+from export.errors import ExportError, ParityError
+from export.version import VERSION
+
+CPU_INFO = Path("/proc/cpuinfo")
+# What names a processor, in the order of preference: x86 has a model name, other architectures a part.
+CPU_FIELDS = ("model name", "Model", "cpu model", "CPU part")
+CPU_PROVIDER = "CPUExecutionProvider"
+RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+
+
+class ProofProvider(StrEnum):
+    """Where the golden vectors are replayed."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+    @property
+    def runtime(self) -> tuple[str, dict[str, str]]:
+        """ONNX Runtime's name of the provider, and its options."""
+        # TF32 keeps 10 bits of the mantissa, which is too few for the fp32 tolerance.
+        names = {
+            ProofProvider.CPU: (CPU_PROVIDER, {}),
+            ProofProvider.CUDA: ("CUDAExecutionProvider", {"use_tf32": "0"}),
+        }
+        return names[self]
+
+
+def sign_artifact(folder: Path, key: PrivateKey, provider: ProofProvider = ProofProvider.CPU) -> Path:
+    """Replays the golden vectors of an artifact on this machine, and writes a signed certificate.
+
+    A certificate that is there is replaced. Nothing else of the artifact changes.
+
+    Args:
+        folder: The artifact's folder.
+        key: The private key. It is not written anywhere.
+        provider: Where the golden vectors are replayed.
+
+    Returns:
+        The certificate's path.
+
+    Raises:
+        ArtifactError: The artifact is damaged.
+        ExportError: The graphs do not run on the provider.
+        ParityError: A golden case misses the tolerance.
+    """
+    manifest = Manifest.load(folder)
+    manifest.verify_files(folder)
+    return write_certificate(folder, manifest, prove(folder, manifest, provider), key)
+
+
+def prove(folder: Path, manifest: Manifest, provider: ProofProvider) -> Proof:
+    """Replays all golden vectors of an artifact on this machine.
+
+    Raises:
+        ArtifactError: The golden vectors are damaged.
+        ExportError: The graphs do not run on the provider.
+        ParityError: A golden case misses the tolerance.
+    """
+    path = folder / manifest.golden
+    cases = load_golden(path)
+    check_golden(path, cases, manifest)
+    sessions = {
+        kind: _session((folder / graph.file).resolve(), provider) for kind, graph in manifest.graphs.items()
+    }
+    found = [_replay(sessions[case.graph], case, manifest) for case in cases]
+    errors, ratios = zip(*found, strict=True)
+    return Proof(
+        name=manifest.name,
+        version=manifest.version,
+        precision=manifest.precision,
+        tolerance=manifest.tolerance,
+        max_abs_error=max(errors),
+        max_error_ratio=max(ratios),
+        cases=len(cases),
+        machine=Machine(
+            provider=provider.runtime[0],
+            cpu=_cpu(),
+            architecture=platform.machine(),
+            system=platform.system(),
+        ),
+        replayed_with=_versions(),
+        made_with=manifest.made_with,
+    )
+
+
+def _session(path: Path, provider: ProofProvider) -> Any:
+    import onnxruntime  # noqa: PLC0415 - takes a second, and the command's help does not need it
+
+    name, options = provider.runtime
+    if name not in onnxruntime.get_available_providers():
+        raise ExportError(f"{name} is not available on this machine")
+    # The CPU computes what the provider lacks.
+    chosen = {name: options} if provider is ProofProvider.CPU else {name: options, CPU_PROVIDER: {}}
+    try:
+        session = onnxruntime.InferenceSession(path, providers=[*chosen.items()], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime raises many types
+        raise ExportError(
+            f"{path.name} does not load on {provider}, so that it cannot be proven: {error}"
+        ) from error
+    if session.get_providers()[0] != name:
+        raise ExportError(f"{name} is not available on this machine")
+    return session
+
+
+def _replay(session: Any, case: GoldenCase, manifest: Manifest) -> tuple[float, float]:
+    """The largest difference from eager PyTorch, absolute and as a part of the tolerance."""
+    names = sorted(case.outputs)
+    try:
+        outputs = session.run(names, case.inputs)
+    except Exception as error:  # ONNX Runtime raises many types
+        raise ExportError(f"graph {case.graph} does not run on its golden vectors: {error}") from error
+    pairs = [(value, case.outputs[name]) for name, value in zip(names, outputs, strict=True)]
+    largest = max((manifest.tolerance.error(*pair) for pair in pairs), default=0.0)
+    ratio = max((manifest.tolerance.ratio(*pair) for pair in pairs), default=0.0)
+    if ratio > 1:
+        raise ParityError(
+            f"graph {case.graph} differs from eager PyTorch by {largest:.3g} on this machine; "
+            f"the tolerance is {manifest.tolerance}"
+        )
+    return largest, ratio
+
+
+def _cpu() -> str:
+    """The model of the processor, as the system names it; the architecture if it does not."""
+    try:
+        lines = [line.partition(":") for line in CPU_INFO.read_text(encoding="utf-8").splitlines()]
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    values = {name.strip(): value.strip() for name, _, value in reversed(lines)}
+    return next((values[name] for name in CPU_FIELDS if values.get(name)), platform.machine())
+
+
+def _versions() -> dict[str, str]:
+    found = {"exporter": VERSION, "python": platform.python_version(), "numpy": version("numpy")}
+    for name in RUNTIMES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

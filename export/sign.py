@@ -1,0 +1,60 @@
+"""Command line: `python -m export.sign ARTIFACT --key KEY.pem` proves an artifact here and signs the proof.
+
+Exit status: 0 if the certificate was written, 1 if the artifact cannot be proven, 2 if the command was used
+wrongly.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from artifact.certificate import check_certificate
+from artifact.errors import ArtifactError
+from artifact.keys import KeyFileError, read_private_key
+from artifact.manifest import Manifest
+from export.certificate import ProofProvider, sign_artifact
+from export.errors import ExportError
+from export.proof_text import describe
+
+app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
+console = Console(highlight=False, markup=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+USAGE_ERROR, FAILURE = 2, 1
+
+
+@app.command()
+def sign(
+    artifact: Annotated[
+        Path,
+        typer.Argument(help="Folder of the artifact, NAME/VERSION in its repository.", show_default=False),
+    ],
+    *,
+    key: Annotated[Path, typer.Option(help="PEM file with an Ed25519 private key.", show_default=False)],
+    provider: Annotated[
+        ProofProvider, typer.Option(help="Execution provider that replays the golden vectors.")
+    ] = ProofProvider.CPU,
+) -> None:
+    """Replay the golden vectors of an artifact on this machine, and sign a certificate of the result.
+
+    The certificate is written into the artifact's folder, in place of one that is there.
+    """
+    try:
+        private = read_private_key(key)
+    except KeyFileError as error:
+        errors.print(f"error: --key {error}")
+        raise typer.Exit(USAGE_ERROR) from None
+    try:
+        path = sign_artifact(artifact, private, provider)
+        found = check_certificate(artifact, Manifest.load(artifact), [private.public_key()])
+    except (ArtifactError, ExportError, OSError) as error:
+        errors.print(f"error: {error}")
+        raise typer.Exit(FAILURE) from None
+    console.print(f"{path}")
+    for line in describe(found):
+        console.print(f"  {line}")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m export.sign")

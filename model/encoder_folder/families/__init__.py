@@ -1,0 +1,21 @@
+"""The families of text encoders, by the `model_type` of their configurations. To add one, list it here."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from model.encoder_folder.families.bert import BERT, ROBERTA
+from model.encoder_folder.families.clip import CLIP
+from model.encoder_folder.families.decoder import DECODER
+from model.encoder_folder.families.distilbert import DISTILBERT
+from model.encoder_folder.families.family import Family
+from model.encoder_folder.families.modernbert import MODERNBERT
+from model.encoder_folder.families.mpnet import MPNET
+
+FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
+    {
+        model_type: family
+        for family in (BERT, CLIP, DECODER, DISTILBERT, MODERNBERT, MPNET, ROBERTA)
+        for model_type in family.model_types
+    }
+)

@@ -1,0 +1,1 @@
+"""The dashboard and the rules of deploy/dashboards, against a real Prometheus."""

@@ -1,0 +1,150 @@
+"""A real Prometheus on loopback, with the configuration of deploy/dashboards."""
+
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import yaml
+
+from scripts.dashboard.programs import find_program
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGURATION = ROOT / "deploy/dashboards/prometheus/prometheus.yml"
+START_SECONDS = 60
+HOST = "127.0.0.1"
+# Times in seconds since 1970, and values.
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series of a result.
+
+    Attributes:
+        labels: Its labels.
+        points: Its times and values.
+    """
+
+    labels: dict[str, str]
+    points: Points
+
+
+class Prometheus:
+    """Asks a Prometheus over its HTTP API."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def query(self, expression: str) -> list[Series]:
+        """The value of an expression now.
+
+        Raises:
+            RuntimeError: The expression is not valid.
+        """
+        found = self._get("query", query=expression)["result"]
+        return [Series(each["metric"], [_point(each["value"])]) for each in found]
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[Series]:
+        """The values of an expression from one time to another, every so many seconds.
+
+        Raises:
+            RuntimeError: The expression is not valid.
+        """
+        found = self._get("query_range", query=expression, start=start, end=end, step=step)["result"]
+        return [Series(each["metric"], [_point(point) for point in each["values"]]) for each in found]
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Every rule, with the health and the last error of its evaluation."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def healthy_targets(self) -> int:
+        """How many servers have answered the last scrape."""
+        return sum(target["health"] == "up" for target in self._get("targets")["activeTargets"])
+
+    def is_ready(self) -> bool:
+        """Whether it answers queries."""
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready") as response:  # noqa: S310 - http on loopback
+                return bool(response.status == 200)  # noqa: PLR2004
+        except OSError:
+            return False
+
+    def _get(self, path: str, **parameters: object) -> Any:
+        url = f"{self._url}/api/v1/{path}?{urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url) as response:  # noqa: S310 - http on loopback
+                return json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"{path} {parameters}: {error.read().decode()}") from error
+
+
+@contextmanager
+def scraping(folder: Path, targets: Sequence[str], interval_seconds: int) -> Iterator[Prometheus]:
+    """Runs Prometheus until the block ends.
+
+    Args:
+        folder: An empty folder for its files.
+        targets: HOST:PORT of the servers' metrics.
+        interval_seconds: How often they are scraped and the rules are evaluated.
+
+    Raises:
+        ProgramNotFoundError: Prometheus is not installed.
+        RuntimeError: It does not start.
+    """
+    configuration = folder / "prometheus.yml"
+    configuration.write_text(yaml.safe_dump(_configuration(targets, interval_seconds)))
+    address, log = f"{HOST}:{_free_port()}", folder / "log"
+    command = [
+        find_program("prometheus"),
+        f"--config.file={configuration}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+    ]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)  # noqa: S603 - found on PATH
+    try:
+        prometheus = Prometheus(f"http://{address}")
+        _wait(process, prometheus, log)
+        yield prometheus
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _configuration(targets: Sequence[str], interval_seconds: int) -> dict[str, Any]:
+    """The committed configuration, with these targets and intervals."""
+    found: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text())
+    interval = f"{interval_seconds}s"
+    found["global"] = {"scrape_interval": interval, "evaluation_interval": interval}
+    found["rule_files"] = [str(CONFIGURATION.parent / pattern) for pattern in found["rule_files"]]
+    for job in found["scrape_configs"]:
+        job["static_configs"] = [{"targets": list(targets)}]
+    return found
+
+
+def _wait(process: "subprocess.Popen[bytes]", prometheus: Prometheus, log: Path) -> None:
+    until = time.monotonic() + START_SECONDS
+    while not prometheus.is_ready():
+        if process.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"Prometheus did not start:\n{log.read_text()}")
+        time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _point(point: Sequence[Any]) -> tuple[float, float]:
+    return float(point[0]), float(point[1])

@@ -1,0 +1,151 @@
+"""The tables of docs/operations.md that follow from the code: settings, metrics and reasons of errors."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
+
+import server
+from server.engine.errors import EngineError
+from server.fixed_metrics import publish_fixed_metrics
+from server.http.errors import STATUSES
+from server.metrics import Metrics
+from server.process_metrics import PROCESS, ProcessesCollector
+from server.settings import SECTIONS, Settings
+from server.workers.metrics import own_metrics
+
+# How the values of several workers become one, by prometheus_client's name of it.
+# The supervisor has gauges of its own, of mode `all`.
+SUPERVISOR, EACH = "supervisor", "each process"
+AMONG_WORKERS = {"livesum": "sum", "livemax": "largest", "livemin": "smallest", "all": SUPERVISOR}
+TYPES: dict[Any, str] = {bool: "switch", ByteSize: "bytes", Path: "path", Path | None: "path", str: "text"}
+# Endings of the names of settings that have a unit.
+UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_port": "port", "_length": "rows"}
+
+
+def settings_tables() -> str:
+    """The settings of every section, each under a heading."""
+    return "\n\n".join(f"### {section}\n\n{_settings(section)}" for section in SECTIONS)
+
+
+def _settings(section: str) -> str:
+    """One section: flag, environment variable, unit, default and meaning."""
+    rows = [
+        (
+            f"`--{name.replace('_', '-')}`",
+            f"`ATTENTION_{name.upper()}`",
+            _unit(name, field),
+            _default(field),
+            str(field.description),
+        )
+        for name, field in SECTIONS[section].model_fields.items()
+    ]
+    return _table(("setting", "environment", "unit", "default", "meaning"), rows)
+
+
+def metrics_table() -> str:
+    """Every metric that a server publishes: name, type, labels, how workers are combined, and help."""
+    return _table(("metric", "type", "labels", "workers", "meaning"), [_metric(each) for each in metrics()])
+
+
+def reasons_table() -> str:
+    """Every reason of an error: the statuses of gRPC and HTTP, and the meaning."""
+    rows = [
+        (f"`{kind.reason}`", f"`{kind.code.value}`", str(STATUSES.get(kind.code.name, 500)), _summary(kind))
+        for kind in error_kinds()
+    ]
+    return _table(("reason", "gRPC status", "HTTP", "meaning"), rows)
+
+
+def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
+    """Name, type, labels, combination of workers and help of every metric, in the order of their creation."""
+    served, supervisor = Metrics().registry, CollectorRegistry()
+    publish_fixed_metrics(served, Settings.model_validate({"model_repository": Path()}))
+    own_metrics(supervisor)
+    found = [_described(each) for each in _collectors(served)]
+    found += [(*_described(each)[:3], SUPERVISOR, _described(each)[4]) for each in _collectors(supervisor)]
+    for family in ProcessesCollector(dict).describe():
+        name = _exposed(family.name, family.type)
+        found.append((name, family.type, (PROCESS,), EACH, family.documentation))
+    return found
+
+
+def error_kinds() -> list[type[EngineError]]:
+    """The classes of errors that a request can end with, one for each reason."""
+    for module in pkgutil.walk_packages(server.__path__, "server."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    by_reason: dict[str, type[EngineError]] = {}
+    for kind in _with_subclasses(EngineError):
+        by_reason.setdefault(kind.reason, kind)
+    return [by_reason[reason] for reason in sorted(by_reason)]
+
+
+def _with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        if subclass.__module__.startswith("server."):
+            yield from _with_subclasses(subclass)
+
+
+def _summary(kind: type[EngineError]) -> str:
+    if kind is EngineError:
+        return "The server failed unexpectedly; its log has the details."
+    return (kind.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip()
+
+
+def _collectors(registry: CollectorRegistry) -> list[MetricWrapperBase]:
+    return [each for each in registry._collector_to_names if isinstance(each, MetricWrapperBase)]
+
+
+def _described(metric: Any) -> tuple[str, str, tuple[str, ...], str, str]:
+    mode = AMONG_WORKERS[getattr(metric, "_multiprocess_mode", "livesum")]
+    labels, kind = tuple(metric._labelnames), str(metric._type)
+    return _exposed(metric._name, kind), kind, labels, mode, metric._documentation
+
+
+def _exposed(name: str, kind: str) -> str:
+    """The name as it is served."""
+    return f"{name.removesuffix('_total')}_total" if kind == "counter" else name
+
+
+def _metric(metric: tuple[str, str, tuple[str, ...], str, str]) -> tuple[str, ...]:
+    name, kind, labels, mode, text = metric
+    return f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), mode, text
+
+
+def _unit(name: str, field: FieldInfo) -> str:
+    kind: Any = field.annotation
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        choices = tuple(kind)
+    if choices:
+        return " or ".join(f"`{choice}`" for choice in choices)
+    if kind in TYPES:
+        return TYPES[kind]
+    return next((unit for ending, unit in UNITS.items() if f"_{name}".endswith(ending)), "number")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, ByteSize):
+        return value.human_readable().replace(".0", "") if value else "0"
+    return f"{value:,g}" if isinstance(value, int | float) else f"`{value}`"
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

@@ -1,0 +1,136 @@
+"""Watches parity in service: replays golden vectors of the served models, and withdraws one that drifts."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from server import thread_names
+from server.canary_metrics import CanaryMetrics
+from server.engine.canary import CanarySchedule, Check
+from server.engine.golden_replay import Difference, replay
+from server.engine.model import LoadedModel
+from server.engine.observer import EngineLoad
+from server.engine.repository import Repository
+from server.engine.session import RunControl
+
+log = logging.getLogger(__name__)
+# Takes a model out of service, with the reason for callers; returns whether it was in service.
+Withdraw = Callable[[LoadedModel, str], bool]
+
+
+class _Outcome(NamedTuple):
+    """What a replay found: the part of the tolerance that is used, and what is wrong if it is above 1."""
+
+    ratio: float
+    reason: str
+
+
+class Canary:
+    """Replays golden vectors on a thread of its own, on the sessions that serve requests.
+
+    A result that misses its tolerance is repeated at once: damaged weights give the same result again, and a
+    fault of one computation does not. If the repetition misses it too, the model is taken out of service.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        load: Callable[[], EngineLoad],
+        withdraw: Withdraw,
+        metrics: CanaryMetrics,
+        seconds: float,
+    ) -> None:
+        """Starts no thread yet.
+
+        Args:
+            repository: The models that are served.
+            load: Returns the load of the engine.
+            withdraw: Takes a model out of service.
+            metrics: Receives every result.
+            seconds: The time in which all golden vectors are replayed once; 0 for never.
+        """
+        self._repository = repository
+        self._load = load
+        self._withdraw = withdraw
+        self._metrics = metrics
+        self._schedule = CanarySchedule(seconds, time.monotonic())
+        self._control = RunControl()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="canary", daemon=True) if seconds > 0 else None
+
+    def start(self) -> None:
+        """Begins to replay."""
+        if self._thread is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread. A replay that is under way is ended early."""
+        self._closed.set()
+        self._control.terminate()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        thread_names.publish()
+        while not self._closed.wait(self._schedule.delay(time.monotonic())):
+            try:
+                self._look()
+            except Exception:  # a later replay must go on
+                log.exception("canary failed")
+
+    def _look(self) -> None:
+        """Replays the next golden case if one is due."""
+        load = self._load()
+        is_idle = not load.queued_sequences and not load.running
+        started = time.monotonic()
+        check = self._schedule.next(self._repository, started, is_idle=is_idle)
+        if check is None:
+            return
+        try:
+            # No longer than the call: a model that is unloaded must not be kept.
+            if (model := check.model()) is not None:
+                self._replay(model, check)
+        finally:
+            now = time.monotonic()
+            self._schedule.ended(now, now - started, was_idle=is_idle)
+
+    def _replay(self, model: LoadedModel, check: Check) -> None:
+        found = self._measure(model, check)
+        if found is not None and found.ratio > 1:
+            self._metrics.failed(model)
+            log.warning("golden vectors missed", extra=_fields(model, found))
+            found = self._measure(model, check)
+        if found is None:
+            return
+        self._metrics.replayed(model, check, found.ratio)
+        if found.ratio > 1 and self._withdraw(model, found.reason):
+            log.error("model taken out of service", extra=_fields(model, found))
+
+    def _measure(self, model: LoadedModel, check: Check) -> _Outcome | None:
+        """Replays a golden case; None if it could not run now."""
+        case, session = model.golden[check.case], check.session(model)
+        self._control = RunControl()
+        if self._closed.is_set():
+            return None
+        try:
+            differences = replay(case, session, model.manifest.tolerance, self._control)
+        except MemoryError:  # requests took it; the case is replayed again in the next period
+            return None
+        except Exception as error:
+            if self._closed.is_set():
+                return None
+            log.error("golden vectors do not run", extra={"model": model.name}, exc_info=error)
+            return _Outcome(math.inf, f"graph {case.graph} does not run in service any more")
+        worst = max(differences, default=Difference(0.0, 0.0, ""))
+        reason = (
+            f"{worst.output} of graph {case.graph} differs from eager PyTorch by {worst.error:.3g} "
+            f"in service; the tolerance is {model.manifest.tolerance}"
+        )
+        return _Outcome(worst.ratio, reason)
+
+
+def _fields(model: LoadedModel, found: _Outcome) -> dict[str, object]:
+    return {"model": model.name, "version": model.version, "reason": found.reason}

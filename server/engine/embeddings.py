@@ -1,0 +1,42 @@
+"""Shortened embeddings: the first elements of each, as Matryoshka models are trained for.
+
+Source: Kusupati et al., "Matryoshka Representation Learning" (2022), section 3.
+"""
+
+import numpy as np
+
+from artifact.encoder import EMBEDDING
+from server.engine.errors import InvalidRequestError
+from server.engine.model import LoadedModel
+from server.engine.types import Array
+
+DIMENSIONS = "dimensions"
+
+
+def check_dimensions(dimensions: int, model: LoadedModel) -> None:
+    """Checks whether embeddings of a model can be shortened to a number of elements; 0 asks for all.
+
+    Raises:
+        InvalidRequestError: The model does not allow it.
+    """
+    if not dimensions:
+        return
+    if model.encoder is None:
+        raise InvalidRequestError(DIMENSIONS, f"model {model.name!r} is not a text encoder")
+    allowed = (*model.encoder.dimensions, model.encoder.embedding_width)
+    if dimensions not in allowed:
+        raise InvalidRequestError(
+            DIMENSIONS, f"is {dimensions}; model {model.name!r} allows {', '.join(map(str, allowed))}"
+        )
+
+
+def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int) -> dict[str, list[Array]]:
+    """The outputs of a request with its embeddings (d,) cut to (dimensions,), and normalised again."""
+    if not dimensions or model.encoder is None or EMBEDDING not in outputs:
+        return outputs
+    cut = [embedding[:dimensions] for embedding in outputs[EMBEDDING]]
+    if model.encoder.normalised:
+        cut = [
+            embedding / max(float(np.linalg.norm(embedding)), np.finfo(np.float32).tiny) for embedding in cut
+        ]
+    return {**outputs, EMBEDDING: cut}

@@ -1,0 +1,103 @@
+"""When one request passed the boundaries of its stages, for callers who ask for it.
+
+Nothing is recorded of a request without a timeline: it costs the test of one attribute.
+All moments are on `time.monotonic`'s clock. A record holds names and numbers only, so that it keeps neither a
+model nor tensors in memory.
+"""
+
+from collections.abc import Iterable
+
+# Identifies a request among the records of its owner, such as the span of a trace.
+Reference = tuple[int, int]
+
+
+class RecordedRun:
+    """One run, which its requests share.
+
+    Attributes:
+        model: Name of the model.
+        version: Version of the model.
+        precision: Precision of its weights, such as fp32.
+        graph: The graph that ran.
+        sequences: Number of sequences in the run.
+        rows: Query rows and, for cross-attention, key rows of all sequences.
+        padding: Rows that were computed in addition.
+        started_at: When the inputs began to be padded.
+        ended_at: When the outputs were split.
+        requests: Those that have a reference.
+        reference: What its first reader identifies it by; None until then.
+    """
+
+    __slots__ = (
+        "ended_at",
+        "graph",
+        "model",
+        "padding",
+        "precision",
+        "reference",
+        "requests",
+        "rows",
+        "sequences",
+        "started_at",
+        "version",
+    )
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        version: str,
+        precision: str,
+        graph: str,
+        sequences: int,
+        rows: int,
+        padding: int,
+        started_at: float,
+        ended_at: float,
+    ) -> None:
+        self.model, self.version, self.precision, self.graph = model, version, precision, graph
+        self.sequences, self.rows, self.padding = sequences, rows, padding
+        self.started_at, self.ended_at = started_at, ended_at
+        self.requests: list[Reference] = []
+        self.reference: Reference | None = None
+
+
+class Timeline:
+    """The stages of one request. Filled by one thread at a time, and read once the request has ended.
+
+    Attributes:
+        model: Name of the model; empty until it is found.
+        version: Version of the model.
+        sequences: Number of sequences; 0 until the request is validated.
+        rows: Query rows and, for cross-attention, key rows of all sequences.
+        queued_at: When the request was handed to the scheduler; 0 if it was refused before.
+        runs: The runs that computed its sequences.
+        reference: What the runs refer to the request by; None if they do not.
+    """
+
+    __slots__ = ("model", "queued_at", "reference", "rows", "runs", "sequences", "version")
+
+    def __init__(self) -> None:
+        self.model = self.version = ""
+        self.sequences = self.rows = 0
+        self.queued_at = 0.0
+        self.runs: list[RecordedRun] = []
+        self.reference: Reference | None = None
+
+    @property
+    def run_started_at(self) -> float:
+        """When its first run began; 0 without a run."""
+        return min([run.started_at for run in self.runs], default=0.0)
+
+    @property
+    def run_ended_at(self) -> float:
+        """When its last run ended; 0 without a run."""
+        return max([run.ended_at for run in self.runs], default=0.0)
+
+
+def record_run(run: RecordedRun, timelines: Iterable[Timeline]) -> None:
+    """Adds a run to the requests that it computed, each of which may be given once for each sequence."""
+    for timeline in dict.fromkeys(timelines):
+        timeline.runs.append(run)
+        if timeline.reference is not None:
+            run.requests.append(timeline.reference)

@@ -1,0 +1,28 @@
+"""Who made a call, as the connection proves it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from server.tls import forwarding
+
+# Properties of gRPC's authentication context: the client's certificate, and what secures the connection.
+CERTIFICATE, SECURITY = "x509_pem_cert", "transport_security_type"
+# What gRPC calls connections through the private socket: see `RpcServer.bind`.
+LOCAL = b"local"
+
+
+def identities(
+    context: Mapping[str, Sequence[bytes]], metadata: Iterable[tuple[str, str | bytes]]
+) -> tuple[str, ...]:
+    """The names of the client's verified certificate.
+
+    Args:
+        context: gRPC's authentication context of the call.
+        metadata: The metadata of the call. It is read only if the call is from the HTTP process.
+    """
+    if certificates := context.get(CERTIFICATE):
+        from server.tls import identities as names  # noqa: PLC0415 - its library is needed with TLS only
+
+        return names.of_pem(certificates[0])
+    if LOCAL in context.get(SECURITY, ()):
+        return next((forwarding.decode(value) for key, value in metadata if key == forwarding.KEY), ())
+    return ()

@@ -1,0 +1,115 @@
+"""Finds the identity of a call, or the error that it ends with."""
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from server.security.entries import digest_of
+from server.security.errors import InvalidTokenError, MissingCredentialsError
+from server.security.identities import Identity
+from server.security.token_file import TokenTable
+from server.security.watched_file import WatchedFile
+
+if TYPE_CHECKING:  # its libraries are needed with JSON Web Tokens only
+    from server.security.web_tokens import WebTokens
+
+AUTHORIZATION = "authorization"
+# Source: RFC 6750, section 2.1; the name of a scheme has no case.
+BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
+MAX_TOKEN_CHARACTERS = 8192
+# A JSON Web Token has three parts.
+DOTS = 2
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+class Guard:
+    """Knows who may call. For any thread."""
+
+    def __init__(
+        self,
+        table: WatchedFile[TokenTable] | None,
+        web_tokens: "WebTokens | None" = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Creates a guard.
+
+        Args:
+            table: The identities of the tokens file.
+            web_tokens: Verifies JSON Web Tokens.
+            clock: Seconds since 1970.
+            close: Ends the threads of what else was made for the guard.
+        """
+        self._table = table
+        self._web_tokens = web_tokens
+        self._clock = clock
+        self._close = close
+
+    def identify(self, metadata: Metadata, certificates: Callable[[], tuple[str, ...]]) -> Identity:
+        """The identity of a call: that of its token, or else that of its certificate.
+
+        A token that is not valid is an error even if the certificate is: what the caller asked for is
+        checked. It takes a few microseconds for a token that was seen before.
+
+        Args:
+            metadata: The metadata of the call.
+            certificates: Returns the names in the verified client certificate.
+
+        Raises:
+            CredentialsError: Nobody known calls.
+            EngineError: It cannot be found out now.
+        """
+        token = bearer_token(metadata)
+        identity = self._of_certificate(certificates()) if token is None else self._of_token(token)
+        identity.check_expiry(self._clock())
+        return identity
+
+    def close(self) -> None:
+        """Ends the threads that watch files and fetch keys."""
+        if self._table is not None:
+            self._table.close()
+        self._close()
+
+    def _of_token(self, token: str) -> Identity:
+        digest = digest_of(token)
+        if self._table is not None:
+            identity = self._table.value.of_token(digest)
+            if identity is not None:
+                return identity
+        if self._web_tokens is not None and token.count(".") == DOTS:
+            return self._web_tokens.of_token(token, digest)
+        raise InvalidTokenError("the token is not one of this server's: it is wrong, or was revoked")
+
+    def _of_certificate(self, names: tuple[str, ...]) -> Identity:
+        if names and self._table is not None:
+            identity = self._table.value.of_certificate(names)
+            if identity is not None:
+                return identity
+            raise MissingCredentialsError(
+                "the call has no token, and its client certificate has no name that this server knows"
+            )
+        raise MissingCredentialsError('a token is required: send the metadata "authorization: Bearer TOKEN"')
+
+
+def bearer_token(metadata: Metadata) -> str | None:
+    """The token of a call; None if it has none.
+
+    Raises:
+        InvalidTokenError: There are several, or it is not a bearer token.
+    """
+    values = [value for key, value in metadata if key == AUTHORIZATION]
+    if not values:
+        return None
+    if len(values) > 1:
+        raise InvalidTokenError("the call has several authorization headers; send one")
+    value = values[0]
+    if isinstance(value, bytes):
+        value = value.decode("ascii", "replace")
+    if len(value) > MAX_TOKEN_CHARACTERS:
+        raise InvalidTokenError(f"the authorization header is longer than {MAX_TOKEN_CHARACTERS} characters")
+    found = BEARER.fullmatch(value)
+    if found is None:
+        raise InvalidTokenError('the authorization header must be "Bearer TOKEN"')
+    return found[1]

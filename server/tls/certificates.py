@@ -1,0 +1,110 @@
+"""Checks a certificate, its key and the clients' authorities before any connection uses them."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from server.errors import TlsError
+from server.tls.context import server_context
+from server.tls.files import Certificates, Contents, TlsFiles
+
+# What gRPC's TLS library takes on both sides.
+CURVES = (ec.SECP256R1, ec.SECP384R1)
+MIN_RSA_BITS = 2048
+
+
+def load(files: TlsFiles) -> Certificates:
+    """Reads and checks files.
+
+    Raises:
+        TlsError: A file cannot be read or is not PEM; the key does not belong to the certificate, or is of a
+            kind that gRPC does not support; the certificate is not valid now; or every authority has expired.
+    """
+    return check(files, files.read())
+
+
+def check(files: TlsFiles, contents: Contents) -> Certificates:
+    """As `load`, for what was read from the files."""
+    chain = _certificates(files.certificate, contents.certificate)
+    _check_valid_now(files.certificate, chain[0])
+    _check_pair(files, _key(files.key, contents.key), chain)
+    authorities = _authorities(files.client_ca, contents.client_ca)
+    client_ca = b"".join(each.public_bytes(Encoding.PEM) for each in authorities) or None
+    try:
+        context = server_context(contents.certificate, contents.key, client_ca)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise TlsError(f"{files.certificate}: cannot be used: {error}") from error
+    return Certificates(
+        contents=contents,
+        client_ca=client_ca,
+        expires=chain[0].not_valid_after_utc,
+        client_ca_expires=max((each.not_valid_after_utc for each in authorities), default=None),
+        context=context,
+    )
+
+
+def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise TlsError(f"{path}: does not contain a certificate in PEM (BEGIN CERTIFICATE)") from error
+
+
+def _key(path: Path, content: bytes) -> PrivateKeyTypes:
+    try:
+        return load_pem_private_key(content, None)
+    except TypeError as error:
+        raise TlsError(
+            f"{path}: the key is encrypted; store it without a passphrase, readable by the server's user only"
+        ) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise TlsError(f"{path}: does not contain a private key in PEM (BEGIN PRIVATE KEY)") from error
+
+
+def _check_valid_now(path: Path, certificate: x509.Certificate) -> None:
+    now = datetime.now(UTC)
+    if certificate.not_valid_after_utc < now:
+        raise TlsError(
+            f"{path}: the certificate expired at {certificate.not_valid_after_utc:%FT%TZ}; renew it"
+        )
+    if certificate.not_valid_before_utc > now:
+        begins = f"{certificate.not_valid_before_utc:%FT%TZ}"
+        raise TlsError(f"{path}: the certificate is not valid before {begins}; check this machine's clock")
+
+
+def _check_pair(files: TlsFiles, key: PrivateKeyTypes, chain: list[x509.Certificate]) -> None:
+    supported = (isinstance(key, rsa.RSAPrivateKey) and key.key_size >= MIN_RSA_BITS) or (
+        isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, CURVES)
+    )
+    if not supported:
+        raise TlsError(
+            f"{files.key}: the key must be an RSA key of at least {MIN_RSA_BITS} bits, or an EC key on"
+            " P-256 or P-384: gRPC clients support no others"
+        )
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    matching = [_public(certificate) == public for certificate in chain]
+    if not matching[0]:
+        hint = "; the server's own certificate must be the first" if any(matching) else ""
+        raise TlsError(f"{files.key}: the key does not belong to the certificate {files.certificate}{hint}")
+
+
+def _public(certificate: x509.Certificate) -> bytes:
+    try:
+        return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    except (ValueError, UnsupportedAlgorithm):
+        return b""
+
+
+def _authorities(path: Path | None, content: bytes | None) -> list[x509.Certificate]:
+    if path is None or content is None:
+        return []
+    found = _certificates(path, content)
+    last = max(each.not_valid_after_utc for each in found)
+    if last < datetime.now(UTC):
+        raise TlsError(f"{path}: every certificate has expired, the last at {last:%FT%TZ}; renew them")
+    return found

@@ -1,0 +1,73 @@
+"""The files of a certificate, of its key, and of the authorities whose clients are admitted."""
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from server.errors import TlsError
+
+
+class Contents(NamedTuple):
+    """What the files contained at one moment, in PEM."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates:
+    """Contents that have been checked: see `server.tls.certificates`.
+
+    Attributes:
+        contents: What they contained.
+        client_ca: The clients' authorities in PEM, without what else the file contains; None requires no
+            certificate of clients.
+        expires: When the server's certificate ends to be valid.
+        client_ca_expires: When the last of the authorities does; None if there are none.
+        context: The same for Python's ssl module.
+    """
+
+    contents: Contents
+    client_ca: bytes | None
+    expires: datetime
+    client_ca_expires: datetime | None
+    context: ssl.SSLContext
+
+
+# Gives the certificates of the next handshake. For any thread.
+CurrentCertificates: TypeAlias = Callable[[], Certificates]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsFiles:
+    """Paths.
+
+    Attributes:
+        certificate: The server's certificate, and after it those of the authorities between it and the root.
+        key: Its private key, without a passphrase.
+        client_ca: Authorities of the clients' certificates; None requires no certificate of clients.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def read(self) -> Contents:
+        """Reads all of them, through symbolic links.
+
+        Raises:
+            TlsError: One of them cannot be read.
+        """
+        client_ca = _read(self.client_ca) if self.client_ca else None
+        return Contents(_read(self.certificate), _read(self.key), client_ca)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,199 @@
+"""Command line: `python -m server.tokens create|list|revoke`, which edits the file of --tokens."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from server.security.entries import Entry, digest_of, new_token
+from server.security.errors import SecurityFileError
+from server.security.token_file import TokenFile, read_file, write_file
+
+application = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Create, list and revoke the tokens of a server. A running server takes a change within seconds.",
+)
+File = Annotated[
+    Path,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="The file that the server is given as --tokens; JSON.",
+        envvar="ATTENTION_TOKENS",
+    ),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")]
+
+
+@application.command()
+def create(
+    name: Name,
+    file: File,
+    right: Annotated[
+        list[str],
+        typer.Option(
+            metavar="RIGHT",
+            help="infer:PATTERN, read, read:PATTERN or admin; repeat it for several. A pattern is that of a"
+            " shell, of names of models.",
+        ),
+    ],
+    days: Annotated[
+        float, typer.Option(min=0, max=36500, help="After how many days it expires. 0 sets no end.")
+    ] = 90,
+    certificate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name in a client certificate that proves the identity, instead of a token."
+        ),
+    ] = None,
+    max_calls: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Maximum number of its inference calls in progress. 0 sets no limit.",
+            show_default=False,
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Maximum memory of its requests, such as 64MiB. 0 sets no limit.",
+            show_default=False,
+        ),
+    ] = None,
+    queue_weight: Annotated[
+        float, typer.Option(min=0.001, max=1000, help="Its share of the runs in relation to others.")
+    ] = 1.0,
+) -> None:
+    """Add an identity. Prints its token, which is stored nowhere and cannot be shown again."""
+    token = None if certificate else new_token()
+    expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days) if days else None
+    fields = {
+        "name": name,
+        "sha256": token and digest_of(token).hex(),
+        "certificate": certificate,
+        "expires": expires,
+        "rights": right,
+        "max_calls": max_calls,
+        "max_bytes": None if max_bytes is None else _size(max_bytes),
+        "queue_weight": queue_weight,
+    }
+    with _errors(), _locked(file):
+        content = read_file(file) if file.exists() else TokenFile(identities=())
+        if any(entry.name == name for entry in content.identities):
+            _fail(f"{file}: {name} exists already; revoke it first, or choose another name")
+        write_file(file, _checked([*content.identities, _entry(fields)]))
+    until = "without end" if expires is None else f"until {expires.isoformat()}"
+    typer.echo(f"{name}: {' '.join(right)}, {until}", err=True)
+    if token is not None:
+        typer.echo(token)
+
+
+@application.command("list")
+def list_identities(
+    file: File,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON rather than a table.")] = False,
+) -> None:
+    """Print the names, rights and ends of all identities."""
+    with _errors():
+        entries = [_described(entry) for entry in read_file(file).identities]
+    if as_json:
+        typer.echo(json.dumps(entries, indent=2))
+        return
+    rows = [("NAME", "BY", "EXPIRES", "RIGHTS")]
+    rows += [(row["name"], row["by"], row["expires"] or "never", " ".join(row["rights"])) for row in entries]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        typer.echo("  ".join([*(row[at].ljust(width) for at, width in enumerate(widths)), row[3]]).rstrip())
+
+
+@application.command()
+def revoke(name: Name, file: File) -> None:
+    """Remove an identity. Its calls are refused from now on, and its streams end with their next message."""
+    with _errors(), _locked(file):
+        content = read_file(file)
+        kept = [entry for entry in content.identities if entry.name != name]
+        if len(kept) == len(content.identities):
+            known = ", ".join(entry.name for entry in content.identities) or "none"
+            _fail(f"{file}: {name} does not exist; there are: {known}")
+        write_file(file, TokenFile(identities=tuple(kept)))
+    typer.echo(f"{name}: revoked", err=True)
+
+
+def _described(entry: Entry) -> dict[str, Any]:
+    expired = entry.expires is not None and entry.expires <= datetime.now(UTC)
+    return {
+        "name": entry.name,
+        "by": "token" if entry.certificate is None else f"certificate {entry.certificate}",
+        "expires": entry.expires and entry.expires.isoformat() + (" (expired)" if expired else ""),
+        "rights": list(entry.rights),
+    }
+
+
+def _entry(fields: dict[str, Any]) -> Entry:
+    try:
+        return Entry.model_validate(fields)
+    except ValidationError as error:
+        raise SecurityFileError(_problem(error)) from None
+
+
+def _checked(entries: list[Entry]) -> TokenFile:
+    try:
+        return TokenFile(identities=tuple(entries))
+    except ValidationError as error:
+        raise SecurityFileError(_problem(error)) from None
+
+
+def _problem(error: ValidationError) -> str:
+    details = error.errors(include_input=False, include_url=False)[0]
+    where = str(details["loc"][0]) if details["loc"] else "identity"
+    return f"{where}: {details['msg'].removeprefix('Value error, ')}"
+
+
+def _size(text: str) -> int:
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError as error:
+        raise typer.BadParameter("must be a number of bytes or a size such as 64MiB") from error
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Lets one command at a time change the files of a folder."""
+    try:
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise SecurityFileError(f"{file.parent}: cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except SecurityFileError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    application(prog_name="python -m server.tokens")

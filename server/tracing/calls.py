@@ -1,0 +1,44 @@
+"""Traces of gRPC calls: which are sampled, and where their spans go."""
+
+from functools import partial
+
+from server.rpc.records import CallRecord, RequestRecord, TraceContext
+from server.rpc.transport.seam import Metadata
+from server.tracing.context import Head
+from server.tracing.export import Pipeline
+from server.tracing.messages import attributes
+from server.tracing.options import TraceOptions
+from server.tracing.spans import call_spans
+
+
+class CallTracing:
+    """Traces the calls of one process."""
+
+    def __init__(self, options: TraceOptions) -> None:
+        """Starts the exporter.
+
+        Args:
+            options: Where spans go, and which calls are sampled.
+        """
+        self._head = Head(options)
+        self._pipeline = Pipeline(options.endpoint)
+        self._server = attributes(
+            {
+                "rpc.system.name": "grpc",
+                "server.address": options.host,
+                "server.port": options.port or "",
+            }
+        )
+
+    def begin(self, metadata: Metadata) -> TraceContext | None:
+        """The place of a new call in a trace; None if it has none."""
+        return self._head.begin(metadata)
+
+    def ended(self, call: CallRecord, request: RequestRecord | None) -> None:
+        """Exports the spans of a call that is sampled, or of a request of it."""
+        if call.trace is not None and call.trace.sampled:
+            self._pipeline.add(partial(call_spans, call, request, self._server))
+
+    def close(self) -> None:
+        """Sends the last spans."""
+        self._pipeline.close()

@@ -1,0 +1,209 @@
+"""Certificates: accepted for exactly the files that were signed, and refused with a reason for all else."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifact.certificate import (
+    CERTIFICATE_FILE,
+    PAYLOAD_TYPE,
+    Machine,
+    Proof,
+    check_certificate,
+    write_certificate,
+)
+from artifact.dsse import seal, unseal
+from artifact.errors import ArtifactError
+from artifact.keys import PrivateKey, key_id
+from artifact.manifest import MANIFEST_FILE, Manifest, file_hash
+from tests.server.samples import CROSS, SELF
+
+KEY = PrivateKey.generate()
+PUBLIC = [KEY.public_key()]
+
+
+def proof_of(manifest: Manifest, **changes: object) -> Proof:
+    values: dict[str, Any] = {
+        "name": manifest.name,
+        "version": manifest.version,
+        "precision": manifest.precision,
+        "tolerance": manifest.tolerance,
+        "max_abs_error": 1e-6,
+        "max_error_ratio": 0.1,
+        "cases": 3,
+        "machine": Machine(provider="CPUExecutionProvider", cpu="a cpu", architecture="x", system="y"),
+        "replayed_with": {"onnxruntime": "1"},
+        "made_with": manifest.made_with,
+    }
+    return Proof(**(values | changes))
+
+
+def sign(folder: Path) -> None:
+    manifest = Manifest.load(folder)
+    write_certificate(folder, manifest, proof_of(manifest), KEY)
+
+
+@pytest.fixture
+def folder(artifacts: Path, tmp_path: Path) -> Path:
+    """A signed artifact, beside another one."""
+    for name in (SELF, CROSS):
+        shutil.copytree(artifacts / name, tmp_path / name)
+    sign(tmp_path / SELF / "1")
+    return tmp_path / SELF / "1"
+
+
+def check(folder: Path) -> None:
+    check_certificate(folder, Manifest.load(folder), PUBLIC)
+
+
+def refusal(folder: Path) -> str:
+    """The reason that callers are given."""
+    with pytest.raises(ArtifactError) as caught:
+        check(folder)
+    assert str(folder.parents[1]) not in caught.value.reason
+    assert caught.value.path.parent == folder
+    name, _, reason = caught.value.reason.partition(": ")
+    assert name == CERTIFICATE_FILE
+    return reason
+
+
+def test_the_certificate_of_an_artifact_is_accepted(folder: Path) -> None:
+    manifest = Manifest.load(folder)
+    found = check_certificate(folder, manifest, [PrivateKey.generate().public_key(), *PUBLIC])
+    assert found.proof == proof_of(manifest)
+    assert found.files == len(manifest.files) + 1
+    assert found.key == key_id(PUBLIC[0])
+    manifest.verify_files(folder)
+    assert CERTIFICATE_FILE not in manifest.files
+
+
+def test_it_is_a_statement_of_in_toto_about_every_file(folder: Path) -> None:
+    payload, _ = unseal((folder / CERTIFICATE_FILE).read_bytes(), PAYLOAD_TYPE, PUBLIC)
+    statement = json.loads(payload)
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "tag:attention-serving,2026:parity/v1"
+    files = {path.name for path in folder.iterdir()} - {CERTIFICATE_FILE}
+    assert {subject["name"]: subject["digest"] for subject in statement["subject"]} == {
+        name: {"sha256": file_hash(folder / name)} for name in files
+    }
+    assert statement["predicate"]["maxErrorRatio"] == 0.1
+    assert statement["predicate"]["machine"]["provider"] == "CPUExecutionProvider"
+
+
+def test_the_same_proof_gives_the_same_bytes_readable_by_others(folder: Path) -> None:
+    before = (folder / CERTIFICATE_FILE).read_bytes()
+    sign(folder)
+    assert (folder / CERTIFICATE_FILE).read_bytes() == before
+    assert (folder / CERTIFICATE_FILE).stat().st_mode & 0o777 == 0o644
+
+
+def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads((folder / MANIFEST_FILE).read_text())
+    edit(content)
+    (folder / MANIFEST_FILE).write_text(json.dumps(content))
+
+
+def change_file(folder: Path, name: str) -> None:
+    """Changes a file, and makes the manifest vouch for it."""
+    (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
+    digest = file_hash(folder / name)
+    edit_manifest(folder, lambda content: content["files"].update({name: digest}))
+
+
+def copy_from_another(folder: Path) -> None:
+    other = folder.parents[1] / CROSS / "1"
+    sign(other)
+    shutil.copy(other / CERTIFICATE_FILE, folder)
+
+
+def rewrite(folder: Path, edit: Callable[[dict[str, Any]], object], key: PrivateKey = KEY) -> None:
+    """Signs another statement."""
+    payload, _ = unseal((folder / CERTIFICATE_FILE).read_bytes(), PAYLOAD_TYPE, PUBLIC)
+    statement = json.loads(payload)
+    edit(statement)
+    (folder / CERTIFICATE_FILE).write_text(seal(json.dumps(statement).encode(), PAYLOAD_TYPE, key))
+
+
+def set_predicate(**values: object) -> Callable[[Path], None]:
+    return lambda folder: rewrite(folder, lambda statement: statement["predicate"].update(values))
+
+
+def link_outside(folder: Path) -> None:
+    outside = folder.parents[1].with_name(f"{folder.parents[1].name}-outside")
+    (folder / CERTIFICATE_FILE).rename(outside)
+    (folder / CERTIFICATE_FILE).symlink_to(outside)
+
+
+CHANGED = "is that of another manifest.json: the artifact was changed after it was signed"
+NO_STATEMENT = "is not a statement of parity"
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (
+        lambda folder: (folder / CERTIFICATE_FILE).unlink(),
+        "is missing: the artifact is not signed",
+    ),
+    "empty": (lambda folder: (folder / CERTIFICATE_FILE).write_bytes(b""), "is not a DSSE envelope"),
+    "large": (
+        lambda folder: (folder / CERTIFICATE_FILE).write_bytes(b" " * (2 << 20)),
+        "is larger than the limit",
+    ),
+    "a link to another place": (link_outside, "lies outside the model repository"),
+    "another key": (
+        lambda folder: rewrite(folder, lambda _: None, PrivateKey.generate()),
+        "is not signed with a trusted key",
+    ),
+    "another artifact": (copy_from_another, f"is the certificate of another artifact, {CROSS}/1"),
+    "a changed graph": (lambda folder: change_file(folder, "model.onnx"), CHANGED),
+    "changed golden vectors": (lambda folder: change_file(folder, "golden.safetensors"), CHANGED),
+    "a changed manifest": (
+        lambda folder: edit_manifest(folder, lambda m: m.update(description="x")),
+        CHANGED,
+    ),
+    "a wider tolerance": (
+        lambda folder: edit_manifest(folder, lambda m: m["tolerance"].update(atol=1)),
+        CHANGED,
+    ),
+    "a file less": (
+        lambda folder: rewrite(folder, lambda statement: statement["subject"].pop()),
+        "does not cover ",
+    ),
+    "a file more": (
+        lambda folder: rewrite(
+            folder, lambda statement: statement["subject"].append({"name": "x", "digest": {"sha256": "0"}})
+        ),
+        "covers x, which the artifact lacks",
+    ),
+    "another hash": (
+        lambda folder: rewrite(folder, lambda statement: statement["subject"][1]["digest"].pop("sha256")),
+        "is that of another ",
+    ),
+    "another version": (set_predicate(version=2), f"is the certificate of another artifact, {SELF}/2"),
+    "an error beyond the tolerance": (set_predicate(maxErrorRatio=1.1), NO_STATEMENT),
+    "no case": (set_predicate(cases=0), NO_STATEMENT),
+    "another predicate": (
+        lambda folder: rewrite(folder, lambda statement: statement.update(predicateType="x:y")),
+        NO_STATEMENT,
+    ),
+    "no type": (lambda folder: rewrite(folder, lambda statement: statement.pop("_type")), NO_STATEMENT),
+}
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGES.values(), ids=DAMAGES)
+def test_anything_else_is_refused_with_its_reason(
+    damage: Callable[[Path], object], says: str, folder: Path
+) -> None:
+    damage(folder)
+    assert refusal(folder).startswith(says)
+
+
+def test_fields_that_a_later_version_adds_are_ignored(folder: Path) -> None:
+    rewrite(folder, lambda statement: statement.update(later=1) or statement["predicate"].update(later=2))
+    check(folder)
+
+
+def test_files_that_the_manifest_does_not_list_are_not_part_of_the_artifact(folder: Path) -> None:
+    (folder / "notes.txt").write_text("of the operator")
+    check(folder)

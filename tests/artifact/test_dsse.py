@@ -1,0 +1,139 @@
+"""DSSE envelopes: signed as the protocol says, and refused if anything of them changes."""
+
+import base64
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifact.dsse import EnvelopeError, seal, signed_bytes, unseal
+from artifact.keys import PrivateKey, key_id
+from tests.support.keys import public_pem
+
+TYPE = "application/vnd.in-toto+json"
+PAYLOAD = b'{"text": "?>?>"}'  # whose Base64 differs between the two alphabets
+KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
+
+
+def sealed(key: PrivateKey = KEY) -> dict[str, Any]:
+    return dict(json.loads(seal(PAYLOAD, TYPE, key)))
+
+
+def opened(envelope: object, *keys: PrivateKey) -> bytes:
+    content = json.dumps(envelope).encode()
+    return unseal(content, TYPE, [key.public_key() for key in keys or (KEY,)])[0]
+
+
+def test_what_is_signed_is_the_encoding_of_the_protocol() -> None:
+    """The example of the protocol's text."""
+    expected = b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+    assert signed_bytes("http://example.com/HelloWorld", b"hello world") == expected
+
+
+def test_lengths_are_those_in_bytes() -> None:
+    assert signed_bytes("\u00e4", b"") == b"DSSEv1 2 \xc3\xa4 0 "
+
+
+@given(payload=st.binary(), payload_type=st.text(st.characters(codec="utf-8"), min_size=1))
+def test_an_envelope_is_opened_with_its_key(payload: bytes, payload_type: str) -> None:
+    envelope = seal(payload, payload_type, KEY).encode()
+    keys = [OTHER.public_key(), KEY.public_key()]
+    assert unseal(envelope, payload_type, keys) == (payload, keys[1])
+
+
+def test_an_envelope_has_the_fields_of_the_protocol() -> None:
+    envelope = sealed()
+    assert base64.b64decode(envelope["payload"]) == PAYLOAD
+    assert envelope["payloadType"] == TYPE
+    (signature,) = envelope["signatures"]
+    assert signature["keyid"] == key_id(KEY.public_key())
+    KEY.public_key().verify(base64.b64decode(signature["sig"]), signed_bytes(TYPE, PAYLOAD))
+
+
+def test_openssl_verifies_the_signature(tmp_path: Path) -> None:
+    (signature,) = sealed()["signatures"]
+    files = {"key": public_pem(KEY), "signature": base64.b64decode(signature["sig"])}
+    files["signed"] = b"DSSEv1 28 application/vnd.in-toto+json 16 " + PAYLOAD
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    command = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", "key", "-rawin", "-in", "signed"]
+    done = subprocess.run([*command, "-sigfile", "signature"], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_both_alphabets_of_base64_are_read() -> None:
+    envelope = sealed()
+    urls = {"+": "-", "/": "_"}
+    translated = str.maketrans(urls)
+    assert set(urls) & set(envelope["payload"])
+    envelope["payload"] = envelope["payload"].translate(translated)
+    envelope["signatures"][0]["sig"] = envelope["signatures"][0]["sig"].translate(translated)
+    assert opened(envelope) == PAYLOAD
+
+
+def test_one_trusted_signature_of_several_is_enough_and_unknown_fields_are_ignored() -> None:
+    envelope = sealed(OTHER)
+    envelope["signatures"] += [{**sealed()["signatures"][0], "note": "second"}]
+    envelope["note"] = "an extension"
+    assert opened(envelope) == PAYLOAD
+    assert opened(envelope, OTHER) == PAYLOAD
+
+
+def test_the_id_of_the_key_is_a_hint_only() -> None:
+    envelope = sealed()
+    envelope["signatures"][0]["keyid"] = key_id(OTHER.public_key())
+    assert opened(envelope) == PAYLOAD
+    del envelope["signatures"][0]["keyid"]
+    assert opened(envelope) == PAYLOAD
+    with pytest.raises(EnvelopeError, match="is not signed with a trusted key"):
+        opened(envelope, OTHER)
+
+
+def change_payload(envelope: dict[str, Any]) -> None:
+    envelope["payload"] = base64.b64encode(PAYLOAD + b" ").decode()
+
+
+def change_signature(envelope: dict[str, Any]) -> None:
+    signature = bytearray(base64.b64decode(envelope["signatures"][0]["sig"]))
+    signature[0] ^= 1
+    envelope["signatures"][0]["sig"] = base64.b64encode(signature).decode()
+
+
+def sign_another_type(envelope: dict[str, Any]) -> None:
+    envelope.update(json.loads(seal(PAYLOAD, "application/json", KEY)))
+
+
+WRONG = "has a wrong signature of key "
+NOT_ONE = "is not a DSSE envelope"
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "payload": (change_payload, WRONG),
+    "type": (lambda envelope: envelope.update(payloadType="application/json"), WRONG),
+    "signature": (change_signature, WRONG),
+    "short signature": (lambda envelope: envelope["signatures"][0].update(sig="AA=="), WRONG),
+    "no signature": (lambda envelope: envelope.update(signatures=[]), "is not signed with a trusted key"),
+    "another type": (sign_another_type, "does not contain a payload of type "),
+    "no payload": (lambda envelope: envelope.pop("payload"), NOT_ONE),
+    "not base64": (lambda envelope: envelope.update(payload="{}"), NOT_ONE),
+    "a number": (lambda envelope: envelope.update(payload=7), NOT_ONE),
+    "many": (lambda envelope: envelope.update(signatures=envelope["signatures"] * 101), NOT_ONE),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), CHANGES.values(), ids=CHANGES)
+def test_a_changed_envelope_is_refused(change: Callable[[dict[str, Any]], object], says: str) -> None:
+    envelope = sealed()
+    change(envelope)
+    with pytest.raises(EnvelopeError) as refusal:
+        opened(envelope)
+    assert str(refusal.value).startswith(says)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null"])
+def test_what_is_not_json_is_refused(content: bytes) -> None:
+    with pytest.raises(EnvelopeError, match=NOT_ONE):
+        unseal(content, TYPE, [KEY.public_key()])

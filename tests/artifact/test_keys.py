@@ -1,0 +1,108 @@
+"""Files of keys: what openssl writes is read, and everything else is refused by its path."""
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from artifact.keys import KeyFileError, PrivateKey, key_id, read_private_key, read_public_keys
+from tests.support.keys import private_pem, public_pem
+
+OPENSSL = shutil.which("openssl") or "openssl"
+# Writes a file's content; takes a folder for files of its own.
+Content = Callable[[Path], bytes]
+
+
+def openssl(*arguments: object) -> bytes:
+    return subprocess.run([OPENSSL, *map(str, arguments)], capture_output=True, check=True).stdout
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, Path]:
+    """A private and a public key as docs/parity.md makes them."""
+    private, public = tmp_path / "key.pem", tmp_path / "public.pem"
+    openssl("genpkey", "-algorithm", "ed25519", "-out", private)
+    openssl("pkey", "-in", private, "-pubout", "-out", public)
+    return private, public
+
+
+def test_keys_of_openssl_belong_together(made: tuple[Path, Path]) -> None:
+    private, public = made
+    (key,) = read_public_keys(public)
+    key.verify(read_private_key(private).sign(b"text"), b"text")
+
+
+def test_the_id_of_a_key_is_what_openssl_and_sha256_say(made: tuple[Path, Path]) -> None:
+    _, public = made
+    encoded = openssl("pkey", "-pubin", "-in", public, "-outform", "DER")
+    (key,) = read_public_keys(public)
+    assert key_id(key) == hashlib.sha256(encoded).hexdigest()
+
+
+def test_one_file_holds_several_public_keys_and_notes(tmp_path: Path) -> None:
+    keys = [PrivateKey.generate() for _ in range(3)]
+    file = tmp_path / "keys.pem"
+    file.write_bytes(b"of the first team\n" + b"\r\n".join(map(public_pem, keys)))
+    assert [key_id(key) for key in read_public_keys(file)] == [key_id(key.public_key()) for key in keys]
+
+
+def broken(pem: bytes) -> bytes:
+    return pem.replace(b"MC", b"!!")
+
+
+def rsa(tmp_path: Path, *, public: bool) -> bytes:
+    file = tmp_path / "rsa.pem"
+    openssl("genpkey", "-algorithm", "rsa", "-pkeyopt", "rsa_keygen_bits:2048", "-out", file)
+    return openssl("pkey", "-in", file, "-pubout") if public else file.read_bytes()
+
+
+PUBLIC: dict[str, tuple[Content, str]] = {
+    "empty": (lambda _: b"", "contains no public key in PEM format"),
+    "text": (lambda _: b"a key", "contains no public key in PEM format"),
+    "private": (
+        lambda _: private_pem(PrivateKey.generate()),
+        "contains a PRIVATE KEY; it must contain public",
+    ),
+    "damaged": (
+        lambda _: broken(public_pem(PrivateKey.generate())),
+        "contains a public key that cannot be read",
+    ),
+    "rsa": (lambda folder: rsa(folder, public=True), "contains a public key that is not an Ed25519 key"),
+    "large": (lambda _: b" " * (1 << 21), "is larger than the limit of 1048576 bytes"),
+}
+PRIVATE: dict[str, tuple[Content, str]] = {
+    "empty": (lambda _: b"", "is not a private key in PEM format"),
+    "public": (lambda _: public_pem(PrivateKey.generate()), "is not a private key in PEM format"),
+    "rsa": (lambda folder: rsa(folder, public=False), "is not an Ed25519 key"),
+    "encrypted": (
+        lambda _: openssl("genpkey", "-algorithm", "ed25519", "-aes256", "-pass", "pass:secret"),
+        "is encrypted; write it without a password",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "says"), PUBLIC.values(), ids=PUBLIC)
+def test_other_public_keys_are_refused_by_path(content: Content, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "given.pem"
+    file.write_bytes(content(tmp_path))
+    with pytest.raises(KeyFileError) as refusal:
+        read_public_keys(file)
+    assert str(refusal.value).startswith(f"{file}: {says}")
+
+
+@pytest.mark.parametrize(("content", "says"), PRIVATE.values(), ids=PRIVATE)
+def test_another_private_key_is_refused_by_path(content: Content, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "given.pem"
+    file.write_bytes(content(tmp_path))
+    with pytest.raises(KeyFileError) as refusal:
+        read_private_key(file)
+    assert str(refusal.value).startswith(f"{file}: {says}")
+
+
+def test_a_file_that_does_not_exist_is_refused_by_path(tmp_path: Path) -> None:
+    for read in (read_public_keys, read_private_key):
+        with pytest.raises(KeyFileError, match=r"absent\.pem: cannot be read: No such file"):
+            read(tmp_path / "absent.pem")

@@ -1,0 +1,100 @@
+"""The whole program for a GPU, on the CPU with few models: every step, and the report."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cuda import plan
+from benchmarks.cuda.models import build, cases
+from benchmarks.cuda.plan import CAUSAL_CROSS, QUICK, STEPS, Run
+from benchmarks.cuda.records import Records
+from export.artifact import write_artifact
+from export.model_id import ModelId
+from export.precision import Precision
+from tests.support.artifacts import ModelSet, cached_repositories, link_tree
+from tests.test_structure import ROOT
+
+pytestmark = pytest.mark.timeout(900)
+# Two busy cores take longer than a machine with a GPU: each step may take more than its usual time.
+MINUTES = 60
+# The program exports this one itself.
+MISSING = "causal-self-attention"
+
+
+def export_models(folder: Path) -> None:
+    for case in cases(Run("cpu", QUICK.name, folder, folder)):
+        precision = Precision(case.precision)
+        write_artifact(build(case.module), ModelId(case.name), folder, precision=precision)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cuda")
+    (exported,) = cached_repositories(ModelSet("cuda", [export_models], [Path(plan.__file__)]))
+    for model in exported.iterdir():
+        if model.name != MISSING:
+            link_tree(model, folder / "models" / model.name)
+    options = ["--device=cpu", "--quick", f"--work={folder}", f"--minutes={MINUTES}"]
+    command = [sys.executable, "-m", "benchmarks.cuda", *options]
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=dict(os.environ), timeout=800, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [line.split(":")[0] for line in ended.stdout.splitlines()[:-1]] == [*STEPS]
+    return folder
+
+
+def test_fp32_and_fp16_hold_for_every_graph_and_bf16_is_refused_by_the_host(work: Path) -> None:
+    found = Records(work / "proof.jsonl").read()
+    assert {one["model"] for one in found} == set(QUICK.models)
+    for precision in ("fp32", "fp16"):
+        own = [one for one in found if one["precision"] == precision]
+        assert {"plain", "lengths", "mask", "weights", "blocks", "mask_blocks"} == {
+            one["graph"] for one in own
+        }
+        assert all(one["holds"] and one["cases"] > 0 for one in own)
+    assert not any(one["holds"] for one in found if one["precision"] == "bf16")
+
+
+def test_causal_attention_over_keys_of_another_length_is_among_the_proofs(work: Path) -> None:
+    own = [one for one in Records(work / "proof.jsonl").read() if one["model"] == CAUSAL_CROSS]
+    assert {one["precision"] for one in own if one["holds"]} == {"fp32", "fp16"}
+
+
+def test_what_the_repository_lacks_is_exported(work: Path) -> None:
+    found = {one["model"]: one["result"] for one in Records(work / "export.jsonl").read()}
+    assert found.pop(MISSING) == "exported"
+    assert set(found.values()) == {"present"}
+
+
+def test_both_libraries_are_measured_in_every_cell(work: Path) -> None:
+    for step, systems in (("onnx", 2), ("torch", 2)):
+        found = [one for one in Records(work / f"{step}.jsonl").read() if one["precision"] == "fp32"]
+        assert len(found) == systems * len(QUICK.cells())
+        assert all(one["median"] > 0 for one in found)
+
+
+def test_the_server_answers_every_load_right(work: Path) -> None:
+    found = [one for one in Records(work / "service.jsonl").read() if one["precision"] == "fp32"]
+    assert [(one["in_flight"], one["per_request"], one["length"]) for one in found] == [*QUICK.loads]
+    assert all(one["holds"] and one["rate"] > 0 and not one["failures"] for one in found)
+
+
+def test_costs_and_what_they_were_fitted_to_are_recorded(work: Path) -> None:
+    found = [one for one in Records(work / "costs.jsonl").read() if one["precision"] == "fp32"]
+    assert {one["graph"] for one in found if "call" in one} >= {"plain", "lengths"}
+    (timed,) = [one["timed"] for one in found if "timed" in one]
+    assert all(seconds > 0 for _, _, seconds in timed)
+
+
+def test_the_report_says_that_no_gpu_took_part(work: Path) -> None:
+    text = (work / "report/report.md").read_text()
+    assert text.startswith("# The service on the CPU\n")
+    assert "no GPU took part, and nothing here says anything about one" in text
+    for title in ("Steps", "Targets", "Proof", "Sequences per second, in process", "Through the server"):
+        assert f"## {title}" in text
+    assert "captured graphs exist on CUDA only" in text
+    assert (work / "report/rates-in-process.png").stat().st_size > 1000

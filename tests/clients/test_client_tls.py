@@ -1,0 +1,228 @@
+"""The client's certificates: checked when it is created, and renewed while it lives."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attention_client import (
+    AsyncAttentionClient,
+    AttentionClient,
+    AttentionClientError,
+    InvalidArgumentError,
+    TlsFiles,
+    UnavailableError,
+)
+from attention_client.cli import main
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from tests.clients.tls_server import TlsServer
+from tests.support.certificates import Authority, Mounted, Pair, key_pem, new_key
+
+OLD, NEW, TOKEN = Authority("old"), Authority("new"), "secret"
+ROWS = np.ones((2, 3), dtype=np.float32)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[TlsServer]:
+    server = TlsServer(tmp_path, OLD.pem)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def mounted(server: TlsServer, tmp_path: Path) -> Mounted:
+    """The client's files."""
+    return Mounted(tmp_path / "client", OLD.issue("old.example"), server.authority.pem)
+
+
+@pytest.fixture
+def files(mounted: Mounted) -> TlsFiles:
+    return TlsFiles(ca=mounted.ca, certificate=str(mounted.certificate), key=mounted.key)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are looked at with each call."""
+    monkeypatch.setattr("attention_client._tls.CHECK_SECONDS", 0)
+
+
+def names(server: TlsServer) -> list[str]:
+    return [name for name, _ in server.service.callers]
+
+
+def test_a_client_shows_its_certificate_and_its_token(server: TlsServer, files: TlsFiles) -> None:
+    with AttentionClient(server.target, credentials=files, token=TOKEN) as client:
+        assert [model.name for model in client.models()] == ["m"]
+        assert client.is_ready()
+    assert server.service.callers == [("old.example", "Bearer secret")]
+
+
+def test_a_client_without_a_certificate_is_refused(server: TlsServer, mounted: Mounted) -> None:
+    with (
+        AttentionClient(
+            server.target, credentials=TlsFiles(ca=mounted.ca), wait_for_ready=False, max_retries=0
+        ) as client,
+        pytest.raises(UnavailableError),
+    ):
+        client.models()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_renewed_files_are_used_without_a_new_client(
+    server: TlsServer, mounted: Mounted, files: TlsFiles
+) -> None:
+    with AttentionClient(server.target, credentials=files) as client:
+        client.models()
+        server.admit(NEW.pem)
+        mounted.write(NEW.issue("new.example"), server.authority.pem)
+        client.models()
+        client.models()
+    assert names(server) == ["old.example", "new.example", "new.example"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_stream_outlives_a_renewal(server: TlsServer, mounted: Mounted, files: TlsFiles) -> None:
+    more = threading.Event()
+
+    def queries() -> Iterator[Any]:
+        yield ROWS
+        assert more.wait(60)
+        yield 2 * ROWS
+
+    with AttentionClient(server.target, credentials=files) as client:
+        stream = client.attend_stream("m", queries())
+        np.testing.assert_array_equal(next(stream).context_vectors, ROWS)
+        mounted.write(OLD.issue("renewed.example"), server.authority.pem)
+        client.models()
+        more.set()
+        np.testing.assert_array_equal(next(stream).context_vectors, 2 * ROWS)
+        assert list(stream) == []
+    assert names(server) == ["old.example", "renewed.example"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_asynchronous_client_uses_renewed_files(
+    server: TlsServer, mounted: Mounted, files: TlsFiles
+) -> None:
+    async def run() -> None:
+        more = asyncio.Event()
+
+        async def queries() -> Any:
+            yield ROWS
+            await more.wait()
+            yield 2 * ROWS
+
+        async with AsyncAttentionClient(server.target, credentials=files) as client:
+            stream = client.attend_stream("m", queries())
+            np.testing.assert_array_equal((await anext(stream)).context_vectors, ROWS)
+            mounted.write(OLD.issue("renewed.example"), server.authority.pem)
+            await client.models()
+            more.set()
+            np.testing.assert_array_equal((await anext(stream)).context_vectors, 2 * ROWS)
+            assert [item async for item in stream] == []
+            await client.models()
+
+    asyncio.run(run())
+    assert names(server) == ["old.example", "renewed.example", "renewed.example"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_renewals_under_load_fail_no_call(server: TlsServer, mounted: Mounted, files: TlsFiles) -> None:
+    ended, failed = threading.Event(), []
+
+    def ask(client: AttentionClient) -> None:
+        while not ended.is_set():
+            try:
+                client.models()
+            except AttentionClientError as error:
+                failed.append(error)
+
+    with AttentionClient(server.target, credentials=files, max_retries=0) as client:
+        threads = [threading.Thread(target=ask, args=(client,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for number in range(20):
+            name = f"{number}.example"
+            mounted.write(OLD.issue(name), server.authority.pem)
+            while name not in names(server)[-8:] and not failed:
+                ended.wait(0.001)
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert failed == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_renewed_files_that_cannot_be_used_change_nothing(
+    server: TlsServer, mounted: Mounted, files: TlsFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    with AttentionClient(server.target, credentials=files) as client:
+        mounted.write(Pair(b"", b""), server.authority.pem)
+        client.models()
+        assert "renewed certificates are not used" in caplog.text
+        mounted.write(OLD.issue("renewed.example"), server.authority.pem)
+        client.models()
+    assert names(server) == ["old.example", "renewed.example"]
+
+
+def encrypted(key: bytes) -> bytes:
+    loaded = load_pem_private_key(key, None)
+    assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+    return key_pem(loaded, b"secret")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda pair: Pair(b"", pair.key), "are not a certificate in PEM and its key without a passphrase"),
+        (lambda pair: Pair(pair.certificate, key_pem(new_key())), "KEY_VALUES_MISMATCH"),
+        (lambda pair: Pair(pair.certificate, encrypted(pair.key)), "its key without a passphrase"),
+    ],
+    ids=["empty", "other key", "encrypted"],
+)
+def test_files_that_cannot_be_used_are_refused(
+    server: TlsServer, mounted: Mounted, files: TlsFiles, change: Callable[[Pair], Pair], message: str
+) -> None:
+    mounted.write(change(OLD.issue()), server.authority.pem)
+    with pytest.raises(InvalidArgumentError, match=message) as raised:
+        AttentionClient(server.target, credentials=files)
+    assert raised.value.field == "credentials"
+
+
+def test_authorities_that_cannot_be_used_are_refused(server: TlsServer, mounted: Mounted) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"tls.key: does not contain certificates in PEM"):
+        AttentionClient(server.target, credentials=TlsFiles(ca=mounted.key))
+    with pytest.raises(InvalidArgumentError, match="absent: No such file or directory"):
+        AttentionClient(server.target, credentials=TlsFiles(ca="absent"))
+
+
+def test_a_certificate_needs_its_key(mounted: Mounted) -> None:
+    for given in ({"certificate": mounted.certificate}, {"key": mounted.key}):
+        with pytest.raises(InvalidArgumentError, match="the files of certificate and key, or neither"):
+            TlsFiles(**given)
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["attention-client", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_the_command_takes_the_files(
+    server: TlsServer, mounted: Mounted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--server", server.target, "--ca", mounted.ca]
+    pair = ["--certificate", mounted.certificate, "--key", mounted.key]
+    assert run_command(monkeypatch, *given, *pair, "models", "--token", "secret") == 0
+    assert server.service.callers == [("old.example", "Bearer secret")]
+    attend = ["attend", "--model", "m", "--query", "[[1, 2]]", "--private-key", mounted.key]
+    assert run_command(monkeypatch, *given, *pair[:2], *attend) == 0
+    assert run_command(monkeypatch, *given, "--certificate", mounted.certificate, "models") == 2
+    assert "the files of certificate and key, or neither" in capsys.readouterr().err

@@ -1,0 +1,277 @@
+"""RemoteAttention in place of torch.nn.MultiheadAttention: the same call and result, from a live server."""
+
+import copy
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attention_client import InvalidArgumentError, NotFoundError, UnavailableError
+from attention_client.torch import RemoteAttention, may_attend
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from export.artifact import write_artifact
+from export.model_id import ModelId
+from model.checkpoints.loading import load_checkpoint
+from scripts.local_server import ROOT, ServerProcess, serving
+
+WIDTH, HEADS = 12, 3
+SELF, CROSS, WIDE = "layer-self", "layer-cross", "layer-three-widths"
+# A port on which nothing listens.
+NOWHERE = "127.0.0.1:9"
+OPTIONS: dict[str, dict[str, Any]] = {SELF: {}, CROSS: {}, WIDE: {"kdim": 8, "vdim": 5}}
+
+
+def layer(name: str, *, batch_first: bool = True) -> nn.MultiheadAttention:
+    """The layer that the server has, always with the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=batch_first, **OPTIONS[name])
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.4)
+    return module.eval()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("layers")
+    for name in OPTIONS:
+        path = folder / f"{name}.safetensors"
+        save_file(layer(name).state_dict(), path)
+        found = load_checkpoint(path, layout="torch", heads=HEADS, cross=name == CROSS)
+        write_artifact(found.module, ModelId(name), folder / "models")
+    with serving(folder / "models", folder / "log", "--threads=1") as process:
+        yield process
+
+
+@pytest.fixture
+def remote(server: ServerProcess) -> Iterator[RemoteAttention]:
+    module = RemoteAttention(server.target, SELF, batch_first=True)
+    yield module
+    module.close()
+
+
+def tensors(name: str, batch: tuple[int, ...], query: int, key: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(query * 100 + key)
+    options = OPTIONS[name]
+    widths = (WIDTH, options.get("kdim", WIDTH), options.get("vdim", WIDTH))
+    first, second, third = (
+        torch.randn(*batch, length, width, generator=generator)
+        for length, width in zip((query, key, key), widths, strict=True)
+    )
+    if name == SELF:
+        return first, first, first
+    return first, second, third if name == WIDE else second
+
+
+def same(found: tuple[Tensor, Tensor | None], expected: tuple[Tensor, Tensor | None]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        if one is None or other is None:
+            assert one is other
+        else:
+            torch.testing.assert_close(one, other, rtol=1.3e-6, atol=1e-5)
+
+
+def masks(batch: int, query: int, key: int) -> list[dict[str, Tensor]]:
+    """Masks that leave the first key to every row, so that PyTorch's result has no NaN."""
+    generator = torch.Generator().manual_seed(query + key)
+    padding = torch.rand(batch, key, generator=generator) < 0.4
+    pairs = torch.rand(query, key, generator=generator) < 0.4
+    heads = torch.rand(batch * HEADS, query, key, generator=generator) < 0.4
+    for mask in (padding, pairs, heads):
+        mask[..., 0] = False
+    infinite = torch.zeros(query, key).masked_fill(pairs, float("-inf"))
+    return [
+        {},
+        {"key_padding_mask": padding},
+        {"attn_mask": pairs},
+        {"attn_mask": infinite},
+        {"attn_mask": heads},
+        {"attn_mask": pairs, "key_padding_mask": padding},
+        {"attn_mask": heads, "key_padding_mask": padding},
+    ]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("name", OPTIONS)
+@torch.inference_mode()
+def test_batches_with_every_mask_equal_the_layer(
+    server: ServerProcess, name: str, *, batch_first: bool
+) -> None:
+    module, local = (
+        RemoteAttention(server.target, name, batch_first=batch_first),
+        layer(name, batch_first=batch_first),
+    )
+    query, key, value = tensors(name, (2,), 5, 5 if name == SELF else 7)
+    if not batch_first:
+        key = key.transpose(0, 1)
+        query, value = query.transpose(0, 1), key if name != WIDE else value.transpose(0, 1)
+        if name == SELF:
+            key = value = query
+    lengths = (query.shape[1 if batch_first else 0], key.shape[1 if batch_first else 0])
+    for mask in masks(2, *lengths):
+        for average in (True, False):
+            same(
+                module(query, key, value, average_attn_weights=average, **mask),
+                local(query, key, value, average_attn_weights=average, **mask),
+            )
+        found = module(query, key, value, need_weights=False, **mask)
+        same(found, local(query, key, value, need_weights=False, **mask))
+    module.close()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@torch.inference_mode()
+def test_one_sequence_without_a_batch_axis_equals_the_layer(server: ServerProcess, name: str) -> None:
+    module, local = RemoteAttention(server.target, name), layer(name, batch_first=False)
+    query, key, value = tensors(name, (), 4, 4 if name == SELF else 6)
+    options = {"key_padding_mask": torch.tensor([False] * (len(key) - 1) + [True])}
+    for average in (True, False):
+        same(
+            module(query, key, value, average_attn_weights=average, **options),
+            local(query, key, value, average_attn_weights=average, **options),
+        )
+    module.close()
+
+
+@torch.inference_mode()
+def test_a_row_that_may_attend_to_nothing_has_weights_of_zero(remote: RemoteAttention) -> None:
+    query = tensors(SELF, (1,), 3, 3)[0]
+    blocked = torch.zeros(3, 3, dtype=torch.bool)
+    blocked[1] = True
+    context, weights = remote(query, query, query, attn_mask=blocked)
+    assert weights is not None
+    assert not weights[0, 1].any()
+    torch.testing.assert_close(context[0, 1], layer(SELF).out_proj.bias)
+
+
+@pytest.fixture
+def unfused() -> Iterator[None]:
+    """PyTorch computes its layers by their parts."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.usefixtures("unfused")
+@torch.inference_mode()
+def test_it_takes_the_place_of_a_layer_of_a_transformer(server: ServerProcess) -> None:
+    block = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, batch_first=True).eval()
+    block.self_attn = layer(SELF)
+    local = nn.TransformerEncoder(block, 2, enable_nested_tensor=False).eval()
+    remote = copy.deepcopy(local)
+    for each in remote.layers:
+        each.self_attn = RemoteAttention(server.target, SELF, batch_first=True)
+    rows = tensors(SELF, (3,), 6, 6)[0]
+    padding = torch.zeros(3, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(6)
+    for options in ({}, {"src_key_padding_mask": padding}, {"mask": causal, "is_causal": True}):
+        torch.testing.assert_close(remote(rows, **options), local(rows, **options), rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_type_of_the_query_is_kept(remote: RemoteAttention) -> None:
+    query = tensors(SELF, (1,), 3, 3)[0].to(torch.float16)
+    context, weights = remote(query, query, query)
+    assert weights is not None
+    assert context.dtype == weights.dtype == torch.float16
+
+
+def test_copies_connect_by_themselves(remote: RemoteAttention) -> None:
+    query = tensors(SELF, (1,), 3, 3)[0]
+    expected = remote(query, query, query)
+    for each in (copy.deepcopy(remote), pickle.loads(pickle.dumps(remote))):  # noqa: S301 - of this test
+        same(each(query, query, query), expected)
+        each.close()
+    assert "layer-self" in repr(remote)
+    assert list(remote.parameters()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"key": torch.ones(1, 3, WIDTH)}, "key"),
+        ({"value": torch.ones(1, 3, WIDTH)}, "value"),
+        ({"query": torch.ones(WIDTH)}, "query"),
+        ({"key_padding_mask": torch.zeros(1, 4, dtype=torch.bool)}, "key_padding_mask"),
+        ({"attn_mask": torch.full((3, 3), -1e4)}, "attn_mask"),
+        ({"attn_mask": torch.zeros(3, 4)}, "attn_mask"),
+        ({"attn_mask": torch.zeros(2, 3, 4)}, "attn_mask"),
+    ],
+    ids=["key", "value", "one axis", "padding", "other numbers", "shape", "shape of heads"],
+)
+@torch.inference_mode()
+def test_wrong_arguments_are_refused_by_name(
+    remote: RemoteAttention, arguments: dict[str, Tensor], field: str
+) -> None:
+    query = tensors(SELF, (1,), 3, 3)[0]
+    with pytest.raises(InvalidArgumentError) as refused:
+        remote(**({"query": query, "key": query, "value": query} | arguments))
+    assert refused.value.field == field
+
+
+def test_gradients_need_a_fallback(server: ServerProcess, remote: RemoteAttention) -> None:
+    query = tensors(SELF, (1,), 3, 3)[0].requires_grad_()
+    with pytest.raises(RuntimeError, match=r"no gradients.*fallback"):
+        remote(query, query, query)
+    trained = RemoteAttention(server.target, SELF, batch_first=True, fallback=layer(SELF))
+    trained(query, query, query)[0].sum().backward()
+    assert query.grad is not None
+
+
+@torch.inference_mode()
+def test_the_fallback_answers_when_the_service_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    query = tensors(SELF, (2,), 3, 3)[0]
+    options: dict[str, Any] = {"max_retries": 0, "wait_for_ready": False, "timeout": 5.0}
+    local = layer(SELF)
+    module = RemoteAttention(NOWHERE, SELF, batch_first=True, fallback=local, **options)
+    same(module(query, query, query), local(query, query, query))
+    assert "computed by the fallback instead" in caplog.text
+    alone = RemoteAttention(NOWHERE, SELF, batch_first=True, **options)
+    with pytest.raises(UnavailableError):
+        alone(query, query, query)
+
+
+@torch.inference_mode()
+def test_a_mistake_is_not_hidden_by_the_fallback(server: ServerProcess) -> None:
+    query = tensors(SELF, (1,), 3, 3)[0]
+    module = RemoteAttention(server.target, "absent", batch_first=True, fallback=layer(SELF))
+    with pytest.raises(NotFoundError):
+        module(query, query, query)
+    with pytest.raises(InvalidArgumentError, match="batch_first=False"):
+        RemoteAttention(server.target, SELF, fallback=layer(SELF))
+
+
+def test_the_example(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples/replace_a_layer.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "clients/python/src")}
+    weights = tmp_path / "layer.safetensors"
+    subprocess.run([*command, "save", str(weights)], env=environment, timeout=120, check=True)
+    found = load_checkpoint(weights, layout="torch", heads=4)
+    write_artifact(found.module, ModelId("my-layer"), tmp_path / "models")
+    with serving(tmp_path / "models", tmp_path / "log", "--threads=1") as process:
+        ended = subprocess.run(
+            [*command, "run", process.target, "my-layer"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    assert ended.stdout.startswith("largest difference from the local encoder: ")
+    assert float(ended.stdout.split()[-1]) < 1e-5
+    assert "fallback" not in ended.stderr
+
+
+def test_no_mask_stays_none() -> None:
+    rows = torch.ones(2, 3, WIDTH)
+    assert may_attend(rows, rows, None, None) is None

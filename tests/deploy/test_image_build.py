@@ -1,0 +1,136 @@
+"""What makes the images: the Dockerfile, the files it may read, and the scripts that make their layers."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = ROOT / "deploy/image"
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+IMAGES = ("server", "server-cuda", "client", "exporter", "enrich")
+EPOCH = 1_600_000_000
+
+
+def stages() -> dict[str, tuple[str, str]]:
+    """Base and instructions of each stage, by its name."""
+    parts = re.split(r"^FROM (\S+) AS (\S+)\n", DOCKERFILE, flags=re.MULTILINE)[1:]
+    return {parts[i + 1]: (parts[i], parts[i + 2]) for i in range(0, len(parts), 3)}
+
+
+def ancestry(name: str) -> list[str]:
+    """A stage's instructions, and those of the stages that it is made from."""
+    found, bases = [], stages()
+    while name in bases:
+        name, text = bases[name]
+        found.append(text)
+    return [*found, name]
+
+
+def run_script(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, IMAGE / name, *map(str, arguments)],
+        env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_begins_empty_and_runs_as_a_user_without_a_shell(name: str) -> None:
+    *instructions, base = ancestry(name)
+    text = "\n".join(instructions)
+    assert base == "scratch"
+    assert "USER 10001:10001" in text
+    assert not re.search(r"^RUN ", text, re.MULTILINE), "there is no shell to run it"
+    for instruction in ("ENTRYPOINT", "HEALTHCHECK"):
+        for command in re.findall(rf"^{instruction} .*", text, re.MULTILINE):
+            assert re.search(r"(?:^ENTRYPOINT| CMD) \[", command), command
+    assert 'org.opencontainers.image.title="attention-' in text
+
+
+def test_packages_are_installed_from_lock_files_only() -> None:
+    assert "--require-hashes" in (IMAGE / "install.sh").read_text()
+    for line in re.findall(r".*pip install.*", DOCKERFILE.replace("\\\n", " ")):
+        assert "--require-hashes" in line, line
+
+
+def test_the_build_reads_what_it_copies() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [
+        source
+        for line in re.findall(r"^COPY (?!--)(.*)", DOCKERFILE, re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists(), f"{source}; `make lock` writes the files of requirements"
+        assert any(f"{source}/".startswith(f"{path}/") or path.startswith(f"{source}/") for path in allowed)
+
+
+def test_finish_leaves_the_same_tree_for_the_same_input(tmp_path: Path) -> None:
+    for name, mask in (("first", 0o022), ("second", 0o077)):
+        package = tmp_path / name / "opt/package"
+        (package / "tests").mkdir(parents=True)
+        (package / "tests/test_it.py").write_text("x = 1\n")
+        (package / "header.h").write_text("\n")
+        (package / "module.py").write_text("NAMES = {'a', 'b'}\n")
+        (package / "run").write_text("\n")
+        (package / "run").chmod(0o777 & ~mask)
+        (package / "link").symlink_to("module.py")
+        done = run_script("finish.py", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+    found = []
+    for name in ("first", "second"):
+        root = tmp_path / name
+        states = {path.relative_to(root): path.lstat() for path in [root, *root.rglob("*")]}
+        found.append({path: (state.st_mode, state.st_mtime) for path, state in states.items()})
+    assert found[0] == found[1]
+    assert {time for _, time in found[0].values()} == {EPOCH}
+    names = {path.name for path in found[0]}
+    assert {"module.py", "run", "link", f"module.cpython-3{sys.version_info.minor}.pyc"} <= names
+    assert names & {"tests", "header.h", "test_it.py"} == set()
+
+
+def test_a_compiled_module_names_its_place_in_the_image(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/module.py").write_text("def f():\n    raise ValueError\n")
+    assert run_script("finish.py", tmp_path).returncode == 0
+    (compiled,) = tmp_path.rglob("*.pyc")
+    assert b"/app/module.py" in compiled.read_bytes()
+    assert str(tmp_path).encode() not in compiled.read_bytes()
+
+
+def test_finish_refuses_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
+    done = run_script("finish.py", tmp_path, "--remove", "opt/absent")
+    assert done.returncode == 1
+    assert "--remove opt/absent: nothing in" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("ldd") is None, reason="ldd is not installed")
+def test_finish_refuses_a_library_that_the_image_lacks(tmp_path: Path) -> None:
+    folder, root = tmp_path / "packages", tmp_path / "root"
+    folder.mkdir()
+    root.mkdir()
+    extension = next((Path(sys.base_prefix) / "lib").glob("python3*/lib-dynload/_ctypes.*.so"))
+    shutil.copy(extension, folder)
+    done = run_script("finish.py", folder, "--root", root)
+    assert done.returncode == 1
+    assert re.search(r"the image lacks .*/libffi\.so", done.stderr), done.stderr
+
+
+def test_the_sbom_names_debian_packages(tmp_path: Path) -> None:
+    document, status, output = tmp_path / "python.json", tmp_path / "status.d", tmp_path / "out"
+    document.write_text('{"components": [{"bom-ref": "numpy==2", "purl": "pkg:pypi/numpy@2"}]}')
+    status.mkdir()
+    stanza = "Package: libc6\nVersion: 2.36-9+deb12u1\nArchitecture: amd64\nDepends: a\n"
+    (status / "libc6").write_text(stanza)
+    done = run_script("sbom.py", document, status, output)
+    assert done.returncode == 0, done.stderr
+    listed = (output / "packages.txt").read_text().splitlines()
+    assert listed == ["pkg:pypi/numpy@2", "pkg:deb/debian/libc6@2.36-9+deb12u1?arch=amd64"]

@@ -1,0 +1,64 @@
+"""The text encoders that the tests' server serves: one of each family, and what else is configured."""
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from export.encoder import EncoderOptions, write_encoder
+from export.model_id import ModelId
+from export.precision import Precision
+from model.encoder_folder.loading import load_encoder
+from tests.support import encoders
+from tests.support.artifacts import ModelSet
+
+SENTENCE, INT8, TRUNCATING = "sentence", "sentence-int8", "truncating"
+SETTINGS = {
+    "__version__": {"sentence_transformers": "5.0.0"},
+    "prompts": {"query": "query: ", "document": ""},
+    "default_prompt_name": None,
+    "similarity_fn_name": "cosine",
+}
+DIMENSIONS = (8, 16)
+SHORT = 12
+
+
+def export_family(name: str, folder: Path) -> None:
+    """A family as the transformers library saves it."""
+    with TemporaryDirectory() as source:
+        loaded = load_encoder(encoders.save_model(name, Path(source)))
+        write_encoder(loaded, ModelId(name), folder)
+
+
+def export_sentence(name: str, precision: Precision, folder: Path) -> None:
+    """A BERT with everything that sentence-transformers states."""
+    with TemporaryDirectory() as source:
+        encoders.save_sentence_model("bert", Path(source), settings=SETTINGS)
+        write_encoder(
+            load_encoder(source),
+            ModelId(name),
+            folder,
+            options=EncoderOptions(dimensions=DIMENSIONS),
+            precision=precision,
+        )
+
+
+def export_truncating(folder: Path) -> None:
+    """A BERT that takes few tokens, cuts longer texts and has a default prompt."""
+    with TemporaryDirectory() as source:
+        settings = {**SETTINGS, "default_prompt_name": "query"}
+        encoders.save_sentence_model("bert", Path(source), settings=settings, max_tokens=SHORT)
+        options = EncoderOptions(truncates=True)
+        write_encoder(load_encoder(source), ModelId(TRUNCATING), folder, options=options)
+
+
+HERE = Path(__file__)
+ENCODERS = ModelSet(
+    "encoders",
+    [
+        *(partial(export_family, name) for name in encoders.CASES),
+        partial(export_sentence, SENTENCE, Precision.FP32),
+        partial(export_sentence, INT8, Precision.INT8),
+        export_truncating,
+    ],
+    [HERE, Path(encoders.__file__)],
+)

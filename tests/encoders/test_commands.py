@@ -1,0 +1,75 @@
+"""The commands of attention-client with text encoders."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attention_client import AttentionClient
+from attention_client._commands.app import app
+from numpy.testing import assert_allclose
+from typer.testing import CliRunner, Result
+
+from scripts.local_server import ServerProcess
+from tests.encoders.repository import SENTENCE
+from tests.encoders.texts import ATOL, RTOL, TEXTS
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def server(encoder_server: ServerProcess) -> list[str]:
+    return ["--server", encoder_server.target]
+
+
+def run(*arguments: object) -> Result:
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_embed_prints_a_row_for_each_text(server: list[str]) -> None:
+    lines = run("embed", *server, "--model", SENTENCE, "dessert", "first").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["dessert", "first"]
+    assert all(line.endswith("...") for line in lines)
+
+
+def test_embed_prints_json(server: list[str], encoder_client: AttentionClient) -> None:
+    options = ["--prompt", "query", "--dimensions", 8, "--truncate", "--json"]
+    found = json.loads(run("embed", *server, "--model", SENTENCE, *options, "a", "dessert " * 200).stdout)
+    expected = encoder_client.embed(
+        SENTENCE, ["a", "dessert " * 200], prompt="query", dimensions=8, truncate=True
+    )
+    assert_allclose(found["embeddings"], expected, rtol=RTOL, atol=ATOL)
+
+
+def test_embed_writes_a_file(server: list[str], encoder_client: AttentionClient, tmp_path: Path) -> None:
+    texts, out = tmp_path / "texts", tmp_path / "embeddings.npy"
+    texts.write_text("dessert\nfirst\n")
+    printed = run("embed", *server, "--model", SENTENCE, "--file", texts, "--out", out).stdout
+    assert f"{out}: (2, 32) float32" in printed
+    assert_allclose(np.load(out), encoder_client.embed(SENTENCE, ["dessert", "first"]), rtol=RTOL, atol=ATOL)
+
+
+def test_weights_of_one_layer(server: list[str], encoder_client: AttentionClient) -> None:
+    arguments = ["weights", *server, "--model", SENTENCE, "--text", TEXTS[0], "--json"]
+    weights = encoder_client.attend_text(SENTENCE, TEXTS[0], return_weights=True).attention_weights
+    assert weights is not None
+    for layer, options in ((1, ["--layer", 1]), (-1, [])):
+        found = json.loads(run(*arguments, *options).stdout)
+        assert_allclose(list(found["heads"].values()), weights[layer], rtol=RTOL, atol=ATOL)
+    refused = runner.invoke(app, [*arguments, "--layer", "3"])
+    assert refused.exit_code == 1
+    assert "--layer: expected 0 to 2; found 3" in refused.output
+
+
+def test_text_prints_the_weights_of_every_layer(server: list[str]) -> None:
+    printed = run("text", *server, "--model", SENTENCE, "ab", "--weights", "-").stdout
+    assert "layer 0, head 0" in printed
+    assert "layer 2, head 3" in printed
+
+
+def test_describe_names_prompts_and_layers(server: list[str]) -> None:
+    printed = run("describe", *server, "--model", SENTENCE).stdout
+    for line in ("layers", "dimensions   8, 16", "prompts", "query, document", "refused"):
+        assert line in printed

@@ -1,0 +1,32 @@
+"""Runs the Python blocks of docs/encoders.md."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from scripts.local_server import ROOT, ServerProcess
+from tests.encoders.repository import SENTENCE
+
+PAGE = (ROOT / "docs/encoders.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(BLOCKS) == 2
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=["client", "openai"])
+def test_block(encoder_server: ServerProcess, encoder_http_port: int, block: str) -> None:
+    for documented, here in (
+        ("127.0.0.1:8001", encoder_server.target),
+        ("127.0.0.1:8000", f"127.0.0.1:{encoder_http_port}"),
+        ("my-encoder", SENTENCE),
+        ("dimensions=256", "dimensions=16"),
+    ):
+        block = block.replace(documented, here)
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

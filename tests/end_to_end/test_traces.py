@@ -1,0 +1,209 @@
+"""Traces of real processes, read back from a collector: from the client through the server to the run."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from scripts.local_server import ROOT, ServerProcess, serving
+from tests.server.http.clients import ask, http_port
+from tests.server.rpc.messages import attend_request
+from tests.server.samples import SELF
+from tests.server.watched import watched
+from tests.support.collector import QUICKLY, Collector, Seen, collecting
+
+ATTEND = "attention.v1.AttentionService/Attend"
+STREAM = "attention.v1.AttentionService/AttendStream"
+INFER = "inference.GRPCInferenceService/ModelInfer"
+ROUTE = "POST /v2/models/{model}/infer"
+BODY = {"inputs": [{"name": "query", "shape": [1, 2, 4], "datatype": "FP32", "data": [0.5] * 8}]}
+HALF = "--trace-sample-ratio=0.5"
+# An application that traces: it sets a provider, and then uses the client as any other does.
+APPLICATION = """
+import asyncio, sys
+import numpy as np
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from attention_client import AsyncAttentionClient, AttentionClient, NotFoundError
+
+target, collector, model = sys.argv[1:]
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=collector)))
+trace.set_tracer_provider(provider)
+query = np.ones((3, 4), np.float32)
+
+async def asynchronously():
+    async with AsyncAttentionClient(target) as client:
+        await client.attend(model, query)
+        assert len([answer async for answer in client.attend_stream(model, [query] * 2)]) == 2
+
+with AttentionClient(target) as client:
+    with trace.get_tracer("app").start_as_current_span("synchronous"):
+        client.attend(model, query)
+        assert len(list(client.attend_stream(model, [query] * 2))) == 2
+        try:
+            client.attend("nobody", query)
+        except NotFoundError as error:
+            assert len(error.request_id) == 32
+    with trace.get_tracer("app").start_as_current_span("asynchronous"):
+        asyncio.run(asynchronously())
+provider.shutdown()
+"""
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in QUICKLY.items():
+        monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def traced(artifacts: Path, folder: Path, *options: str) -> Iterator[tuple[ServerProcess, Collector]]:
+    with (
+        collecting() as collector,
+        serving(artifacts, folder / "log", f"--trace-endpoint={collector.url}", *options) as server,
+    ):
+        yield server, collector
+
+
+def run_application(target: str, collector: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "clients/python/src")}
+    command = [sys.executable, "-c", APPLICATION, target, collector, SELF]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
+
+
+def below(collector: Collector, span: Seen, name: str) -> Seen:
+    found = [child for child in collector.children(span) if child.name == name]
+    assert found, (name, [child.name for child in collector.children(span)])
+    return found[0]
+
+
+def runs_of(collector: Collector, request: Seen) -> list[Seen]:
+    """The runs below a request, or those that it shares."""
+    below_it = {child.reference for child in collector.children(request)}
+    return [run for run in collector.named("run") if run.reference in below_it | set(request.links)]
+
+
+def test_a_trace_leads_from_the_client_through_the_server_to_the_run(artifacts: Path, tmp_path: Path) -> None:
+    with traced(artifacts, tmp_path) as (server, collector):
+        run_application(server.target, collector.url)
+        collector.wait_for(ATTEND, 6)  # three calls, each with the span of the client and of the server
+        collector.wait_for(STREAM, 4)
+        for name in ("synchronous", "asynchronous"):
+            (root,) = collector.wait_for(name)
+            sent = below(collector, root, ATTEND)
+            assert sent.kind == 3  # CLIENT
+            received = below(collector, sent, ATTEND)
+            assert received.kind == 2  # SERVER
+            assert received.has_remote_parent
+            run = below(collector, received, "run")
+            assert sent.start <= received.start <= run.start <= run.end <= received.end
+            assert sent.attributes["rpc.response.status_code"] == "OK"
+            assert sent.attributes["server.port"] == server.port
+            stream = below(collector, below(collector, root, STREAM), STREAM)
+            requests = [child for child in collector.children(stream) if child.name == "request"]
+            assert len(requests) == 2
+            assert all(runs_of(collector, request) for request in requests)
+        failed = [span for span in collector.named(ATTEND) if span.is_error]
+        assert [span.attributes["error.type"] for span in failed] == ["NOT_FOUND"]  # that of the client
+        assert server.stop() == 0
+
+
+def test_http_has_a_span_whose_child_is_that_of_grpc(artifacts: Path, tmp_path: Path) -> None:
+    parent = f"00-{7:032x}-{9:016x}-01"
+    with traced(artifacts, tmp_path, "--http-port=0", "--trace-sample-ratio=0") as (server, collector):
+        port, path = http_port(server.log), f"/v2/models/{SELF}/infer"
+        for headers in ({}, {"traceparent": "malformed", "tracestate": "a=1"}, {"traceparent": parent}):
+            assert ask(port, path, BODY, headers).status == 200
+        assert ask(port, "/v2/models/nobody/ready", headers={"traceparent": parent}).status == 400
+        (request,) = collector.wait_for(ROUTE)
+        collector.wait_for(INFER)
+        assert server.stop() == 0
+    assert request.trace_id == f"{7:032x}"
+    assert request.parent_id == f"{9:016x}"
+    assert request.attributes["http.route"] == "/v2/models/{model}/infer"
+    assert request.attributes["url.path"] == path
+    assert request.attributes["http.response.status_code"] == 200
+    assert request.resource["attention.process"] == "http"
+    called = below(collector, request, INFER)
+    assert called.attributes["attention.request_id"] == request.attributes["attention.request_id"]
+    assert below(collector, called, "run").attributes["attention.model"] == SELF
+    assert (
+        len(collector.named(ROUTE)) == len(collector.named(INFER)) == 1
+    )  # those that are not sampled have none
+    (refused,) = collector.named("GET /v2/models/{model}/ready")
+    assert refused.attributes["http.response.status_code"] == 400
+
+
+def test_every_request_over_http_is_sampled_by_both_processes_or_by_none(
+    artifacts: Path, tmp_path: Path
+) -> None:
+    with traced(artifacts, tmp_path, "--http-port=0", HALF) as (server, collector):
+        port = http_port(server.log)
+        for _ in range(40):
+            assert ask(port, f"/v2/models/{SELF}/infer", BODY).status == 200
+        assert server.stop() == 0
+    requests, calls = collector.named(ROUTE), collector.named(INFER)
+    assert {span.trace_id for span in requests} == {span.trace_id for span in calls}
+    assert 0 < len(requests) < 40  # with a probability of 1 - 2 ** -39
+
+
+def test_each_of_two_workers_exports_its_spans(artifacts: Path, tmp_path: Path) -> None:
+    with (
+        collecting() as collector,
+        watched(artifacts, tmp_path, "--workers=2", f"--trace-endpoint={collector.url}") as service,
+    ):
+        port, _ = service.ports()
+        for _ in range(32):  # all of them reach the same worker with a probability of 1 in 2 ** 31
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+                AttentionServiceStub(channel).Attend(attend_request([2]), timeout=60)
+        service.stop(signal.SIGTERM)
+        assert service.process.wait(timeout=60) == 0
+        spans = collector.wait_for(ATTEND, 32)
+    assert len(spans) == 32
+    assert len({span.resource["process.pid"] for span in spans}) == 2
+    assert {span.attributes["server.port"] for span in spans} == {port}
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["slow", "absent"])
+def test_a_collector_that_does_not_answer_affects_neither_calls_nor_the_end(
+    artifacts: Path, tmp_path: Path, listens: bool
+) -> None:
+    with collecting() as collector:
+        collector.held = None if not listens else threading.Event()
+        endpoint = collector.url if listens else "http://127.0.0.1:1"
+        with serving(artifacts, tmp_path / "log", f"--trace-endpoint={endpoint}") as server:
+            with grpc.insecure_channel(server.target) as channel:
+                attend = AttentionServiceStub(channel).Attend
+                for _ in range(5):
+                    attend(attend_request([2]), timeout=60)
+                if listens:
+                    assert collector.exporting.wait(60)
+                attend(attend_request([2]), timeout=60)
+            assert server.stop() == 0  # it would be ended with status 1 some seconds after the grace
+        assert "traces lost" in (tmp_path / "log").read_text()
+
+
+def test_opentelemetrys_variables_switch_traces_on(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+        with serving(artifacts, tmp_path / "log") as server:
+            with grpc.insecure_channel(server.target) as channel:
+                AttentionServiceStub(channel).Attend(attend_request([2]), timeout=60)
+            assert server.stop() == 0
+        (span,) = collector.named(ATTEND)
+    assert span.resource["service.name"] == "mine"

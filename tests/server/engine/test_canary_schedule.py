@@ -1,0 +1,174 @@
+"""Which golden vectors are replayed next, and when: decided without a thread and without a clock."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.canary import BUSY_SHARE, IDLE_SHARE, CanarySchedule, Check, checks_of, run_bytes
+from server.engine.loading import load_model
+from server.engine.model import LoadedModel
+from server.engine.provider import Device
+from server.engine.repository import FailedModel, Model
+from tests.server.samples import CROSS, SELF
+
+PERIOD = 100.0
+RUN_SECONDS = 0.001
+
+
+@pytest.fixture(scope="module")
+def pair(artifacts: Path) -> list[Model]:
+    """Two models with their golden vectors; the first also has sessions on two threads."""
+    first = load_model(artifacts / SELF / "1", Device(threads=2), keep_golden=True)
+    return [first, load_model(artifacts / CROSS / "1", Device(threads=1), keep_golden=True)]
+
+
+def all_checks(models: list[Model]) -> list[Check]:
+    return [check for model in models if isinstance(model, LoadedModel) for check in checks_of(model)]
+
+
+def replays(
+    schedule: CanarySchedule,
+    models: list[Model],
+    until: float,
+    *,
+    is_idle: bool,
+    seconds: float = RUN_SECONDS,
+) -> list[tuple[float, Check]]:
+    """Asks as a thread would, on a clock of its own; each replay takes as long."""
+    now, found = 0.0, []
+    while now < until:
+        if (check := schedule.next(models, now, is_idle=is_idle)) is not None:
+            found.append((now, check))
+            now += seconds
+            schedule.ended(now, seconds, was_idle=is_idle)
+        now += schedule.delay(now)
+    return found
+
+
+def test_each_case_is_checked_on_every_session_of_its_graph(pair: list[Model]) -> None:
+    for model in pair:
+        assert isinstance(model, LoadedModel)
+        found = [(check.session(model), check.case) for check in checks_of(model)]
+        expected = [
+            (sessions[case.graph], index)
+            for sessions in (model.sessions, model.parallel_sessions)
+            for index, case in enumerate(model.golden)
+            if case.graph in sessions
+        ]
+        assert found == expected
+        assert {session for session, _ in found} == {
+            *model.sessions.values(),
+            *model.parallel_sessions.values(),
+        }
+    parallel = [check for check in all_checks(pair) if check.is_parallel]
+    assert {check.model() for check in parallel} == {pair[0]}
+
+
+def test_an_idle_engine_is_checked_once_in_a_period_at_even_intervals(pair: list[Model]) -> None:
+    checks = all_checks(pair)
+    interval = PERIOD / len(checks)
+    found = replays(CanarySchedule(PERIOD, 0.0), pair, PERIOD - interval / 2, is_idle=True)
+    assert [check for _, check in found] == checks
+    assert [at for at, _ in found] == pytest.approx(
+        [index * interval for index in range(len(checks))], abs=interval / 5
+    )
+
+
+def test_every_case_comes_again_in_the_next_period(pair: list[Model]) -> None:
+    checks = all_checks(pair)
+    until = 3 * PERIOD - PERIOD / len(checks) / 2
+    found = replays(CanarySchedule(PERIOD, 0.0), pair, until, is_idle=True)
+    assert [check for _, check in found] == 3 * checks
+
+
+def test_an_engine_that_is_never_idle_is_checked_too(pair: list[Model]) -> None:
+    checks = all_checks(pair)
+    found = replays(CanarySchedule(PERIOD, 0.0), pair, 3 * PERIOD, is_idle=False, seconds=0.0)
+    assert [check for _, check in found][: len(checks)] == checks
+
+
+def test_a_check_waits_for_an_idle_moment(pair: list[Model]) -> None:
+    schedule = CanarySchedule(PERIOD, 0.0)
+    checks = all_checks(pair)
+    interval = PERIOD / len(checks)
+    assert schedule.next(pair, 0.0, is_idle=True) == checks[0]
+    schedule.ended(0.0, 0.0, was_idle=True)
+    assert schedule.next(pair, 0.9 * interval, is_idle=True) is None
+    assert schedule.next(pair, 1.5 * interval, is_idle=False) is None
+    assert schedule.next(pair, 1.6 * interval, is_idle=True) == checks[1]
+    schedule.ended(1.6 * interval, 0.0, was_idle=True)
+    assert schedule.next(pair, 2.9 * interval, is_idle=False) is None
+    assert schedule.next(pair, 3.1 * interval, is_idle=False) == checks[2]
+
+
+@pytest.mark.parametrize(("is_idle", "share"), [(True, IDLE_SHARE), (False, BUSY_SHARE)])
+@given(seconds=st.floats(1e-3, 20.0))
+def test_replays_never_take_more_than_their_share_of_the_time(
+    pair: list[Model], is_idle: bool, share: float, seconds: float
+) -> None:
+    schedule = CanarySchedule(0.1, 0.0)
+    until = 50 * seconds / share
+    found = replays(schedule, pair, until, is_idle=is_idle, seconds=seconds)
+    assert len(found) > 20
+    times = [at for at, _ in found]
+    assert all(later - at >= 0.999 * seconds / share for at, later in itertools.pairwise(times))
+
+
+def test_time_that_has_passed_is_not_caught_up_with(pair: list[Model]) -> None:
+    schedule = CanarySchedule(PERIOD, 0.0)
+    assert schedule.next(pair, 0.0, is_idle=True) is not None
+    schedule.ended(0.0, 0.0, was_idle=True)
+    assert schedule.next(pair, 50 * PERIOD, is_idle=True) is not None
+    schedule.ended(50 * PERIOD, RUN_SECONDS, was_idle=True)
+    assert schedule.next(pair, 50 * PERIOD + RUN_SECONDS, is_idle=True) is None
+
+
+def test_models_that_are_gone_are_skipped_and_new_ones_come_with_the_next_period(pair: list[Model]) -> None:
+    first, second = pair
+    schedule, seen, now = CanarySchedule(PERIOD, 0.0), [], 0.0
+    models: list[Model] = [first]
+    for _ in range(3):
+        check = schedule.next(models, now, is_idle=True)
+        assert check is not None
+        seen.append(check.model())
+        now += PERIOD
+        schedule.ended(now, 0.0, was_idle=True)
+        models = [FailedModel(first.name, first.version, ""), second]
+    assert seen == [first, second, second]
+
+
+def test_without_models_nothing_is_due(pair: list[Model]) -> None:
+    schedule = CanarySchedule(PERIOD, 0.0)
+    assert schedule.next([FailedModel("m", "1", "")], 0.0, is_idle=True) is None
+    assert schedule.delay(0.0) == PERIOD
+    assert schedule.next(pair, PERIOD, is_idle=True) is not None
+
+
+def test_a_check_does_not_keep_a_model_loaded(artifacts: Path) -> None:
+    model = load_model(artifacts / SELF / "1", Device(threads=1), keep_golden=True)
+    schedule = CanarySchedule(PERIOD, 0.0)
+    check = schedule.next([model], 0.0, is_idle=True)
+    assert check is not None
+    del model
+    assert check.model() is None
+
+
+def test_the_expected_memory_grows_with_the_longest_input_and_the_graph(pair: list[Model]) -> None:
+    for model in pair:
+        assert isinstance(model, LoadedModel)
+        for case in model.golden:
+            lengths = [case.inputs[spec.name].shape[1] for spec in model.inputs]
+            batch, longest = len(case.inputs[model.inputs[0].name]), max(lengths)
+            assert run_bytes(model, case) == model.run_bytes(case.graph, batch, longest, longest)
+            doubled = dataclasses.replace(
+                case,
+                inputs={
+                    name: array.repeat(2, axis=1) if name in model.inputs_by_name else array
+                    for name, array in case.inputs.items()
+                },
+            )
+            assert run_bytes(model, doubled) > run_bytes(model, case)

@@ -1,0 +1,116 @@
+"""Identities, keys and tokens that tests make."""
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from server.security.entries import digest_of
+from server.security.identities import IdentityLimits
+from server.security.token_file import read_table
+from server.security.watched_file import NullSecurityObserver, WatchedFile
+
+ISSUER, AUDIENCE = "https://issuer.example", "attention"
+# How often tests look at a file.
+LOOK_SECONDS = 0.01
+PATIENCE_SECONDS = 30.0
+
+
+def entry(name: str, token: str | None = None, *rights: str, **fields: Any) -> dict[str, Any]:
+    """One identity of a tokens file, with a token of its own unless another proof is given."""
+    proof = {"sha256": digest_of(token).hex()} if token is not None else {}
+    return {"name": name, "rights": list(rights), **proof, **fields}
+
+
+def write_tokens(path: Path, *entries: dict[str, Any]) -> Path:
+    """Writes a tokens file in one step, as the command does."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps({"identities": entries}))
+    temporary.replace(path)
+    return path
+
+
+def watched(path: Path, observer: Any = None) -> WatchedFile[Any]:
+    """A tokens file that is looked at often."""
+    return WatchedFile(
+        "tokens",
+        path,
+        lambda file: read_table(file, IdentityLimits()),
+        observer or NullSecurityObserver(),
+        look_seconds=LOOK_SECONDS,
+    )
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Polls what another thread or process changes; returns whether it came true in time."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
+
+
+@cache
+def private_key(algorithm: str, name: str = "one") -> Any:
+    """A key of the issuer; another for each name."""
+    del name
+    if algorithm.startswith("ES"):
+        return ec.generate_private_key({"ES256": ec.SECP256R1, "ES384": ec.SECP384R1}[algorithm]())
+    if algorithm == "EdDSA":
+        return ed25519.Ed25519PrivateKey.generate()
+    return rsa.generate_private_key(65537, 2048)
+
+
+def public_jwk(algorithm: str, name: str = "one", **members: Any) -> dict[str, Any]:
+    """The public part of a key, as a member of a key set."""
+    kind = jwt.get_algorithm_by_name(algorithm)
+    found: dict[str, Any] = json.loads(kind.to_jwk(private_key(algorithm, name).public_key()))
+    return {**found, "kid": name, **members}
+
+
+def key_set(*members: dict[str, Any]) -> bytes:
+    """A JWK set."""
+    return json.dumps({"keys": members}).encode()
+
+
+def signed(algorithm: str = "RS256", key: str = "one", kid: str | None = "", **claims: Any) -> str:
+    """A good token, of which some claims are changed; None removes a claim."""
+    good = {
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "sub": "someone",
+        "exp": int(time.time()) + 600,
+        "scope": "infer:* read",
+    }
+    payload = {name: value for name, value in {**good, **claims}.items() if value is not None}
+    headers = {} if kid is None else {"kid": kid or key}
+    return jwt.encode(payload, private_key(algorithm, key), algorithm, headers=headers)
+
+
+def part(content: Any) -> str:
+    """One part of a hand-made token."""
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def unsigned() -> str:
+    """A good token without a signature: the algorithm is none."""
+    return f"{part({'alg': 'none', 'kid': 'one'})}.{signed().split('.')[1]}."
+
+
+def signed_with_the_public_key() -> str:
+    """A token that a verifier takes which lets the token choose HMAC, with the public key as its secret."""
+    public = private_key("RS256").public_key()
+    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    text = f"{part({'alg': 'HS256', 'kid': 'one'})}.{signed().split('.')[1]}"
+    return f"{text}.{part(hmac.new(pem, text.encode(), hashlib.sha256).digest())}"

@@ -1,0 +1,125 @@
+"""Who a call is from: its token, or else its certificate."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.security.errors import (
+    CredentialsError,
+    ExpiredTokenError,
+    InvalidTokenError,
+    MissingCredentialsError,
+)
+from server.security.guard import MAX_TOKEN_CHARACTERS, Guard, bearer_token
+from server.security.key_set import read_keys
+from server.security.web_tokens import WebTokens
+from tests.server.security.samples import (
+    AUDIENCE,
+    ISSUER,
+    entry,
+    key_set,
+    public_jwk,
+    signed,
+    watched,
+    write_tokens,
+)
+
+
+class Keys:
+    keys = read_keys(key_set(public_jwk("ES256")))
+
+    def want(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Iterator[Guard]:
+    path = write_tokens(
+        tmp_path / "tokens.json",
+        entry("one", "first", "read"),
+        entry("old", "second", "read", expires="2020-01-01T00:00:00Z"),
+        entry("jobs", None, "read", certificate="jobs.example"),
+    )
+    tokens = WebTokens(Keys(), issuer=ISSUER, audience=AUDIENCE)
+    guard = Guard(watched(path), tokens)
+    yield guard
+    guard.close()
+
+
+def authorization(*values: str | bytes) -> list[tuple[str, str | bytes]]:
+    return [("user-agent", "test"), *(("authorization", value) for value in values)]
+
+
+def name_of(guard: Guard, *values: str, certificates: tuple[str, ...] = ()) -> str:
+    return guard.identify(authorization(*values), lambda: certificates).name
+
+
+def test_a_token_names_its_caller(guard: Guard) -> None:
+    assert name_of(guard, "Bearer first") == "one"
+    assert name_of(guard, "bearer   first ") == "one"
+
+
+def test_a_web_token_names_its_caller(guard: Guard) -> None:
+    assert name_of(guard, f"Bearer {signed('ES256', sub='caller')}") == "caller"
+
+
+def test_a_certificate_names_a_caller_without_a_token(guard: Guard) -> None:
+    assert name_of(guard, certificates=("CN of it", "jobs.example")) == "jobs"
+
+
+def test_a_token_comes_before_a_certificate(guard: Guard) -> None:
+    assert name_of(guard, "Bearer first", certificates=("jobs.example",)) == "one"
+    with pytest.raises(InvalidTokenError):
+        name_of(guard, "Bearer wrong", certificates=("jobs.example",))
+
+
+@pytest.mark.parametrize(
+    ("values", "certificates", "kind", "error"),
+    [
+        ([], (), MissingCredentialsError, "a token is required"),
+        ([], ("other.example",), MissingCredentialsError, "has no name that this server knows"),
+        (["Bearer third"], (), InvalidTokenError, "it is wrong, or was revoked"),
+        (["Bearer a.b.c"], (), InvalidTokenError, "is not a JSON Web Token"),
+        (["Bearer second"], (), ExpiredTokenError, "has expired"),
+        (["Bearer first", "Bearer first"], (), InvalidTokenError, "several authorization headers"),
+        (["Bearer first, Bearer first"], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
+        (["Basic Zmlyc3Q="], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
+        (["first"], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
+        (["Bearer "], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
+        (["Bearer fir\nst"], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
+        (["Bearer fürst"], (), InvalidTokenError, 'must be "Bearer TOKEN"'),
+        ([f"Bearer {'x' * MAX_TOKEN_CHARACTERS}"], (), InvalidTokenError, "is longer than 8192 characters"),
+    ],
+    ids=range(13),
+)
+def test_other_callers_are_unknown(
+    guard: Guard, values: list[str], certificates: tuple[str, ...], kind: Any, error: str
+) -> None:
+    with pytest.raises(CredentialsError) as raised:
+        name_of(guard, *values, certificates=certificates)
+    assert type(raised.value) is kind
+    assert error in raised.value.message
+    assert "first" not in raised.value.message
+
+
+def test_a_header_of_bytes_is_read() -> None:
+    assert bearer_token(authorization(b"Bearer first")) == "first"
+    with pytest.raises(InvalidTokenError):
+        bearer_token(authorization(b"Bearer \xff"))
+
+
+def test_an_identity_without_an_end_does_not_expire(guard: Guard) -> None:
+    assert guard.identify(authorization("Bearer first"), tuple).expires == math.inf
+
+
+def test_without_web_tokens_one_is_just_wrong(tmp_path: Path) -> None:
+    guard = Guard(watched(write_tokens(tmp_path / "tokens.json", entry("one", "first", "read"))))
+    with pytest.raises(InvalidTokenError, match="it is wrong, or was revoked"):
+        name_of(guard, f"Bearer {signed('ES256')}")
+    guard.close()

@@ -1,0 +1,223 @@
+"""JSON Web Tokens: which are taken, for how long, and how often they are verified."""
+
+import time
+from typing import Any
+
+import jwt
+import pytest
+
+from server.engine.errors import OverloadedError
+from server.security import web_tokens
+from server.security.entries import digest_of
+from server.security.errors import ExpiredTokenError, InvalidTokenError, KeysUnavailableError
+from server.security.identities import Identity, Source
+from server.security.key_set import KeySet, read_keys
+from server.security.rights import Rights
+from server.security.web_tokens import LEEWAY_SECONDS, MAX_FAILURES, WebTokens
+from tests.server.security.samples import (
+    AUDIENCE,
+    ISSUER,
+    key_set,
+    part,
+    public_jwk,
+    signed,
+    signed_with_the_public_key,
+    unsigned,
+)
+
+
+class Keys:
+    """Keys that the test changes."""
+
+    def __init__(self, *members: dict[str, Any]) -> None:
+        self.keys: KeySet | None = read_keys(key_set(*members)) if members else None
+        self.wanted = 0
+
+    def want(self) -> None:
+        self.wanted += 1
+
+    def close(self) -> None:
+        pass
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys(public_jwk("RS256"))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tokens(keys: Keys, clock: Clock) -> WebTokens:
+    return WebTokens(keys, issuer=ISSUER, audience=AUDIENCE, clock=clock)
+
+
+def identity_of(tokens: WebTokens, token: str) -> Identity:
+    return tokens.of_token(token, digest_of(token))
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "PS384", "ES256", "ES384", "EdDSA"])
+def test_a_good_token_is_taken(algorithm: str, clock: Clock) -> None:
+    tokens = WebTokens(Keys(public_jwk(algorithm)), issuer=ISSUER, audience=AUDIENCE, clock=clock)
+    expires = int(clock.now) + 60
+    found = identity_of(tokens, signed(algorithm, exp=expires, scope="openid infer:a-* admin"))
+    assert (found.source, found.name) == (Source.WEB_TOKEN, "someone")
+    assert found.rights == Rights(infer=("a-*",), admin=True)
+    assert found.expires == expires + LEEWAY_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("token", "error"),
+    [
+        (unsigned, "the algorithm of the token's signature is not accepted"),
+        (signed_with_the_public_key, "the algorithm of the token's signature is not accepted"),
+        (lambda: signed(key="two", kid="one"), "damaged, or its signature is wrong"),
+        (lambda: signed(key="two"), "the key that signed the token is not one of the issuer's"),
+        (lambda: signed("ES256", kid="one"), "the token's key is not one for the algorithm"),
+        (lambda: signed(aud="other"), "the token is for another audience"),
+        (lambda: signed(aud=["other", "third"]), "the token is for another audience"),
+        (lambda: signed(aud=None), "lacks one of the claims"),
+        (lambda: signed(iss="https://other.example"), "the token is of another issuer"),
+        (lambda: signed(iss=None), "lacks one of the claims"),
+        (lambda: signed(exp=None), "lacks one of the claims"),
+        (lambda: signed(sub=None), "lacks one of the claims"),
+        (lambda: signed(sub=""), "the claim sub must be a text of 1 to 200 characters"),
+        (lambda: signed(sub="a\nb"), "the claim sub must be a text of 1 to 200 characters"),
+        (lambda: signed(nbf=time.time() + 3600), "the token is not valid yet"),
+        (lambda: signed()[:-6] + "AAAAAA", "damaged, or its signature is wrong"),
+        (lambda: "a.b.c", "the token is not a JSON Web Token"),
+        (lambda: f"{part(b'[' * 3000)}.e30.", "the token is not a JSON Web Token"),
+        (lambda: f"{part([])}.e30.", "the token is not a JSON Web Token"),
+        (lambda: f"{part({'alg': ['RS256']})}.e30.", "the algorithm of the token's signature"),
+        (lambda: f"{part({'alg': 'RS256', 'kid': 7})}.e30.", "the header of the token is not one"),
+        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'crit': ['b64']})}.e30.", "the header of the token"),
+        (lambda: f"{part({'alg': 'RS256', 'kid': 'one', 'b64': False})}..AA", "damaged, or its signature"),
+    ],
+    ids=range(23),
+)
+def test_another_token_is_refused(tokens: WebTokens, token: Any, error: str) -> None:
+    made = token()
+    with pytest.raises(InvalidTokenError) as raised:
+        identity_of(tokens, made)
+    assert error in raised.value.message
+    assert made not in raised.value.message
+
+
+def test_a_token_expires_a_little_after_its_end(tokens: WebTokens, clock: Clock) -> None:
+    early, late = clock.now - LEEWAY_SECONDS + 5, clock.now - LEEWAY_SECONDS - 5
+    assert identity_of(tokens, signed(exp=early)).name == "someone"
+    with pytest.raises(ExpiredTokenError):
+        identity_of(tokens, signed(exp=late))
+
+
+def test_an_identity_that_was_kept_has_its_end(tokens: WebTokens, clock: Clock) -> None:
+    token = signed(exp=clock.now + 10)
+    identity_of(tokens, token)
+    clock.now += 10 + LEEWAY_SECONDS
+    with pytest.raises(ExpiredTokenError):
+        identity_of(tokens, token).check_expiry(clock.now)
+
+
+def test_a_token_that_is_not_valid_yet_becomes_valid(tokens: WebTokens, clock: Clock) -> None:
+    token = signed(nbf=clock.now + 100, exp=clock.now + 500)
+    with pytest.raises(InvalidTokenError):
+        identity_of(tokens, token)
+    clock.now += 100
+    assert identity_of(tokens, token).name == "someone"
+
+
+class Counted:
+    """Counts verifications."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._decode = jwt.decode
+        monkeypatch.setattr(jwt, "decode", self)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.count += 1
+        return self._decode(*arguments, **options)
+
+
+def test_a_token_is_verified_once(tokens: WebTokens, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, token, wrong = Counted(monkeypatch), signed(), signed(key="two", kid="one")
+    for _ in range(3):
+        assert identity_of(tokens, token).name == "someone"
+        with pytest.raises(InvalidTokenError):
+            identity_of(tokens, wrong)
+    assert counted.count == 2
+    keys.keys = read_keys(key_set(public_jwk("RS256")))
+    identity_of(tokens, token)
+    assert counted.count == 3
+
+
+def test_a_token_of_a_removed_key_is_refused_at_once(tokens: WebTokens, keys: Keys) -> None:
+    token = signed()
+    identity_of(tokens, token)
+    keys.keys = read_keys(key_set(public_jwk("RS256", "two")))
+    with pytest.raises(InvalidTokenError, match="not one of the issuer's"):
+        identity_of(tokens, token)
+    assert keys.wanted == 1
+    assert identity_of(tokens, signed(key="two")).name == "someone"
+
+
+def test_failed_verifications_are_limited_and_known_tokens_go_on(
+    tokens: WebTokens, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = signed()
+    identity_of(tokens, good)
+    counted, stem = Counted(monkeypatch), signed()[:-6]
+    wrong = [f"{stem}{number:05d}A" for number in range(MAX_FAILURES)]
+    for token in wrong:
+        with pytest.raises(InvalidTokenError):
+            identity_of(tokens, token)
+    with pytest.raises(OverloadedError):
+        identity_of(tokens, signed(sub="another"))
+    assert counted.count == MAX_FAILURES
+    assert identity_of(tokens, good).name == "someone"
+    clock.now += 1
+    assert identity_of(tokens, signed(sub="another")).name == "another"
+
+
+def test_what_is_kept_is_bounded(tokens: WebTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_tokens, "MAX_VERIFIED", 4)
+    counted = Counted(monkeypatch)
+    made = [signed(sub=f"caller-{number}") for number in range(5)]
+    for token in (*made, made[4], made[3]):
+        identity_of(tokens, token)
+    assert counted.count == 5
+    identity_of(tokens, made[0])
+    assert counted.count == 6
+
+
+def test_before_there_are_keys_callers_are_told_to_try_again() -> None:
+    keys = Keys()
+    with pytest.raises(KeysUnavailableError):
+        identity_of(WebTokens(keys, issuer=ISSUER, audience=AUDIENCE), signed())
+    assert keys.wanted == 1
+
+
+@pytest.mark.parametrize(
+    ("claim", "rights"),
+    [
+        ("infer:a read", Rights(("a",), ("*",))),
+        (["infer:a", 7, "email"], Rights(("a",))),
+        ({"infer:a": True}, Rights()),
+        (None, Rights()),
+        (7, Rights()),
+    ],
+)
+def test_rights_are_in_the_claim_of_the_settings(keys: Keys, claim: Any, rights: Rights) -> None:
+    tokens = WebTokens(keys, issuer=ISSUER, audience=AUDIENCE, rights_claim="permissions")
+    assert identity_of(tokens, signed(scope="admin", permissions=claim)).rights == rights

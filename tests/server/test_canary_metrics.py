@@ -1,0 +1,132 @@
+"""Metrics of parity in service: published while a model is loaded, in one process or several."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, values
+
+from server.canary_metrics import CanaryMetrics
+from server.engine.canary import Check, checks_of
+from server.engine.loading import load_model
+from server.engine.model import LoadedModel
+from server.engine.repository import FailedModel, Repository
+from server.gauges import FOLDER_VARIABLE
+from server.workers.metrics import MultiprocessMetrics, write_to
+from tests.server.damage import DEVICE
+from tests.server.samples import SELF
+from tests.server.test_metrics import HOST, Samples, published, scrape
+
+RATIO, REPLAYED_AT = "attention_canary_error_ratio", "attention_canary_last_replay_timestamp_seconds"
+LABELS = frozenset({("model", SELF), ("version", "1")})
+
+
+def load(artifacts: Path) -> LoadedModel:
+    return load_model(artifacts / SELF / "1", DEVICE, keep_golden=True)
+
+
+@pytest.fixture(scope="module")
+def model(artifacts: Path) -> LoadedModel:
+    return load(artifacts)
+
+
+@pytest.fixture(scope="module")
+def checks(model: LoadedModel) -> list[Check]:
+    return checks_of(model)
+
+
+def served(
+    model: LoadedModel, registry: CollectorRegistry | None = None
+) -> tuple[CanaryMetrics, CollectorRegistry]:
+    registry = registry or CollectorRegistry()
+    metrics = CanaryMetrics(registry)
+    metrics.loaded(Repository([model]))
+    return metrics, registry
+
+
+def gauges(samples: Samples) -> dict[str, float]:
+    return {name: samples[name, LABELS] for name in (RATIO, REPLAYED_AT) if (name, LABELS) in samples}
+
+
+def test_the_counter_begins_with_0_and_the_gauges_with_the_first_replay(
+    model: LoadedModel, checks: list[Check]
+) -> None:
+    metrics, registry = served(model)
+    assert gauges(published(registry)) == {}
+    assert published(registry)["attention_canary_failures_total", LABELS] == 0
+    metrics.replayed(model, checks[0], 0.25)
+    assert gauges(published(registry))[RATIO] == 0.25
+
+
+def test_the_ratio_is_the_largest_of_the_latest_of_each_check(
+    model: LoadedModel, checks: list[Check]
+) -> None:
+    metrics, registry = served(model)
+    ratios = []
+    for check, ratio in ((checks[0], 0.5), (checks[1], 0.25), (checks[0], 0.125), (checks[1], 2.0)):
+        metrics.replayed(model, check, ratio)
+        ratios.append(gauges(published(registry))[RATIO])
+    assert ratios == [0.5, 0.5, 0.25, 2.0]
+
+
+def test_gauges_stay_while_the_model_is_withdrawn_and_vanish_when_it_is_loaded_again(
+    model: LoadedModel, checks: list[Check], artifacts: Path
+) -> None:
+    metrics, registry = served(model)
+    metrics.replayed(model, checks[0], 3.0)
+    metrics.loaded(Repository([FailedModel(SELF, "1", "drift", is_withdrawn=True)]))
+    assert gauges(published(registry))[RATIO] == 3.0
+    again = load(artifacts)
+    metrics.loaded(Repository([again]))
+    assert gauges(published(registry)) == {}
+    metrics.replayed(model, checks[0], 3.0)  # of the model that was replaced
+    assert gauges(published(registry)) == {}
+    metrics.replayed(again, checks_of(again)[0], 0.5)
+    assert gauges(published(registry))[RATIO] == 0.5
+
+
+@pytest.mark.parametrize("after", [[], [FailedModel(SELF, "1", "damaged")]], ids=["unloaded", "failed"])
+def test_gauges_vanish_with_the_model(
+    model: LoadedModel, checks: list[Check], after: list[FailedModel]
+) -> None:
+    metrics, registry = served(model)
+    metrics.replayed(model, checks[0], 0.5)
+    metrics.failed(model)
+    metrics.loaded(Repository(after))
+    assert gauges(published(registry)) == {}
+    assert published(registry)["attention_canary_failures_total", LABELS] == 1
+
+
+def test_a_model_that_is_kept_keeps_its_gauges(model: LoadedModel, checks: list[Check]) -> None:
+    metrics, registry = served(model)
+    metrics.replayed(model, checks[0], 0.5)
+    metrics.loaded(Repository([model, FailedModel("other", "1", "")]))
+    assert gauges(published(registry))[RATIO] == 0.5
+
+
+def test_several_workers_show_the_worst_and_nothing_once_all_have_unloaded(
+    model: LoadedModel, checks: list[Check], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    endpoint = MultiprocessMetrics(tmp_path, HOST, 0)
+    workers = []
+    for worker, ratio in enumerate([0.25, 0.5]):
+        write_to(tmp_path, worker)
+        metrics, _ = served(model)
+        metrics.replayed(model, checks[0], ratio)
+        workers.append(metrics)
+    both = gauges(scrape(endpoint.port))
+    workers[1].loaded(Repository([]))
+    one = gauges(scrape(endpoint.port))
+    workers[0].loaded(Repository([]))
+    none = gauges(scrape(endpoint.port))
+    workers[1].loaded(Repository([model]))
+    workers[1].replayed(model, checks[0], 0.75)
+    workers[0].loaded(Repository([model]))
+    workers[0].replayed(model, checks[0], 0.5)
+    again = gauges(scrape(endpoint.port))
+    endpoint.close()
+    assert (both[RATIO], one[RATIO], none, again[RATIO]) == (0.5, 0.25, {}, 0.75)
+    # A worker without a time may be the oldest.
+    assert REPLAYED_AT not in one
+    assert again[REPLAYED_AT] > both[REPLAYED_AT]

@@ -1,0 +1,88 @@
+"""docs/observability.md names every field, attribute and variable that there is."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from server.engine.timeline import RecordedRun
+from server.http.observation import fields as http_fields
+from server.http.record import HttpRecord
+from server.request_log import fields
+from server.rpc.records import CallRecord, RequestRecord, TraceContext
+from server.settings.observability import Observability
+from server.tracing import options
+from server.tracing.http_spans import http_spans
+from server.tracing.messages import attributes
+from server.tracing.spans import call_spans
+from tests.server.samples import ROOT
+
+PAGE = (ROOT / "docs/observability.md").read_text()
+NAMED = set(re.findall(r"`([^`\n]+)`", PAGE))
+
+
+def ended(*, is_stream: bool) -> tuple[CallRecord, RequestRecord]:
+    """A call of which everything is known that can be."""
+    call = CallRecord(
+        "/s/m",
+        "id",
+        is_stream=is_stream,
+        trace=TraceContext(1, 2, sampled=True),
+        report=lambda _call, _request: None,
+    )
+    call.caller = "alice"
+    request = call.received(1)
+    request.model, request.version, request.sequences, request.rows = "m", "1", 1, 1
+    request.queued_at = request.received_at
+    run = RecordedRun(
+        model="m",
+        version="1",
+        precision="fp32",
+        graph="plain",
+        sequences=1,
+        rows=1,
+        padding=1,
+        started_at=request.queued_at,
+        ended_at=request.queued_at,
+    )
+    request.runs.append(run)
+    request.encoded(request.queued_at, 1)
+    call.ended("INTERNAL", "REASON")
+    return call, request
+
+
+def over_http() -> HttpRecord:
+    scope = {"method": "GET", "path": "/v2", "scheme": "http"}
+    request = HttpRecord(scope, "/v2", "id", TraceContext(1, 2, sampled=True))
+    request.status, request.ended_at = 500, request.arrived_at
+    return request
+
+
+def names() -> Iterator[str]:
+    for is_stream in (False, True):
+        call, request = ended(is_stream=is_stream)
+        yield from fields(call, request)
+        yield from fields(call, None)
+        for span in call_spans(call, request, attributes({"server.port": 1})):
+            yield from (attribute.key for attribute in span.attributes)
+    yield from http_fields(over_http())
+    for span in http_spans(over_http(), TraceContext(1, 2, sampled=True), []):
+        yield from (each.key for each in span.attributes if each.key.startswith("attention."))
+
+
+@pytest.mark.parametrize("name", sorted(set(names())))
+def test_a_name_is_on_the_page(name: str) -> None:
+    assert name in NAMED
+
+
+def test_every_option_is_on_the_page() -> None:
+    for name in Observability.model_fields:
+        assert f"--{name.replace('_', '-')}" in PAGE
+
+
+def test_every_variable_is_on_the_page() -> None:
+    texts = [value for value in vars(options).values() if isinstance(value, str)]
+    values = [value for value in texts if value.startswith("OTEL_")]
+    assert len(values) == 5
+    for name in (*values, *options.ENDPOINTS):
+        assert name in NAMED

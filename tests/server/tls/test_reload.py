@@ -1,0 +1,150 @@
+"""How renewed files are taken: the thread's look, done by the test."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from server.errors import TlsError
+from server.tls.files import TlsFiles
+from server.tls.metrics import TlsMetrics
+from server.tls.reload import CertificateReloader
+from tests.support.certificates import HOUR, Authority, Mounted, Pair, key_pem, new_key
+
+AUTHORITY = Authority()
+
+
+class Watching:
+    """A reloader, its metrics, and the files that it looks at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.registry = CollectorRegistry()
+        self.mounted = Mounted(folder / "tls", AUTHORITY.issue(), AUTHORITY.pem)
+        mounted = self.mounted
+        files = TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
+        self.reloader = CertificateReloader(files, TlsMetrics(self.registry))
+
+    @property
+    def counted(self) -> tuple[float | None, float | None]:
+        """Changes that were taken, and that could not be."""
+        name = "attention_tls_reloads_total"
+        ok, failed = (self.registry.get_sample_value(name, {"result": each}) for each in ("ok", "failed"))
+        return ok, failed
+
+    def expiry(self, certificate: str) -> float | None:
+        name = "attention_tls_certificate_expiry_timestamp_seconds"
+        return self.registry.get_sample_value(name, {"certificate": certificate})
+
+    def looks(self, count: int) -> None:
+        for _ in range(count):
+            self.reloader.look()
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Watching:
+    return Watching(tmp_path)
+
+
+def test_nothing_changes_while_the_files_are_the_same(watching: Watching) -> None:
+    first = watching.reloader.current()
+    watching.looks(3)
+    assert watching.reloader.current() is first
+    assert watching.counted == (0, 0)
+    assert watching.expiry("server") == first.expires.timestamp()
+    assert first.client_ca_expires is not None
+    assert watching.expiry("client_ca") == first.client_ca_expires.timestamp()
+
+
+def test_a_changed_link_is_taken_at_once(watching: Watching) -> None:
+    renewed = AUTHORITY.issue(ends=3 * HOUR)
+    watching.mounted.write(renewed, AUTHORITY.pem)
+    watching.looks(1)
+    found = watching.reloader.current()
+    assert found.contents.certificate == renewed.certificate
+    assert watching.counted == (1, 0)
+    assert watching.expiry("server") == found.expires.timestamp()
+    watching.looks(2)
+    assert watching.counted == (1, 0)
+
+
+def test_renewed_authorities_are_taken(watching: Watching) -> None:
+    other = Authority("other", ends=5 * HOUR)
+    watching.mounted.write(AUTHORITY.issue(), other.pem)
+    watching.looks(1)
+    found = watching.reloader.current()
+    assert found.client_ca == other.pem
+    assert found.client_ca_expires is not None
+    assert watching.expiry("client_ca") == found.client_ca_expires.timestamp()
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        AUTHORITY.issue(ends=-HOUR),
+        Pair(AUTHORITY.issue().certificate, key_pem(new_key())),
+        Pair(b"", b""),
+    ],
+    ids=["expired", "other key", "empty"],
+)
+def test_a_pair_that_cannot_be_used_changes_nothing_and_is_reported_once(
+    watching: Watching, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = watching.reloader.current()
+    watching.mounted.write(pair, AUTHORITY.pem)
+    watching.looks(4)
+    assert watching.reloader.current() is first
+    assert watching.counted == (0, 1)
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.message for record in warnings] == ["certificate not renewed; the one in use is kept"]
+    watching.mounted.write(AUTHORITY.issue(), AUTHORITY.pem)
+    watching.looks(1)
+    assert watching.reloader.current() is not first
+    assert watching.counted == (1, 1)
+
+
+def test_a_pair_that_is_written_in_two_steps_is_not_reported(watching: Watching) -> None:
+    renewed = AUTHORITY.issue()
+    contents = watching.reloader.current().contents
+    watching.mounted.write(Pair(renewed.certificate, contents.key), AUTHORITY.pem)
+    watching.looks(1)
+    watching.mounted.write(renewed, AUTHORITY.pem)
+    watching.looks(1)
+    assert watching.reloader.current().contents.key == renewed.key
+    assert watching.counted == (1, 0)
+
+
+def test_files_that_disappear_are_reported(watching: Watching) -> None:
+    first = watching.reloader.current()
+    watching.mounted.key.unlink()
+    watching.looks(3)
+    assert watching.reloader.current() is first
+    assert watching.counted == (0, 1)
+
+
+def test_a_certificate_is_taken_once_it_is_valid(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    early = AUTHORITY.issue(begins=HOUR, ends=3 * HOUR)
+    watching.mounted.write(early, AUTHORITY.pem)
+    watching.looks(2)
+    assert watching.counted == (0, 1)
+    # An hour later: what was refused is looked at again although it has not changed.
+    monkeypatch.setattr("server.tls.certificates._check_valid_now", lambda *_: None)
+    watching.looks(1)
+    assert watching.reloader.current().contents.certificate == early.certificate
+    assert watching.counted == (1, 1)
+
+
+def test_the_first_files_must_be_good(tmp_path: Path) -> None:
+    mounted = Mounted(tmp_path / "tls", AUTHORITY.issue(ends=-HOUR), AUTHORITY.pem)
+    with pytest.raises(TlsError, match="expired"):
+        CertificateReloader(TlsFiles(certificate=mounted.certificate, key=mounted.key))
+
+
+def test_the_thread_looks_by_itself(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.tls.reload.CHECK_SECONDS", 0.01)
+    watching.mounted.write(AUTHORITY.issue(), AUTHORITY.pem)
+    first = watching.reloader.current()
+    watching.reloader.start()
+    while watching.reloader.current() is first:  # the time limit of the test ends it
+        pass
+    watching.reloader.close()
+    assert watching.counted == (1, 0)

@@ -1,0 +1,29 @@
+"""Ed25519 keys that tests sign with."""
+
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+
+from artifact.keys import PrivateKey
+
+
+def private_pem(key: PrivateKey) -> bytes:
+    """The key as `openssl genpkey` writes it."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def public_pem(key: PrivateKey) -> bytes:
+    """The public key as `openssl pkey -pubout` writes it."""
+    return key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def write_keys(folder: Path, key: PrivateKey) -> tuple[Path, Path]:
+    """Writes a private and a public key; returns both files."""
+    private, public = folder / "key.pem", folder / "public.pem"
+    private.write_bytes(private_pem(key))
+    public.write_bytes(public_pem(key))
+    return private, public

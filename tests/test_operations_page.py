@@ -1,0 +1,71 @@
+"""docs/operations.md: generated where it can be, and complete where it is written by hand."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.generate_operations_page import generated
+from scripts.operations_tables import error_kinds, metrics
+from server.command_line import CONFIG
+from server.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs/operations.md").read_text()
+ALERTS = ROOT / "deploy/dashboards/prometheus/rules/alerts.yml"
+# Flags of programs other than the server.
+OTHER_FLAGS = {"picture"}
+
+
+def rows(heading: str) -> list[str]:
+    """First cells of the first hand-written table under a heading, without its header."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("<!-- end -->")[1].split("\n\n")[1]
+    return [line.split("|")[1].strip().strip("`") for line in section.splitlines()[2:]]
+
+
+def test_the_page_is_current() -> None:
+    assert generated(PAGE) == PAGE
+
+
+def test_a_page_without_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected metrics, reasons, settings"):
+        generated(PAGE.replace("<!-- metrics -->", ""))
+
+
+def test_every_setting_is_documented_once() -> None:
+    found = re.findall(r"^\| `--([a-z-]+)` \| `ATTENTION_([A-Z_]+)` \|", PAGE, re.MULTILINE)
+    assert sorted(flag.replace("-", "_") for flag, _ in found) == sorted(Settings.model_fields)
+    assert all(flag.replace("-", "_").upper() == variable for flag, variable in found)
+
+
+def test_every_mentioned_setting_exists() -> None:
+    found = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z][a-z-]+)", PAGE)}
+    assert found - OTHER_FLAGS <= {*Settings.model_fields, CONFIG}
+
+
+def test_metrics_in_the_text_exist() -> None:
+    names = {name for name, *_ in metrics()}
+    for name in re.findall(r"(?<!:)\battention_[a-z_]+\b", PAGE):
+        known = {re.sub(r"_(bucket|sum|count)$", "", name), name} & names
+        assert known or name == "attention_client", name
+
+
+def test_every_reason_has_a_row_of_what_to_do() -> None:
+    assert rows("Troubleshooting by reason") == [kind.reason for kind in error_kinds()]
+
+
+def test_every_alert_says_what_to_do() -> None:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    alerts = [rule for group in groups for rule in group["rules"]]
+    headings = re.findall(r"^### (Attention\w+)\n\n(Page|Ticket)\. ", PAGE, re.MULTILINE)
+    assert sorted(headings) == sorted((rule["alert"], rule["labels"]["severity"].title()) for rule in alerts)
+    for rule in alerts:
+        assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
+
+
+def test_links_to_headings_of_pages_lead_somewhere() -> None:
+    for file, anchor in re.findall(r"\]\(([\w-]*\.md)?#([\w-]+)\)", PAGE):
+        text = (ROOT / "docs" / file).read_text() if file else PAGE
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, anchor
