@@ -223,7 +223,9 @@ class LoadedModel:
         """Expected memory of one run of that padded size on this machine, in bytes."""
         per_query, per_key, per_pair = self._row_elements
         rows = query_length * per_query + key_length * per_key
-        pair_tensors = self.pair_tensors.get(graph, self.expected_pair_tensors(graph))
+        pair_tensors = self.pair_tensors.get(graph)
+        if pair_tensors is None:
+            pair_tensors = self.expected_pair_tensors(graph)
         pairs = self.held_pairs(graph, query_length, key_length) * per_pair * pair_tensors
         return int(4 * batch * (rows + pairs))
 

@@ -33,7 +33,9 @@ def encode_texts(
         OverloadedError: The memory of the token ids is not available.
     """
     if not request.texts:
-        _check_has_texts(request)
+        if request.prompt is not None or request.truncate is not None:
+            field = PROMPT if request.prompt is not None else TRUNCATE
+            raise InvalidRequestError(field, "needs text; the request has none")
         return request
     if request.inputs:
         raise InvalidRequestError(
@@ -58,12 +60,6 @@ def encode_texts(
         truncate=None,
         truncated=encoded.truncated,
     )
-
-
-def _check_has_texts(request: Request) -> None:
-    for field, value in ((PROMPT, request.prompt), (TRUNCATE, request.truncate)):
-        if value is not None:
-            raise InvalidRequestError(field, "needs text; the request has none")
 
 
 def _prompt(request: Request, model: LoadedModel) -> str:

@@ -112,9 +112,9 @@ def decode(
         mask=None if mask is None else rectangle.mask(mask, cut),
         return_weights=ATTENTION_WEIGHTS in outputs,
         return_tokens=CONTEXT_VECTORS in outputs,
-        dimensions=parameters.dimensions(message.parameters),
-        prompt=parameters.prompt(message.parameters),
-        truncate=parameters.truncate(message.parameters),
+        dimensions=(options := parameters.text_options(message.parameters)).dimensions,
+        prompt=options.prompt,
+        truncate=options.truncate,
         deadline=min(deadline, parameters.timeout(message.parameters)),
     )
     check_dimensions(request.dimensions, model)

@@ -110,6 +110,35 @@ def output_type(field: str, parameters: Parameters) -> WireFloat:
     return wire
 
 
+class TextOptions(NamedTuple):
+    """What a request asks of a text encoder.
+
+    Attributes:
+        prompt: As of `prompt`.
+        truncate: As of `truncate`.
+        dimensions: As of `dimensions`.
+    """
+
+    prompt: str | None = None
+    truncate: bool | None = None
+    dimensions: int = 0
+
+
+NO_TEXT_OPTIONS = TextOptions()
+
+
+def text_options(parameters: Parameters) -> TextOptions:
+    """The parameters of a request that concern text encoders.
+
+    Raises:
+        InvalidRequestError: One of them has a wrong type or value.
+    """
+    if not parameters:
+        return NO_TEXT_OPTIONS
+    size = dimensions(parameters)  # the first to be refused, if several are wrong
+    return TextOptions(prompt(parameters), truncate(parameters), size)
+
+
 def prompt(parameters: Parameters) -> str | None:
     """The name of the prompt that is put before each text; None if the request names none.
 
@@ -141,7 +170,7 @@ def dimensions(parameters: Parameters) -> int:
 
 
 def _typed(parameters: Parameters, name: str, kind: type[T], words: str) -> T | None:
-    if not parameters or name not in parameters:
+    if name not in parameters:
         return None
     value = _value(parameters[name])
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):

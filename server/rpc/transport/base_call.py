@@ -133,8 +133,10 @@ class BaseCall(ABC):
 
     def _trailing(self, code: grpc.StatusCode, trailing: Metadata = ()) -> Metadata:
         """The metadata that is sent with a status. An id that nobody knows yet is made for failures only."""
-        if code is grpc.StatusCode.OK and not self._request_id and not request_ids.sent(self.metadata):
-            return trailing
+        if code is grpc.StatusCode.OK and not self._request_id:
+            self._request_id = request_ids.sent(self.metadata)
+            if not self._request_id:
+                return trailing
         return (*trailing, (request_ids.KEY, self.request_id))
 
     def _hand_over(self, code: grpc.StatusCode, reason: str = "") -> None:
