@@ -42,7 +42,7 @@ class Tolerance(Record):
 
 
 def _differences(value: NDArray[Any], eager: NDArray[Any]) -> NDArray[np.float64]:
-    """|value - eager| of each element. Not a number where one of them is infinite or NaN and they differ."""
+    """|value - eager| of each element. NaN where they differ and either is infinite or NaN."""
     same = (value == eager) | (np.isnan(value) & np.isnan(eager))
     with np.errstate(invalid="ignore", over="ignore"):
         # In float64, where differences of booleans exist and those of integers do not overflow.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from artifact.certificate import check_certificate
 from artifact.errors import ArtifactError
@@ -16,20 +15,14 @@ from artifact.keys import KeyFileError, read_private_key
 from artifact.manifest import Manifest
 from export.certificate import ProofProvider, sign_artifact
 from export.errors import ExportError
-from export.proof_text import describe
+from export.proof_command import FAILURE, USAGE_ERROR, ArtifactFolder, fail, make_app, show
 
-app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
-console = Console(highlight=False, markup=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-USAGE_ERROR, FAILURE = 2, 1
+app = make_app()
 
 
 @app.command()
 def sign(
-    artifact: Annotated[
-        Path,
-        typer.Argument(help="Folder of the artifact, NAME/VERSION in its repository.", show_default=False),
-    ],
+    artifact: ArtifactFolder,
     *,
     key: Annotated[Path, typer.Option(help="PEM file with an Ed25519 private key.", show_default=False)],
     provider: Annotated[
@@ -43,17 +36,13 @@ def sign(
     try:
         private = read_private_key(key)
     except KeyFileError as error:
-        errors.print(f"error: --key {error}")
-        raise typer.Exit(USAGE_ERROR) from None
+        fail(f"--key {error}", USAGE_ERROR)
     try:
         path = sign_artifact(artifact, private, provider)
         found = check_certificate(artifact, Manifest.load(artifact), [private.public_key()])
     except (ArtifactError, ExportError, OSError) as error:
-        errors.print(f"error: {error}")
-        raise typer.Exit(FAILURE) from None
-    console.print(f"{path}")
-    for line in describe(found):
-        console.print(f"  {line}")
+        fail(str(error), FAILURE)
+    show(path, found)
 
 
 if __name__ == "__main__":

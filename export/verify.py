@@ -7,26 +7,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from artifact.certificate import check_certificate
 from artifact.errors import ArtifactError
 from artifact.keys import KeyFileError, read_public_keys
 from artifact.manifest import Manifest
-from export.proof_text import describe
+from export.proof_command import FAILURE, USAGE_ERROR, ArtifactFolder, fail, make_app, show
 
-app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
-console = Console(highlight=False, markup=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-USAGE_ERROR, FAILURE = 2, 1
+app = make_app()
 
 
 @app.command()
 def verify(
-    artifact: Annotated[
-        Path,
-        typer.Argument(help="Folder of the artifact, NAME/VERSION in its repository.", show_default=False),
-    ],
+    artifact: ArtifactFolder,
     *,
     public_key: Annotated[
         Path,
@@ -37,18 +30,14 @@ def verify(
     try:
         keys = read_public_keys(public_key)
     except KeyFileError as error:
-        errors.print(f"error: --public-key {error}")
-        raise typer.Exit(USAGE_ERROR) from None
+        fail(f"--public-key {error}", USAGE_ERROR)
     try:
         manifest = Manifest.load(artifact)
         found = check_certificate(artifact, manifest, keys)
         manifest.verify_files(artifact)
     except ArtifactError as error:
-        errors.print(f"error: {error}")
-        raise typer.Exit(FAILURE) from None
-    console.print(f"{artifact}")
-    for line in describe(found):
-        console.print(f"  {line}")
+        fail(str(error), FAILURE)
+    show(artifact, found)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ NOTHING = "-"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table; an empty text if it has no row."""
+    """A table, or an empty string if there are no rows."""
     lines = [_line(row) for row in rows]
     if not lines:
         return ""

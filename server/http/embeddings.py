@@ -10,33 +10,21 @@ from server.engine.budget import Reservation
 from server.http import embedding_messages, fields
 from server.http.backend import while_connected
 from server.http.body import Body
-from server.http.context import Exchange, metadata_of, run
+from server.http.context import metadata_of, run
 from server.http.errors import CLOSE, HttpError
+from server.http.inference import InferenceExchange
 
 PATH = "/v1/embeddings"
 JSON = "application/json"
 
 
-class Embeddings(Exchange):
+class Embeddings(InferenceExchange):
     """POST /v1/embeddings."""
 
-    async def answer(self, request: Request, body: Body, send: Send) -> None:
-        """Computes the embeddings of texts and sends them.
-
-        Raises:
-            HttpError: The request was refused, here or by the gRPC server.
-            EngineError: The request is wrong, or this process is at its limit.
-            ClientDisconnectedError: The client left.
-        """
-        await self.context.authorize(request, "ModelInfer")
-        with self.context.place():
-            reservation = self.context.budget.reserve(0)
-            try:
-                content = await self._compute(request, body, reservation)
-                response = Response(content, media_type=JSON)
-                await response(request.scope, request.receive, send)
-            finally:
-                reservation.release()
+    async def compute(self, request: Request, body: Body, reservation: Reservation, send: Send) -> None:
+        """Computes the embeddings of texts and sends them."""
+        response = Response(await self._compute(request, body, reservation), media_type=JSON)
+        await response(request.scope, request.receive, send)
 
     def page(self, error: HttpError, *, close: bool) -> Response:
         """An error in the form of OpenAI's API."""

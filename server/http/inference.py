@@ -1,5 +1,6 @@
-"""The endpoint of inference: reads the body, decodes, calls the gRPC server, encodes and sends."""
+"""Inference: reads the body, decodes, calls the gRPC server, encodes and sends."""
 
+from abc import abstractmethod
 from functools import partial
 
 from starlette.requests import Request
@@ -19,11 +20,11 @@ TIMEOUT_MARGIN_SECONDS = 1.0
 PART_BYTES = 1 << 18
 
 
-class Inference(Exchange):
-    """POST .../infer."""
+class InferenceExchange(Exchange):
+    """A request that the gRPC server computes. It holds a place, and the memory that it takes."""
 
     async def answer(self, request: Request, body: Body, send: Send) -> None:
-        """Computes the outputs of a model and sends them.
+        """Computes the answer and sends it.
 
         Raises:
             HttpError: The request was refused, here or by the gRPC server.
@@ -34,9 +35,21 @@ class Inference(Exchange):
         with self.context.place():
             reservation = self.context.budget.reserve(0)
             try:
-                await _send(await self._compute(request, body, reservation), send)
+                await self.compute(request, body, reservation, send)
             finally:
                 reservation.release()
+
+    @abstractmethod
+    async def compute(self, request: Request, body: Body, reservation: Reservation, send: Send) -> None:
+        """Computes the answer and sends it; what it takes is added to the reservation."""
+
+
+class Inference(InferenceExchange):
+    """POST .../infer."""
+
+    async def compute(self, request: Request, body: Body, reservation: Reservation, send: Send) -> None:
+        """Computes the outputs of a model and sends them."""
+        await _send(await self._compute(request, body, reservation), send)
 
     async def _compute(self, request: Request, body: Body, reservation: Reservation) -> Encoded:
         decoded = await self._decode(request, await body.read(reservation), reservation)

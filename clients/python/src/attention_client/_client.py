@@ -149,7 +149,7 @@ class AttentionClient(Connection):
             InvalidArgumentError: An argument has a wrong type or shape, or the server refuses it.
             LimitExceededError: The request is larger than a limit of the server or of the client.
             OverloadedError: The server's queue is full.
-            AttentionClientError: There is no result for another reason.
+            AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version, return_weights=return_weights)
         call = encode_vectors(options, AttendInputs(query, key, value, mask, lengths, positions))
@@ -246,7 +246,7 @@ class AttentionClient(Connection):
         Raises:
             InvalidArgumentError: An argument has a wrong type or value, or the server refuses it.
             LimitExceededError: A text has too many tokens, or another limit is exceeded.
-            AttentionClientError: There is no result for another reason.
+            AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version, return_weights=False)
         asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate)

@@ -1,7 +1,9 @@
 """Channels that are replaced when certificates are renewed, without an effect on the calls in progress."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
@@ -102,8 +104,8 @@ class Links(Generic[ChannelT]):
         return None
 
 
-class Method:
-    """A method of the server whose reply the caller waits for, on the channel of the moment."""
+class ChannelMethod:
+    """A method of the server, on the channel of the moment."""
 
     def __init__(
         self, links: Links[Any], kind: str, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -111,47 +113,54 @@ class Method:
         self._links = links
         self._method = kind, arguments, options
 
+    def _begin(self, begin: Callable[[Any], Any]) -> tuple[Any, Callable[[], None]]:
+        """Begins a call on the current channel; returns it, and what to do when it has ended."""
+        link = self._links.acquire()
+        release = partial(self._links.release, link)
+        try:
+            return begin(link.callable(*self._method)), release
+        except BaseException:
+            release()
+            raise
+
+
+class Method(ChannelMethod):
+    """A method of the server whose reply the caller waits for."""
+
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Calls it, and waits."""
-        link = self._links.acquire()
-        try:
-            return link.callable(*self._method)(*arguments, **options)
-        finally:
-            self._links.release(link)
+        with self._waiting() as method:
+            return method(*arguments, **options)
 
     def with_call(self, *arguments: Any, **options: Any) -> Any:
         """As gRPC's method of this name."""
-        link = self._links.acquire()
-        try:
-            return link.callable(*self._method).with_call(*arguments, **options)
-        finally:
-            self._links.release(link)
+        with self._waiting() as method:
+            return method.with_call(*arguments, **options)
 
     def future(self, *arguments: Any, **options: Any) -> Any:
         """As gRPC's method of this name."""
-        link = self._links.acquire()
-        try:
-            call = link.callable(*self._method).future(*arguments, **options)
-        except BaseException:
-            self._links.release(link)
-            raise
-        call.add_done_callback(lambda _: self._links.release(link))
+        call, release = self._begin(lambda method: method.future(*arguments, **options))
+        call.add_done_callback(lambda _: release())
         return call
 
+    @contextmanager
+    def _waiting(self) -> Iterator[Any]:
+        """The method of the current channel, for a call that ends with the block."""
+        link = self._links.acquire()
+        try:
+            yield link.callable(*self._method)
+        finally:
+            self._links.release(link)
 
-class Stream(Method):
-    """A method of the server that streams its replies, on the channel of the moment."""
+
+class Stream(ChannelMethod):
+    """A method of the server that streams its replies."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Calls it, and returns at once."""
-        link = self._links.acquire()
-        try:
-            call = link.callable(*self._method)(*arguments, **options)
-        except BaseException:
-            self._links.release(link)
-            raise
-        if not call.add_callback(lambda: self._links.release(link)):  # it has ended
-            self._links.release(link)
+        call, release = self._begin(lambda method: method(*arguments, **options))
+        if not call.add_callback(release):  # it has ended
+            release()
         return call
 
 

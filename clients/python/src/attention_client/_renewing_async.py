@@ -6,28 +6,17 @@ from typing import Any, Self
 import grpc
 from grpc import aio
 
-from attention_client._renewing import Links, Open
+from attention_client._renewing import ChannelMethod, Links, Open
 from attention_client._tls import TlsFiles
 
 
-class _Method:
-    """A method of the server, on the channel of the moment."""
-
-    def __init__(
-        self, links: Links[Any], kind: str, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> None:
-        self._links = links
-        self._method = kind, arguments, options
+class _Method(ChannelMethod):
+    """A method of the server."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Calls it, and returns the call."""
-        link = self._links.acquire()
-        try:
-            call = link.callable(*self._method)(*arguments, **options)
-        except BaseException:
-            self._links.release(link)
-            raise
-        call.add_done_callback(lambda _: self._links.release(link))
+        call, release = self._begin(lambda method: method(*arguments, **options))
+        call.add_done_callback(lambda _: release())
         return call
 
 

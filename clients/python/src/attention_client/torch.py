@@ -119,7 +119,7 @@ class RemoteAttention(nn.Module):
             InvalidArgumentError: A tensor has a wrong shape, a mask has other numbers than 0 and minus
                 infinity, or the model takes fewer inputs than there are different tensors.
             RuntimeError: Gradients are needed, and there is no fallback.
-            AttentionClientError: The service has no result, and there is no fallback for that.
+            AttentionClientError: The call failed, and the fallback does not apply.
         """
         options = {
             "key_padding_mask": key_padding_mask,

@@ -44,6 +44,10 @@ WeightsFile = Annotated[
     Path | None,
     _output("--weights", "Compute the attention weights too and write them to this file; - prints them."),
 ]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)]
+TextFile = Annotated[
+    str | None, _input("--file", "File with one text on each line; - for standard input.", "FILE")
+]
 Mask = Annotated[str | None, _input("--mask", "Booleans, true = may attend: (Tk,), (Tq, Tk) or (H, Tq, Tk).")]
 Lengths = Annotated[
     str | None, _input("--lengths", "Valid rows of each key sequence of a padded batch, integers from 1.")
@@ -85,14 +89,10 @@ def attend(
 def text(
     session: Session,
     *,
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)
-    ] = None,
+    texts: Texts = None,
     model: ModelName,
     version: ModelVersion = "",
-    file: Annotated[
-        str | None, _input("--file", "File with one text on each line; - for standard input.", "FILE")
-    ] = None,
+    file: TextFile = None,
     out: OutFile = None,
     weights: WeightsFile = None,
 ) -> None:
@@ -108,14 +108,10 @@ def text(
 def embed(
     session: Session,
     *,
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)
-    ] = None,
+    texts: Texts = None,
     model: ModelName,
     version: ModelVersion = "",
-    file: Annotated[
-        str | None, _input("--file", "File with one text on each line; - for standard input.", "FILE")
-    ] = None,
+    file: TextFile = None,
     prompt: Annotated[
         str | None,
         _input("--prompt", "Name of the prompt that is put before each text; empty for none.", "NAME"),
