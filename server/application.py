@@ -70,6 +70,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         raise LoadError(str(error)) from error
     finally:
         server.stop(0)
+        metrics.flush()
         if recorder is not None:
             recorder.close()
         lifecycle.close()

@@ -2,12 +2,10 @@
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from server import thread_names
 from server.canary_metrics import CanaryMetrics
 from server.engine.canary import CanarySchedule, Check
 from server.engine.golden_replay import Difference, replay
@@ -15,6 +13,7 @@ from server.engine.model import LoadedModel
 from server.engine.observer import EngineLoad
 from server.engine.repository import Repository
 from server.engine.session import RunControl
+from server.periodic import PeriodicThread
 
 log = logging.getLogger(__name__)
 # Takes a model out of service, with the reason for callers; returns whether it was in service.
@@ -58,28 +57,20 @@ class Canary:
         self._metrics = metrics
         self._schedule = CanarySchedule(seconds, time.monotonic())
         self._control = RunControl()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="canary", daemon=True) if seconds > 0 else None
+        self._is_on = seconds > 0
+        self._thread = PeriodicThread("canary", self._look, lambda: self._schedule.delay(time.monotonic()))
+        self._closing = False
 
     def start(self) -> None:
         """Begins to replay."""
-        if self._thread is not None:
+        if self._is_on:
             self._thread.start()
 
     def close(self) -> None:
         """Ends the thread. A replay that is under way is ended early."""
-        self._closed.set()
+        self._closing = True
         self._control.terminate()
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        thread_names.publish()
-        while not self._closed.wait(self._schedule.delay(time.monotonic())):
-            try:
-                self._look()
-            except Exception:  # a later replay must go on
-                log.exception("canary failed")
+        self._thread.close()
 
     def _look(self) -> None:
         """Replays the next golden case if one is due."""
@@ -113,14 +104,14 @@ class Canary:
         """Replays a golden case; None if it could not run now."""
         case, session = model.golden[check.case], check.session(model)
         self._control = RunControl()
-        if self._closed.is_set():
+        if self._closing:
             return None
         try:
             differences = replay(case, session, model.manifest.tolerance, self._control)
         except MemoryError:  # requests took it; the case is replayed again in the next period
             return None
         except Exception as error:
-            if self._closed.is_set():
+            if self._closing:
                 return None
             log.error("golden vectors do not run", extra={"model": model.name}, exc_info=error)
             return _Outcome(math.inf, f"graph {case.graph} does not run in service any more")

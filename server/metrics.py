@@ -5,8 +5,9 @@ from functools import cache
 from itertools import product
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics
 
+from server.buffered_metrics import BufferedCounter, BufferedHistogram
 from server.canary_metrics import CanaryMetrics
 from server.engine.model import LoadedModel
 from server.engine.model_changes import ChangeKind, ModelChange
@@ -75,12 +76,14 @@ _LOAD: tuple[tuple[str, str, AmongWorkers, Callable[[Load], float]], ...] = (
 class Metrics:
     """All metrics of one server. Observes the calls, and the runs of the engine.
 
-    What is counted is published when it happens; what the server holds at one moment, by `refresh`.
+    What is counted is published when the metrics are collected; what the server holds at one moment, by
+    `refresh`. A worker, whose metrics another process collects, publishes both by `refresh`.
     """
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self._buffered: list[BufferedCounter | BufferedHistogram] = []
         self.tls = TlsMetrics(self.registry)
         self._calls = self._counter(
             "attention_requests",
@@ -195,11 +198,15 @@ class Metrics:
     # Metrics are stored as the cached look-up of their children: the look-up takes longer than the count.
     def _histogram(
         self, name: str, text: str, label: str, buckets: tuple[float, ...]
-    ) -> Callable[[str], Histogram]:
-        return cache(Histogram(name, text, [label], buckets=buckets, registry=self.registry).labels)
+    ) -> Callable[[str], BufferedHistogram]:
+        metric = BufferedHistogram(name, text, [label], buckets=buckets, registry=self.registry)
+        self._buffered.append(metric)
+        return cache(metric.labels)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
-        return cache(Counter(name, text, labels, registry=self.registry).labels)
+    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., BufferedCounter]:
+        metric = BufferedCounter(name, text, labels, registry=self.registry)
+        self._buffered.append(metric)
+        return cache(metric.labels)
 
     def _gauge(self, name: str, text: str, labels: list[str], among_workers: AmongWorkers) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry, multiprocess_mode=among_workers)
@@ -252,10 +259,16 @@ class Metrics:
         self._engine_load, self._call_load = engine, calls
 
     def refresh(self) -> None:
-        """Publishes the load of this moment. May be called on any thread."""
+        """Publishes the load of this moment, and what was counted. May be called on any thread."""
         load = self._engine_load(), self._call_load()
         for gauge, read in self._load:
             gauge.set(read(load))
+        self.flush()
+
+    def flush(self) -> None:
+        """Publishes what was counted. May be called on any thread."""
+        for metric in self._buffered:
+            metric.flush()
 
     def called(self, method: str, code: str, seconds: float) -> None:
         """Counts a call that ended."""

@@ -14,6 +14,7 @@ from server.engine.control import IndexEntry, RepositoryControl
 from server.engine.errors import ModelNotReadyError, UnsupportedError
 from server.engine.model import LoadedModel
 from server.engine.store import RepositoryError
+from server.periodic import PeriodicThread
 from server.steps import Step, StepRequest
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,9 @@ class ModelControl:
         self._ask = ask or (lambda request: [self.take(request)])
         self._taking = threading.Lock()
         self._requests = ThreadPoolExecutor(1, thread_name_prefix="models")
-        self._closed = threading.Event()
-        self._poller: threading.Thread | None = None
+        self._poller: PeriodicThread | None = None
+        # Models that had changed on disk at the last look.
+        self._seen: list[str] = []
 
     @property
     def is_explicit(self) -> bool:
@@ -101,15 +103,14 @@ class ModelControl:
 
     def poll(self, seconds: float) -> None:
         """Starts to look for changes on disk, every so many seconds."""
-        self._poller = threading.Thread(target=self._poll, args=(seconds,), name="poll", daemon=True)
+        self._poller = PeriodicThread("poll", self._look, seconds)
         self._poller.start()
 
     def close(self) -> None:
         """Ends the threads. A change that is being made is finished."""
-        self._closed.set()
         self._requests.shutdown(cancel_futures=True)
         if self._poller is not None:
-            self._poller.join()
+            self._poller.close()
 
     def _request(self, step: Step, name: str) -> "Future[None]":
         if not self.is_explicit:
@@ -135,18 +136,16 @@ class ModelControl:
         except OSError as error:
             log.warning("loaded models not remembered", extra={"reason": error.strerror})
 
-    def _poll(self, seconds: float) -> None:
-        seen: list[str] = []
-        while not self._closed.wait(seconds):
-            try:
-                changed = self._control.changed_on_disk()
-            except (RepositoryError, OSError) as error:
-                log.warning("repository not read", extra={"reason": str(error)})
-                continue
-            # What was seen once may be in the middle of a change, such as a folder that is being replaced.
-            for name in set(changed) & set(seen):
-                self._reload(name)
-            seen = changed
+    def _look(self) -> None:
+        try:
+            changed = self._control.changed_on_disk()
+        except (RepositoryError, OSError) as error:
+            log.warning("repository not read", extra={"reason": str(error)})
+            return
+        # What was seen once may be in the middle of a change, such as a folder that is being replaced.
+        for name in set(changed) & set(self._seen):
+            self._reload(name)
+        self._seen = changed
 
     def _reload(self, name: str) -> None:
         number = uuid4().hex

@@ -98,7 +98,7 @@ class QueuedSequence:
         self.number = number
         self.turn = 0.0
         self.inputs = self.request.sequences[index]
-        _, self.lengths, self.graph, self.seconds, self.run_bytes, _ = self.inputs.shape
+        _, self.lengths, self.graph, self.seconds, self.run_bytes, _, _ = self.inputs.shape
 
 
 class Batch:

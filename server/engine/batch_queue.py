@@ -110,6 +110,10 @@ class BatchQueue:
             longest = max(longest, sequence.seconds)
         pending.longest_seconds, pending.queued_seconds = longest, turn - pending.share.turn
 
+    def holds(self, number: int) -> bool:
+        """Whether a request has neither ended nor been given up. For any thread."""
+        return number in self._pending
+
     def release(self, number: int) -> PendingRequest | None:
         """Removes a request that ended or was given up; None if it was removed before."""
         pending = self._pending.pop(number, None)

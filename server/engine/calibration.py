@@ -111,4 +111,13 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
     masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
     sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}
-    return SequenceInputs(inputs, mask, SequenceShape(sizes, (length, length), graph, 0.0, 0, 0.0))
+    facts = SequenceShape(
+        sizes,
+        (length, length),
+        graph,
+        seconds=0.0,
+        run_bytes=0,
+        least_seconds=0.0,
+        rows=sum(sizes.values()),
+    )
+    return SequenceInputs(inputs, mask, facts)

@@ -66,7 +66,7 @@ def _shape(model: LoadedModel, graph: GraphKind, sizes: Sizes, lengths: tuple[in
     own = model.sequence_graph(graph, *lengths)
     seconds, run_bytes = model.seconds(own, 1, *lengths), model.run_bytes(own, 1, *lengths)
     least_seconds = min(seconds, model.parallel_seconds(own, 1, *lengths))
-    return SequenceShape(sizes, lengths, own, seconds, run_bytes, least_seconds)
+    return SequenceShape(sizes, lengths, own, seconds, run_bytes, least_seconds, sum(sizes.values()))
 
 
 _cached = cached_by_model(CACHED_REQUESTS)(_dimensions)

@@ -167,5 +167,5 @@ def _record(request: ValidatedRequest, timeline: Timeline) -> None:
     request.timeline = timeline
     timeline.model, timeline.version = request.model.name, request.model.version
     timeline.sequences = len(request.sequences)
-    timeline.rows = sum([sum(sequence.sizes.values()) for sequence in request.sequences])
+    timeline.rows = sum([sequence.shape.rows for sequence in request.sequences])
     timeline.queued_at = time.monotonic()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class ExpiryStage(StrEnum):
@@ -36,8 +36,7 @@ class EngineLoad:
     running: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchReport:
+class BatchReport(NamedTuple):
     """One completed run of a batch.
 
     Attributes:

@@ -95,14 +95,12 @@ class Runner:
     def _report(
         self, graph: GraphKind, sequences: list[QueuedSequence], started: float, times: RunTimes
     ) -> None:
-        sizes = [queued.inputs.sizes for queued in sequences]
-        rows = [sum(size.values()) for size in sizes]
-        longest = sum(max(size[axis] for size in sizes) for axis in sizes[0])
+        rows = sum([queued.inputs.shape.rows for queued in sequences])
         report = BatchReport(
             model=sequences[0].request.model.name,
             sequences=len(sequences),
-            tokens=sum(rows),
-            padding=longest * len(sequences) - sum(rows),
+            tokens=rows,
+            padding=_computed_rows(sequences) - rows,
             queue_seconds=[started - queued.pending.queued_at for queued in sequences],
             seconds=time.monotonic() - started,
         )
@@ -123,6 +121,14 @@ class Runner:
                 ended_at=started + report.seconds,
             )
             record_run(run, timelines)
+
+
+def _computed_rows(sequences: list[QueuedSequence]) -> int:
+    """Rows that sequences have when all are padded to the longest."""
+    if len(sequences) == 1:
+        return sequences[0].inputs.shape.rows
+    sizes = [queued.inputs.sizes for queued in sequences]
+    return len(sequences) * sum([max([size[axis] for size in sizes]) for axis in sizes[0]])
 
 
 def observe(report: Callable[[], None]) -> None:

@@ -168,6 +168,8 @@ class Scheduler:
 
     def _ended(self, number: int, future: Future[Result]) -> None:
         """Removes a request whose future was resolved or cancelled."""
+        if not self._dispatch.queue.holds(number):  # the usual case, for which it takes no lock
+            return
         with self._lock:
             pending = self._dispatch.release(number)
             if pending is None:  # it has its result

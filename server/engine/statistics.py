@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -24,8 +25,7 @@ class Durations:
         self.seconds += seconds
 
 
-@dataclass(frozen=True, slots=True)
-class RunTimes:
+class RunTimes(NamedTuple):
     """How long the parts of a run took, in seconds.
 
     Attributes:

@@ -116,6 +116,7 @@ class SequenceShape(NamedTuple):
         seconds: Expected duration of a run of it alone, on one thread.
         run_bytes: Expected memory of that run.
         least_seconds: Expected duration on all threads, if that is less.
+        rows: Number of its rows on all symbolic axes: for cross-attention, those of query and key.
     """
 
     sizes: Mapping[str, int]
@@ -124,6 +125,7 @@ class SequenceShape(NamedTuple):
     seconds: float
     run_bytes: int
     least_seconds: float
+    rows: int
 
 
 class SequenceInputs(NamedTuple):

@@ -2,12 +2,11 @@
 
 import logging
 import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from server import thread_names
+from server.periodic import PeriodicThread
 from server.security.errors import SecurityFileError
 
 T = TypeVar("T")
@@ -63,27 +62,22 @@ class WatchedFile(Generic[T]):
         self._path = path
         self._read = read
         self._observer = observer
-        self._look_seconds = look_seconds
-        self._closed = threading.Event()
         self._seen = _signature(path)
         self.value = read(path)
         self._check_mode()
-        self._thread = threading.Thread(target=self._watch, name="security-file", daemon=True)
+        self._thread = PeriodicThread("security-file", self._look, look_seconds)
         self._thread.start()
 
     def close(self) -> None:
         """Ends the thread."""
-        self._closed.set()
-        self._thread.join()
+        self._thread.close()
 
-    def _watch(self) -> None:
-        thread_names.publish()
-        while not self._closed.wait(self._look_seconds):
-            # Before the file is read: a change while it is read is seen the next time.
-            signature = _signature(self._path)
-            if signature != self._seen:
-                self._seen = signature
-                self._reload()
+    def _look(self) -> None:
+        # Before the file is read: a change while it is read is seen the next time.
+        signature = _signature(self._path)
+        if signature != self._seen:
+            self._seen = signature
+            self._reload()
 
     def _reload(self) -> None:
         fields = {"what": self._what, "file": self._path}
@@ -92,7 +86,7 @@ class WatchedFile(Generic[T]):
         except SecurityFileError as error:
             log.warning("file not reloaded", extra={**fields, "reason": str(error)})
             self._observer.reloaded(self._what, success=False)
-        except Exception:  # the thread must survive, or no later change would be seen
+        except Exception:  # reported as any other failure
             log.exception("file not reloaded", extra=fields)
             self._observer.reloaded(self._what, success=False)
         else:

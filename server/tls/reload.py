@@ -1,9 +1,9 @@
 """Takes renewed certificates while the server runs."""
 
 import logging
-import threading
 
 from server.errors import TlsError
+from server.periodic import PeriodicThread
 from server.tls.certificates import check, load
 from server.tls.files import Certificates, TlsFiles
 from server.tls.observer import ReloadObserver, Unobserved
@@ -38,8 +38,7 @@ class CertificateReloader:
         # What could not be used at the last look, and whether that was reported.
         self._refused: object = None
         self._is_reported = False
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
+        self._thread = PeriodicThread("certificates", self.look, CHECK_SECONDS)
         self._observer.in_use(self._current)
 
     def current(self) -> Certificates:
@@ -52,9 +51,7 @@ class CertificateReloader:
 
     def close(self) -> None:
         """Ends the thread. Does nothing if it was not started."""
-        self._closed.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.close()
 
     def look(self) -> None:
         """Reads the files once, and takes them if they have changed and can be used."""
@@ -81,11 +78,3 @@ class CertificateReloader:
             fields = {"reason": str(error), "expires": f"{self._current.expires:%FT%TZ}"}
             log.warning("certificate not renewed; the one in use is kept", extra=fields)
             self._observer.reloaded(success=False)
-
-    def _run(self) -> None:
-        """Body of the thread."""
-        while not self._closed.wait(CHECK_SECONDS):
-            try:
-                self.look()
-            except Exception:  # the thread must survive, or no renewal would be taken any more
-                log.exception("certificates could not be checked")

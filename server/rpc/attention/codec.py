@@ -113,6 +113,7 @@ def decode(
     inputs = {}
     texts: tuple[Text, ...] = ()
     embeds = message.HasField("embedding")
+    options = _NO_OPTIONS
     match message.WhichOneof("query_input"):
         case "query":
             inputs["query"] = decoder.vectors("query", QUERY, message.query)
@@ -120,6 +121,7 @@ def decode(
             inputs["token_ids"] = decoder.tokens(message.token_ids)
         case "text":
             texts = decoder.texts(message.text)
+            options = _text_options(message.text)
     if message.HasField("key"):
         inputs["key"] = decoder.vectors("key", KEY, message.key)
     if message.HasField("value"):
@@ -132,10 +134,27 @@ def decode(
         mask=decoder.mask(message.mask) if message.HasField("mask") else None,
         return_weights=message.return_weights,
         return_tokens=not embeds,
-        dimensions=message.embedding.dimensions,
-        prompt=message.text.prompt if message.text.HasField("prompt") else None,
-        truncate=message.text.truncate if message.text.HasField("truncate") else None,
+        dimensions=message.embedding.dimensions if embeds else 0,
+        prompt=options.prompt,
+        truncate=options.truncate,
         deadline=deadline,
+    )
+
+
+class _TextOptions(NamedTuple):
+    """How texts are to be encoded; None leaves it to the model."""
+
+    prompt: str | None = None
+    truncate: bool | None = None
+
+
+_NO_OPTIONS = _TextOptions()
+
+
+def _text_options(message: pb.TextSequences) -> _TextOptions:
+    return _TextOptions(
+        prompt=message.prompt if message.HasField("prompt") else None,
+        truncate=message.truncate if message.HasField("truncate") else None,
     )
 
 

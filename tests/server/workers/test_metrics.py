@@ -39,6 +39,7 @@ def work(folder: Path, worker: int, *, calls: int, ready: int, error: float) -> 
         metrics.called("/a/B", "OK", 0.5)
     metrics._ready.labels("m", "1").set(ready)
     metrics._parity.labels("m", "1").set(error)
+    metrics.flush()
 
 
 def test_counts_add_up_over_workers_and_their_replacements(

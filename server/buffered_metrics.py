@@ -1,0 +1,99 @@
+"""Counters and histograms for what happens several times for each request.
+
+A metric of the client library takes 1 to 2 microseconds for each event: it locks each of its values. Here an
+event adds to plain numbers, in a fraction of that. They become part of the metric when it is collected, and
+when `flush` is called: a worker's metrics are not collected by its own process.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from threading import Lock
+from typing import Any
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.samples import Sample
+
+
+class BufferedCounter(Counter):
+    """A counter of events that are frequent. Any thread may call its methods."""
+
+    def _metric_init(self) -> None:
+        super()._metric_init()
+        self._buffer_lock = Lock()
+        self._buffered = 0.0
+
+    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:  # noqa: ARG002
+        """Counts. Exemplars are ignored.
+
+        Args:
+            amount: By how much, not negative.
+            exemplar: Ignored.
+        """
+        with self._buffer_lock:
+            self._buffered += amount
+
+    def flush(self) -> None:
+        """Adds what was counted since the last time to the metric, or to the metrics of all labels."""
+        if self._labelnames and not self._labelvalues:
+            _flush_children(self)
+            return
+        with self._buffer_lock:
+            amount, self._buffered = self._buffered, 0.0
+        if amount:
+            super().inc(amount)
+
+    def _child_samples(self) -> Iterable[Sample]:
+        self.flush()
+        return super()._child_samples()
+
+
+class BufferedHistogram(Histogram):
+    """A histogram of values that are observed frequently. Any thread may call its methods."""
+
+    _buckets: list[Any]
+    _sum: Any
+    _upper_bounds: list[float]
+
+    def _metric_init(self) -> None:
+        super()._metric_init()
+        self._buffer_lock = Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._buffered = [0] * len(self._upper_bounds)
+        self._buffered_sum = 0.0
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:  # noqa: ARG002
+        """Observes a value. Exemplars are ignored.
+
+        Args:
+            amount: The value.
+            exemplar: Ignored.
+        """
+        with self._buffer_lock:
+            self._buffered[bisect_left(self._upper_bounds, amount)] += 1
+            self._buffered_sum += amount
+
+    def flush(self) -> None:
+        """Adds what was observed since the last time to the metric, or to the metrics of all labels."""
+        if self._labelnames and not self._labelvalues:
+            _flush_children(self)
+            return
+        with self._buffer_lock:
+            counts, total = self._buffered, self._buffered_sum
+            self._clear()
+        if not any(counts):
+            return
+        self._sum.inc(total)
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+
+    def _child_samples(self) -> Iterable[Sample]:
+        self.flush()
+        return super()._child_samples()
+
+
+def _flush_children(metric: Any) -> None:
+    for child in tuple(metric._metrics.values()):
+        child.flush()
