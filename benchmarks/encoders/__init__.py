@@ -1,0 +1,1 @@
+"""Text encoders beside sentence-transformers and padded ONNX Runtime: `python -m benchmarks.encoders`."""
