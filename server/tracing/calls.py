@@ -6,7 +6,7 @@ from server.rpc.records import CallRecord, RequestRecord, TraceContext
 from server.rpc.transport.seam import Metadata
 from server.tracing.context import Head
 from server.tracing.export import Pipeline
-from server.tracing.messages import attributes
+from server.tracing.messages import Attributes
 from server.tracing.options import TraceOptions
 from server.tracing.spans import call_spans
 
@@ -22,12 +22,10 @@ class CallTracing:
         """
         self._head = Head(options)
         self._pipeline = Pipeline(options.endpoint)
-        self._server = attributes(
-            {
-                "rpc.system.name": "grpc",
-                "server.address": options.host,
-                "server.port": options.port or "",
-            }
+        self._server: Attributes = (
+            ("rpc.system.name", "grpc"),
+            ("server.address", options.host),
+            ("server.port", options.port or ""),
         )
 
     def begin(self, metadata: Metadata) -> TraceContext | None:

@@ -7,14 +7,21 @@ from collections.abc import Iterator
 from functools import partial
 from http import HTTPStatus
 
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
-
 from server.http.record import HttpRecord
 from server.rpc.records import TraceContext
 from server.tracing.context import Head, Metadata
 from server.tracing.export import Pipeline
-from server.tracing.messages import ERROR, LOCAL, REMOTE, SERVER, Clock, attributes
+from server.tracing.messages import (
+    LOCAL,
+    REMOTE,
+    SERVER,
+    Attributes,
+    Clock,
+    SpanPlace,
+    span,
+    trace_state,
+    unique_attribute,
+)
 from server.tracing.options import TraceOptions
 
 MAX_PATH = 200
@@ -31,7 +38,10 @@ class HttpTracing:
         """
         self._head = Head(options)
         self._pipeline = Pipeline(options.endpoint, role="http")
-        self._server = attributes({"server.address": options.host, "server.port": options.port or ""})
+        self._server: Attributes = (
+            ("server.address", options.host),
+            ("server.port", options.port or ""),
+        )
 
     def begin(self, headers: Metadata) -> TraceContext:
         """The place of a new request in a trace. The gRPC server follows what is decided here."""
@@ -47,8 +57,8 @@ class HttpTracing:
         self._pipeline.close()
 
 
-def http_spans(request: HttpRecord, trace: TraceContext, server: list[KeyValue]) -> Iterator[Span]:
-    """The span of a request that has ended.
+def http_spans(request: HttpRecord, trace: TraceContext, server: Attributes) -> Iterator[bytes]:
+    """The serialized span of a request that has ended.
 
     Args:
         request: The request.
@@ -56,27 +66,23 @@ def http_spans(request: HttpRecord, trace: TraceContext, server: list[KeyValue])
         server: Attributes of the span of a server.
     """
     is_error = request.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    values = {
-        "http.request.method": request.method,
-        "http.route": request.route,
-        "http.response.status_code": request.status,
-        "url.scheme": request.scheme,
-        "error.type": str(request.status) if is_error else "",
-    }
-    own = [*server, *attributes(values)]
-    for key, value in (("url.path", request.path[:MAX_PATH]), ("attention.request_id", request.request_id)):
-        own.append(KeyValue(key=key))  # not cached: many values
-        own[-1].value.string_value = value
-    yield Span(
-        trace_id=trace.trace_id.to_bytes(16),
-        span_id=trace.span_id.to_bytes(8),
-        parent_span_id=trace.parent_id.to_bytes(8) if trace.parent_id else b"",
-        trace_state=trace.state,
-        flags=REMOTE if trace.parent_id else LOCAL,
-        name=f"{request.method} {request.route}",
-        kind=SERVER,
-        start_time_unix_nano=request.arrived_ns,
-        end_time_unix_nano=Clock(request.arrived_at, request.arrived_ns)(request.ended_at),
-        attributes=own,
-        status=ERROR if is_error else None,
+    values = (
+        *server,
+        ("http.request.method", request.method),
+        ("http.route", request.route),
+        ("http.response.status_code", request.status),
+        ("url.scheme", request.scheme),
+        ("error.type", str(request.status) if is_error else ""),
     )
+    found = span(
+        f"{request.method} {request.route}",
+        SpanPlace(trace.trace_id, trace.span_id, trace.parent_id),
+        request.arrived_ns,
+        Clock(request.arrived_at, request.arrived_ns)(request.ended_at),
+        kind=SERVER,
+        flags=REMOTE if trace.parent_id else LOCAL,
+        values=values,
+        is_error=is_error,
+    )
+    own = [("url.path", request.path[:MAX_PATH]), ("attention.request_id", request.request_id)]
+    yield b"".join([found, trace_state(trace.state), *(unique_attribute(*each) for each in own)])

@@ -9,19 +9,26 @@ Names follow OpenTelemetry's conventions for RPC: https://opentelemetry.io/docs/
 
 from collections.abc import Iterator
 
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
-
 from server.engine.timeline import RecordedRun, Reference
 from server.rpc.records import CallRecord, RequestRecord, TraceContext, new_span_id
-from server.tracing.messages import ERROR, LOCAL, REMOTE, SERVER, Clock, attribute, attributes, linked, span
+from server.tracing.messages import (
+    LOCAL,
+    REMOTE,
+    SERVER,
+    Attributes,
+    Clock,
+    SpanPlace,
+    span,
+    trace_state,
+    unique_attribute,
+)
 
 # Codes that are the server's fault, of the same conventions.
 ERRORS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
 
 
-def call_spans(call: CallRecord, request: RequestRecord | None, server: list[KeyValue]) -> Iterator[Span]:
-    """The spans of a call that has ended, or of a request of a stream that has.
+def call_spans(call: CallRecord, request: RequestRecord | None, server: Attributes) -> Iterator[bytes]:
+    """The serialized spans of a call that has ended, or of a request of a stream that has.
 
     Args:
         call: The call.
@@ -44,106 +51,99 @@ def _server(
     trace: TraceContext,
     request: RequestRecord | None,
     clock: Clock,
-    server: list[KeyValue],
-) -> Span:
+    server: Attributes,
+) -> bytes:
     is_error = call.code in ERRORS
-    values = {
-        "rpc.method": call.method,
-        "rpc.response.status_code": call.code,
-        "error.type": call.code if is_error else "",
-        "attention.reason": call.reason,
-        "attention.requests": call.requests if call.is_stream else "",
-    }
-    # Not cached: each has its own.
-    own = [*server, *attributes(values), *_of_request(request)]
-    own.append(KeyValue(key="attention.request_id"))
-    own[-1].value.string_value = call.request_id
-    return Span(
-        trace_id=trace.trace_id.to_bytes(16),
-        span_id=trace.span_id.to_bytes(8),
-        parent_span_id=trace.parent_id.to_bytes(8) if trace.parent_id else b"",
-        trace_state=trace.state,
-        flags=REMOTE if trace.parent_id else LOCAL,
-        name=call.method,
-        kind=SERVER,
-        start_time_unix_nano=call.arrived_ns,
-        end_time_unix_nano=clock(call.ended_at),
-        attributes=own,
-        links=linked(_shared_runs(request)) if request is not None else None,
-        status=ERROR if is_error else None,
+    values = (
+        *server,
+        ("rpc.method", call.method),
+        ("rpc.response.status_code", call.code),
+        ("error.type", call.code if is_error else ""),
+        ("attention.reason", call.reason),
+        ("attention.requests", call.requests if call.is_stream else ""),
+        *_of_request(request),
     )
-
-
-def _streamed(trace: TraceContext, request: RequestRecord, reference: Reference, clock: Clock) -> Span:
-    """The span of one request of a stream, a child of the span of the call."""
-    _, span_id = reference
     found = span(
+        call.method,
+        SpanPlace(trace.trace_id, trace.span_id, trace.parent_id),
+        call.arrived_ns,
+        clock(call.ended_at),
+        kind=SERVER,
+        flags=REMOTE if trace.parent_id else LOCAL,
+        values=values,
+        is_error=is_error,
+        links=_shared_runs(request) if request is not None else (),
+    )
+    return found + trace_state(trace.state) + unique_attribute("attention.request_id", call.request_id)
+
+
+def _streamed(trace: TraceContext, request: RequestRecord, reference: Reference, clock: Clock) -> bytes:
+    """The span of one request of a stream, a child of the span of the call."""
+    trace_id, span_id = reference
+    is_error = request.code in ERRORS
+    return span(
         "request",
-        trace.reference,
+        SpanPlace(trace_id, span_id, trace.span_id),
         clock(request.received_at),
         clock(request.ended_at),
-        span_id=span_id,
-        values=[
-            *attributes({"rpc.response.status_code": request.code, "attention.reason": request.reason}),
+        values=(
+            ("rpc.response.status_code", request.code),
+            ("attention.reason", request.reason),
             *_of_request(request),
-        ],
+            ("error.type", request.code if is_error else ""),
+        ),
+        is_error=is_error,
         links=_shared_runs(request),
     )
-    if request.code in ERRORS:
-        found.status.CopyFrom(ERROR)
-        found.attributes.append(attribute("error.type", request.code))
-    return found
 
 
-def _of_request(request: RequestRecord | None) -> list[KeyValue]:
+def _of_request(request: RequestRecord | None) -> Attributes:
     if request is None or not request.model:
-        return []
-    return attributes(
-        {
-            "attention.model": request.model,
-            "attention.version": request.version,
-            "attention.sequences": request.sequences or "",
-            "attention.rows": request.rows or "",
-        }
+        return ()
+    return (
+        ("attention.model", request.model),
+        ("attention.version", request.version),
+        ("attention.sequences", request.sequences or ""),
+        ("attention.rows", request.rows or ""),
     )
 
 
-def _stages(request: RequestRecord, own: Reference, clock: Clock) -> Iterator[Span]:
+def _stages(request: RequestRecord, own: Reference, clock: Clock) -> Iterator[bytes]:
     """The spans of the stages that the request has reached."""
     end = clock(request.ended_at)
     queued = clock(request.queued_at) if request.queued_at else end
-    yield span("decode", own, clock(request.received_at), queued)
+    yield span("decode", _child(own), clock(request.received_at), queued)
     if request.queued_at:
         started = clock(request.run_started_at) if request.runs else end
-        yield span("queue", own, queued, started)
+        yield span("queue", _child(own), queued, started)
     for run in request.runs:
         if run.reference is None:  # the first of the requests that the run computed
             yield _run(run, own, clock)
     if request.encoded_at:
-        yield span("encode", own, clock(request.encode_started_at), clock(request.encoded_at))
+        yield span("encode", _child(own), clock(request.encode_started_at), clock(request.encoded_at))
 
 
-def _run(run: RecordedRun, parent: Reference, clock: Clock) -> Span:
-    run.reference = (parent[0], new_span_id())
+def _child(parent: Reference) -> SpanPlace:
+    """The place of a new span."""
+    trace_id, span_id = parent
+    return SpanPlace(trace_id, new_span_id(), span_id)
+
+
+def _run(run: RecordedRun, parent: Reference, clock: Clock) -> bytes:
+    place = _child(parent)
+    run.reference = place.trace_id, place.span_id
     computed = run.rows + run.padding
-    values = {
-        "attention.model": run.model,
-        "attention.version": run.version,
-        "attention.precision": run.precision,
-        "attention.graph": run.graph,
-        "attention.sequences": run.sequences,
-        "attention.rows": run.rows,
-        "attention.padding_share": round(run.padding / computed, 4) if computed else 0.0,
-    }
-    return span(
-        "run",
-        parent,
-        clock(run.started_at),
-        clock(run.ended_at),
-        span_id=run.reference[1],
-        values=attributes(values),
-        links=run.requests if _is_shared(run) else (),
+    values = (
+        ("attention.model", run.model),
+        ("attention.version", run.version),
+        ("attention.precision", run.precision),
+        ("attention.graph", run.graph),
+        ("attention.sequences", run.sequences),
+        ("attention.rows", run.rows),
+        ("attention.padding_share", round(run.padding / computed, 4) if computed else 0.0),
     )
+    links = run.requests if _is_shared(run) else ()
+    return span("run", place, clock(run.started_at), clock(run.ended_at), values=values, links=links)
 
 
 def _is_shared(run: RecordedRun) -> bool:

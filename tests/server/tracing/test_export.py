@@ -16,8 +16,8 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def spans(name: str = "one") -> list[Span]:
-    return [Span(trace_id=bytes(15) + b"1", span_id=bytes(7) + b"1", name=name)]
+def spans(name: str = "one") -> list[bytes]:
+    return [Span(trace_id=bytes(15) + b"1", span_id=bytes(7) + b"1", name=name).SerializeToString()]
 
 
 def closes(pipeline: Pipeline) -> bool:
@@ -59,7 +59,7 @@ def test_an_absent_collector_does_not_delay_the_end() -> None:
 
 
 def test_a_span_that_cannot_be_made_does_not_end_the_thread() -> None:
-    def broken() -> list[Span]:
+    def broken() -> list[bytes]:
         raise ValueError("a fault")
 
     with collecting() as collector:
