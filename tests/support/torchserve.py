@@ -19,7 +19,7 @@ from benchmarks.processes import free_ports, running
 
 BIN = "torchserve/bin"
 FIRST_PORT = 24000
-START_SECONDS = 120
+START_SECONDS = 300
 PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 
 
@@ -43,7 +43,7 @@ class TorchServe:
         self, model: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> tuple[int, str, bytes]:
         """Returns the status, content type and body of a prediction over REST."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port + 1, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port + 1, timeout=120)
         try:
             connection.request("POST", f"/predictions/{model}", body, dict(headers or {}))
             response = connection.getresponse()

@@ -22,7 +22,7 @@ from protos.inference import open_inference_pb2 as pb
 from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 FIRST_PORT = 25000
-START_SECONDS = 120
+START_SECONDS = 300
 MODEL = Path(__file__).with_name("triton_model.py")
 BACKEND, FILE = 'backend: "onnxruntime"\n', "default_model_filename: "
 
