@@ -35,9 +35,10 @@ def write_folder(folder: Path, layers: int, width: int) -> Any:
         max_position_embeddings=LONGEST,
     )
     torch.manual_seed(0)
-    model: Any = transformers.BertModel(config).eval()
+    library: Any = transformers
+    model = library.BertModel(config).eval()
     model.save_pretrained(folder)
-    wrapped: Any = transformers.PreTrainedTokenizerFast(
+    wrapped = library.PreTrainedTokenizerFast(
         tokenizer_object=_tokenizer(),
         model_max_length=LONGEST,
         **NAMES,

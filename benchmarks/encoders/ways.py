@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,10 @@ def padded_onnx(model: Any, folder: Path) -> dict[str, Encode]:
         found: Embeddings = session.run(None, {"ids": ids, "mask": mask})[0]
         return found
 
-    return {
-        f"ONNX Runtime, padded batches of {size}": lambda texts, size=size: _padded(
-            tokenizer, forward, texts, size, by_length=size == BATCHES[0]
-        )
-        for size in BATCHES
-    }
+    def encode(texts: Sequence[str], *, size: int) -> Embeddings:
+        return _padded(tokenizer, forward, texts, size, by_length=size == BATCHES[0])
+
+    return {f"ONNX Runtime, padded batches of {size}": partial(encode, size=size) for size in BATCHES}
 
 
 class _LastHiddenState(torch.nn.Module):

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from server.engine.timeline import RecordedRun
 from server.http.observation import fields as http_fields
@@ -13,7 +14,6 @@ from server.rpc.records import CallRecord, RequestRecord, TraceContext
 from server.settings.observability import Observability
 from server.tracing import options
 from server.tracing.http_spans import http_spans
-from server.tracing.messages import attributes
 from server.tracing.spans import call_spans
 from tests.server.samples import ROOT
 
@@ -63,11 +63,12 @@ def names() -> Iterator[str]:
         call, request = ended(is_stream=is_stream)
         yield from fields(call, request)
         yield from fields(call, None)
-        for span in call_spans(call, request, attributes({"server.port": 1})):
-            yield from (attribute.key for attribute in span.attributes)
+        for span in call_spans(call, request, (("server.port", 1),)):
+            yield from (attribute.key for attribute in Span.FromString(span).attributes)
     yield from http_fields(over_http())
-    for span in http_spans(over_http(), TraceContext(1, 2, sampled=True), []):
-        yield from (each.key for each in span.attributes if each.key.startswith("attention."))
+    for span in http_spans(over_http(), TraceContext(1, 2, sampled=True), ()):
+        keys = (each.key for each in Span.FromString(span).attributes)
+        yield from (key for key in keys if key.startswith("attention."))
 
 
 @pytest.mark.parametrize("name", sorted(set(names())))
