@@ -122,7 +122,7 @@ def encode_item(
 def _encode(item: StreamItem, options: RequestOptions) -> EncodedCall:
     match item:
         case TextInputs():
-            return encode_texts(options, item.text, mask=item.mask)
+            return encode_texts(options, item.text, mask=item.mask, return_offsets=item.return_offsets)
         case TokenInputs():
             return encode_tokens(options, item.token_ids, mask=item.mask, lengths=item.lengths)
         case AttendInputs():

@@ -22,7 +22,8 @@ Arrays: TypeAlias = ArrayLike | Sequence[ArrayLike]
 # The arguments that are lists of sequences for certain; for any other list, a type checker cannot tell.
 VectorLists: TypeAlias = Sequence[Array] | Sequence[Sequence[Sequence[float]]]
 TokenLists: TypeAlias = Sequence[Array] | Sequence[Sequence[int]]
-Texts: TypeAlias = list[str] | tuple[str, ...] | Array
+TextLists: TypeAlias = list[str] | tuple[str, ...]
+Texts: TypeAlias = TextLists | Array
 Version: TypeAlias = int | str
 # The type in which real numbers are sent.
 Wire: TypeAlias = Literal["fp32", "fp16", "bf16"]
@@ -44,12 +45,17 @@ class AttentionResult(Generic[ArraysT]):
             list of (H, Tq_i, Tk_i). Rows and columns past a length are zeros.
         model_name: Name of the model that computed the result.
         model_version: Version of that model.
+        offsets: int64, or None if they were not requested; (T, 2) for one text, a list of (T_i, 2) for a
+            list. Where each token begins in its text and the exclusive end, in characters of the str, so
+            that `text[start:end]` is what the token stands for. Special tokens, and those of a prompt, have
+            (0, 0); other tokens without characters have an end that equals their start.
     """
 
     context_vectors: ArraysT
     attention_weights: ArraysT | None
     model_name: str
     model_version: str
+    offsets: NDArray[np.int64] | list[NDArray[np.int64]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +85,7 @@ class TextInputs:
 
     text: str | Texts
     mask: Arrays | None = None
+    return_offsets: bool = False
 
 
 # Anything else is a query.
@@ -127,10 +134,26 @@ def version_text(version: Version) -> str:
 
 
 class CallOptions(TypedDict, total=False):
-    """Keyword arguments of `attend_text`."""
+    """Keyword arguments of every call for context vectors."""
 
     mask: Arrays | None
     return_weights: bool
+    timeout: float | None
+    version: Version
+
+
+class TextOptions(CallOptions, total=False):
+    """Keyword arguments of `attend_text`."""
+
+    return_offsets: bool
+
+
+class EmbedCallOptions(TypedDict, total=False):
+    """Keyword arguments of `embed` that do not change the form of what it returns."""
+
+    prompt: str | None
+    dimensions: int | None
+    truncate: bool | None
     timeout: float | None
     version: Version
 

@@ -93,6 +93,10 @@ def text(
     model: ModelName,
     version: ModelVersion = "",
     file: TextFile = None,
+    offsets: Annotated[
+        bool,
+        typer.Option("--offsets", help="Show the characters of each token.", rich_help_panel=_OUTPUT),
+    ] = False,
     out: OutFile = None,
     weights: WeightsFile = None,
 ) -> None:
@@ -100,7 +104,11 @@ def text(
     found = _one_source("TEXT", texts, None if file is None else read_texts("--file", file))
     output = Output(out, weights, several=True)
     result = session.client.attend_text(
-        model, list(found), version=version, return_weights=output.wants_weights
+        model,
+        list(found),
+        version=version,
+        return_weights=output.wants_weights,
+        return_offsets=offsets,
     )
     print_result(session, result, output, texts=found)
 
