@@ -58,12 +58,14 @@ class _Tokens(NamedTuple):
     """The tokens of one text.
 
     Attributes:
-        encoding: The tokens, special tokens included.
+        ids: Their ids, special tokens included.
+        offsets: Their characters; None if they were not asked for.
         is_cut: Whether they are only the first ones.
         end: With offsets, the number of characters of the text that they stand for.
     """
 
-    encoding: Encoding
+    ids: list[int]
+    offsets: "list[tuple[int, int]] | None"
     is_cut: bool
     end: int
 
@@ -129,10 +131,10 @@ class TextEncoder:
             tokens = self._tokenized(name, given, limits, truncates=truncates, offsets=offsets)
             if tokens.is_cut:
                 truncated.append(index)
-            ids.extend(tokens.encoding.ids)
-            lengths.append(len(tokens.encoding))
-            if offsets:
-                characters.append(_without(len(prefix), np.array(tokens.encoding.offsets)))
+            ids.extend(tokens.ids)
+            lengths.append(len(tokens.ids))
+            if tokens.offsets is not None:
+                characters.append(_without(len(prefix), np.array(tokens.offsets)))
                 ends.append(max(0, tokens.end - len(prefix)))
             if len(ids) > limits.tokens:
                 raise LimitExceededError(
@@ -154,7 +156,7 @@ class TextEncoder:
             tokens = self._all_tokens(name, text, limits, offsets=offsets)
         if self._drops_unknown and (unknown := self._unknown_words.of(text)):
             raise InvalidRequestError(TEXT, unknown)
-        if not len(tokens.encoding):
+        if not tokens.ids:
             raise InvalidRequestError(TEXT, f"{name} does not contain any words")
         return tokens
 
@@ -163,7 +165,8 @@ class TextEncoder:
             self._check_tokens(name, len(self._encoding(prefix, special=False)), limits)
         encoding = self._encoding(text, special=True, offsets=offsets)
         self._check_tokens(name, len(encoding), limits)
-        return _Tokens(encoding, is_cut=False, end=len(text))
+        own = encoding.offsets if offsets else None
+        return _Tokens(encoding.ids, own, is_cut=False, end=len(text))
 
     def _first_tokens(self, text: str, most: int, *, offsets: bool) -> _Tokens:
         """The first tokens of a text, with the special tokens."""
@@ -180,7 +183,9 @@ class TextEncoder:
             if offsets:
                 end, _ = encoding.token_to_chars(room)
             encoding.truncate(room)
-        return _Tokens(self._tokenizer.post_process(encoding, add_special_tokens=True), is_cut, end)
+        processed = self._tokenizer.post_process(encoding, add_special_tokens=True)
+        own = _processed_offsets(processed, encoding.offsets) if offsets else None
+        return _Tokens(processed.ids, own, is_cut, end)
 
     def _prefixes(self, text: str, most: int) -> Iterator[str]:
         """Parts of a long text, each twice as long as the one before, that have no more tokens than the text.
@@ -208,6 +213,15 @@ class TextEncoder:
             raise LimitExceededError(
                 TEXT, f"{name} has {count} or more tokens; the limit is {limits.text_tokens}"
             )
+
+
+def _processed_offsets(processed: Encoding, offsets: "list[tuple[int, int]]") -> "list[tuple[int, int]]":
+    """The offsets of tokens to which special tokens were added.
+
+    Those of `processed` are not used: they were processed a second time, which trims some of them twice.
+    """
+    own = iter(offsets)
+    return [(0, 0) if sequence is None else next(own) for sequence in processed.sequence_ids]
 
 
 def _without(prefix: int, offsets: Array) -> Array:

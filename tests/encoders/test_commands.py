@@ -73,3 +73,13 @@ def test_describe_names_prompts_and_layers(server: list[str]) -> None:
     printed = run("describe", *server, "--model", SENTENCE).stdout
     for line in ("layers", "dimensions   8, 16", "prompts", "query, document", "refused"):
         assert line in printed
+
+
+def test_text_shows_the_characters_of_each_token(server: list[str]) -> None:
+    arguments = ["text", *server, "--model", SENTENCE, "é a"]
+    printed = run(*arguments, "--offsets").stdout
+    for label in ("0:0 ''", "0:1 'é'", "1:2 ' '", "2:3 'a'"):
+        assert label in printed
+    found = json.loads(run(*arguments, "--offsets", "--json").stdout)
+    assert found["offsets"] == [[[0, 0], [0, 1], [0, 1], [1, 2], [2, 3], [0, 0]]]
+    assert "offsets" not in json.loads(run(*arguments, "--json").stdout)
