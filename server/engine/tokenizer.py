@@ -181,7 +181,7 @@ class TextEncoder:
         end, is_cut = len(text), len(encoding) > room
         if is_cut:
             if offsets:
-                end, _ = encoding.token_to_chars(room)
+                end, _ = encoding.token_to_chars(room) or (end, end)
             encoding.truncate(room)
         processed = self._tokenizer.post_process(encoding, add_special_tokens=True)
         own = _processed_offsets(processed, encoding.offsets) if offsets else None

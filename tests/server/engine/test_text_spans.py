@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from artifact.manifest import GraphKind
 from model.encoder.config import POOLINGS as EVERY_POOLING
 from model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
 from server.engine.errors import InvalidRequestError, LimitExceededError
@@ -145,8 +146,7 @@ def test_the_tokens_of_a_span_are_those_that_share_a_character_with_it(
         assert caught.value.field == "spans"
         return
     found = token_spans(ragged(spans), encoded)
-    bounds = [[tokens[0], tokens[-1] + 1] for own in expected for tokens in own]
-    assert found.rows.tolist() == bounds
+    assert found.rows.tolist() == [[tokens[0], tokens[-1] + 1] for own in expected for tokens in own]
     assert found.lengths == tuple(map(len, spans))
 
 
@@ -177,7 +177,7 @@ def test_spans_outside_their_text_are_refused(
 def with_pooling(model: LoadedModel, **changes: Any) -> LoadedModel:
     """A model that states to be an encoder."""
     manifest = model.manifest
-    graphs = {**manifest.graphs, "tokens": manifest.graphs["plain"]}  # type: ignore[index]
+    graphs = {**manifest.graphs, GraphKind.TOKENS: manifest.graphs[GraphKind.PLAIN]}
     return dataclasses.replace(model, manifest=manifest.model_copy(update={"graphs": graphs, **changes}))
 
 
