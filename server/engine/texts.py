@@ -48,7 +48,7 @@ def encode_texts(
     offsets = request.return_offsets or request.spans is not None
     if reservation is not None:
         characters = sum(map(len, request.texts)) + len(prefix) * len(request.texts)
-        token_bytes = TOKEN_BYTES + OFFSET_BYTES * offsets
+        token_bytes = TOKEN_BYTES + (OFFSET_BYTES if offsets else 0)
         reservation.add(token_bytes * min(bounds.tokens, characters))
     encoded = model.text_encoder.encode_all(
         request.texts,
