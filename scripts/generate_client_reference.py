@@ -21,7 +21,7 @@ HIDDEN = {"from_proto"}
 GROUPS = {
     "Clients": ("AttentionClient", "AsyncAttentionClient"),
     "Encryption": ("TlsFiles",),
-    "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs"),
+    "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs", "EmbeddingInputs"),
     "Results": ("AttentionResult",),
     "Descriptions of models": ("ModelInfo", "TensorInfo", "ParityInfo", "CostInfo", "EncoderInfo"),
     "Warnings": ("TextTruncatedWarning",),

@@ -14,7 +14,13 @@ from attention_client._client import AttentionClient
 from attention_client._embeddings import TextTruncatedWarning
 from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInfo, TensorInfo
 from attention_client._tls import TlsFiles
-from attention_client._values import AttendInputs, AttentionResult, TextInputs, TokenInputs
+from attention_client._values import (
+    AttendInputs,
+    AttentionResult,
+    EmbeddingInputs,
+    TextInputs,
+    TokenInputs,
+)
 from attention_client.errors import (
     AttentionClientError,
     CallCancelledError,
@@ -45,6 +51,7 @@ __all__ = [
     "ClientClosedError",
     "CostInfo",
     "DeadlineExceededError",
+    "EmbeddingInputs",
     "EncoderInfo",
     "FailedPreconditionError",
     "InternalError",

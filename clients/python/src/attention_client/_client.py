@@ -291,7 +291,8 @@ class AttentionClient(Connection):
 
         Args:
             model: Name of the model.
-            requests: Each is a query as in `attend`, or AttendInputs, TokenInputs or TextInputs.
+            requests: Each is a query as in `attend`, or AttendInputs, TokenInputs, TextInputs or
+                EmbeddingInputs.
             return_exceptions: Whether to yield the error of a refused request in place of its result and
                 continue, rather than raise it.
             return_weights: Whether to return the attention weights as well.

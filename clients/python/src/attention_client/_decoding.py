@@ -32,6 +32,8 @@ def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) ->
         else None,
         model_name=response.model_name,
         model_version=response.model_version,
+        token_counts=tuple(response.token_counts),
+        truncated=tuple(response.truncated),
     )
 
 

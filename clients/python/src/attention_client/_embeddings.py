@@ -5,7 +5,7 @@ Notation: B texts or sequences of token ids, d elements of an embedding.
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +15,14 @@ from attention_client._encoding import request_of
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._sequences import InputForm, integers, texts
 from attention_client._validation import type_name, whole_number
-from attention_client._values import Arrays, FloatArray, RequestOptions, Texts
+from attention_client._values import (
+    Arrays,
+    AttentionResult,
+    EmbeddingInputs,
+    FloatArray,
+    RequestOptions,
+    Texts,
+)
 from attention_client._wire import unreadable, widen
 from attention_client.errors import invalid
 
@@ -91,6 +98,35 @@ def decode_embeddings(responses: Sequence[pb.AttendResponse], call: EncodedEmbed
         warnings.warn(f"the model cut {cut} texts to its first tokens", TextTruncatedWarning, stacklevel=3)
     found = np.concatenate(parts).astype(np.float32)
     return found[0] if call.is_one else found
+
+
+def encode_stream_item(options: RequestOptions, item: EmbeddingInputs) -> EncodedEmbeddings:
+    """Encodes one request of a stream.
+
+    Raises:
+        InvalidArgumentError: As `encode_embeddings`, or there are more inputs than one request takes.
+    """
+    asked = EmbedOptions(prompt=item.prompt, dimensions=item.dimensions, truncate=item.truncate)
+    call = encode_embeddings(options, item.inputs, asked)
+    if len(call.requests) > 1:
+        raise invalid("inputs", f"at most {MAX_SEQUENCES} texts of 4 MiB in all", "more for one request")
+    return replace(call, warns=False)  # the result of a stream states what was cut
+
+
+def decode_stream_item(response: pb.AttendResponse, call: EncodedEmbeddings) -> AttentionResult[Any]:
+    """Decodes the response to one request of a stream.
+
+    Raises:
+        InternalError: The response contradicts itself or its request.
+    """
+    return AttentionResult(
+        context_vectors=decode_embeddings([response], call),
+        attention_weights=None,
+        model_name=response.model_name,
+        model_version=response.model_version,
+        token_counts=tuple(response.token_counts),
+        truncated=tuple(response.truncated),
+    )
 
 
 def _are_texts(inputs: Any) -> bool:

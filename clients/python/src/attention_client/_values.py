@@ -44,12 +44,17 @@ class AttentionResult(Generic[ArraysT]):
             list of (H, Tq_i, Tk_i). Rows and columns past a length are zeros.
         model_name: Name of the model that computed the result.
         model_version: Version of that model.
+        token_counts: For texts to a text encoder, the number of tokens of each, with its prompt and after
+            truncation; otherwise empty.
+        truncated: For texts to a text encoder, the indices of those that were cut.
     """
 
     context_vectors: ArraysT
     attention_weights: ArraysT | None
     model_name: str
     model_version: str
+    token_counts: tuple[int, ...] = ()
+    truncated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +86,21 @@ class TextInputs:
     mask: Arrays | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingInputs:
+    """One request of a stream for embeddings: the arguments of `AttentionClient.embed`, at most 1,024 texts.
+
+    The context vectors of its result are the embeddings: (d,) for one text, otherwise (B, d).
+    """
+
+    inputs: str | Texts | Arrays
+    prompt: str | None = None
+    dimensions: int | None = None
+    truncate: bool | None = None
+
+
 # Anything else is a query.
-StreamItem: TypeAlias = AttendInputs | TokenInputs | TextInputs | Arrays
+StreamItem: TypeAlias = AttendInputs | TokenInputs | TextInputs | EmbeddingInputs | Arrays
 # The requests of one stream may differ in form, and so may its results.
 AnyResult: TypeAlias = AttentionResult[Any]
 

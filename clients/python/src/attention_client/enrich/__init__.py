@@ -1,4 +1,4 @@
-"""Context vectors as a new column of a table, computed on servers.
+"""Context vectors or embeddings as a new column of a table, computed on servers.
 
 Needs the extra `enrich`: `pip install './clients/python[enrich]'` in the repository.
 
@@ -8,6 +8,7 @@ from attention_client.enrich import enrich
 summary = enrich(
     "in.parquet", "out.parquet", model="self-attention", column="embeddings", servers=["127.0.0.1:8001"]
 )
+enrich("in.parquet", "out.parquet", model="my-encoder", text_column="text", servers=["127.0.0.1:8001"])
 ```
 """
 
@@ -19,13 +20,14 @@ from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.options import EnrichOptions, OnError, read_options
 from attention_client.enrich.pooling import Pool
 from attention_client.enrich.summary import Refusal, Summary
+from attention_client.enrich.text_options import PassageLayout
 
 if TYPE_CHECKING:
     from grpc import ChannelCredentials
 
     from attention_client import TlsFiles
 
-__all__ = ["EnrichError", "EnrichOptions", "OnError", "Pool", "Refusal", "Summary", "enrich"]
+__all__ = ["EnrichError", "EnrichOptions", "OnError", "PassageLayout", "Pool", "Refusal", "Summary", "enrich"]
 
 RETRY_SECONDS = 120.0
 
@@ -40,7 +42,7 @@ def enrich(
     token: str | None = None,
     **options: Unpack[EnrichOptions],
 ) -> Summary:
-    """Adds context vectors to a table as a new column.
+    """Adds context vectors, or embeddings of texts, to a table as a new column.
 
     Args:
         source: Path or URL of a Parquet or Arrow file, or of a folder of them; or a table in memory (Arrow,
@@ -67,6 +69,8 @@ def enrich(
         read.model,
         read.version,
         return_weights=read.weights,
+        embed=read.embed,
+        tokenizer=read.tokenizer,
         retry_seconds=retry_seconds,
         credentials=credentials,
         token=token,

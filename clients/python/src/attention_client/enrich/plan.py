@@ -9,13 +9,14 @@ import pyarrow as pa
 
 from attention_client.enrich.backend import ModelSpec, Role
 from attention_client.enrich.cells import check_widths, read_ids, read_texts, read_vectors
-from attention_client.enrich.columns import vectors_type, weights_type
 from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.layout import result_schema
 from attention_client.enrich.options import JobOptions
 from attention_client.enrich.pooling import Pool
 from attention_client.enrich.sources import SourceFile, TableSource
 from attention_client.enrich.storage import Json
 from attention_client.enrich.tables import BATCH_ROWS
+from attention_client.enrich.text_options import check_model
 
 # A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
 CHUNK_ROWS = 16 * 1024
@@ -78,6 +79,7 @@ def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> Job
     Raises:
         EnrichError: The options do not fit the model or the table.
     """
+    check_model(options, model)
     _check_columns(source.schema, model, options)
     _check_first_rows(source, model, options)
     fingerprint = _fingerprint(source, model, options)
@@ -94,10 +96,13 @@ def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> 
         raise EnrichError(
             f"model {model.name!r} already returns one vector per sequence: leave out pool={options.pool}"
         )
-    for role, column in options.columns.items():
+    columns = [(role, column) for role, column in options.columns.items() if not model.accepts_text]
+    if model.accepts_text:
+        columns = [(Role.QUERY, column) for column in options.text_template.columns]
+    for role, column in columns:
         if schema.get_field_index(column) < 0:
-            known = ", ".join(schema.names)
-            raise EnrichError(f"there is no column {column!r} for the {role}; the columns are {known}")
+            known, purpose = ", ".join(schema.names), "text" if model.accepts_text else role
+            raise EnrichError(f"there is no column {column!r} for the {purpose}; the columns are {known}")
         _check_type(schema.field(column), model, role)
 
 
@@ -151,20 +156,7 @@ def _output_schema(schema: pa.Schema, model: ModelSpec, options: JobOptions, job
         "pool": str(options.pool),
         JOB_KEY: job,
     }
-    pooled = model.pooled or options.pool is not Pool.NONE
-    added = [
-        pa.field(options.output_column, vectors_type(model.output_width, pooled=pooled), metadata=made_by)
-    ]
-    if options.weights_column:
-        added.append(pa.field(options.weights_column, weights_type(), metadata=made_by))
-    for field in added:
-        if field.name in schema.names:
-            raise EnrichError(
-                f"the table already has a column {field.name!r}; choose another name with --output-column "
-                "(output_column)"
-            )
-        schema = schema.append(field)
-    return schema
+    return result_schema(schema, model, options, made_by)
 
 
 def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> Json:
@@ -180,9 +172,16 @@ def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> 
         "version": model.version,
         "options": {
             "columns": {str(role): name for role, name in options.columns.items()},
-            "output_column": options.output_column,
+            "output_column": options.vectors_column(model),
             "weights_column": options.weights_column,
             "pool": str(options.pool),
+        },
+        "texts": {
+            "template": options.template,
+            "prompt": options.prompt,
+            "dimensions": options.dimensions,
+            "truncate": options.truncate,
+            "passages": [options.layout, options.passage_tokens, options.passage_overlap or 0],
         },
         "chunks": [CHUNK_ROWS, CHUNK_BYTES],
     }
