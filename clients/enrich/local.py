@@ -131,7 +131,11 @@ class LocalBackend:
 
 
 def _spec_of(model: InProcessModel) -> ModelSpec:
-    encoder = model.encoder
+    encoder = None
+    if (facts := model.encoder) is not None:
+        encoder = EncoderSpec(
+            prompts=tuple(facts.prompts), dimensions=facts.dimensions, max_tokens=model.max_tokens
+        )
     return ModelSpec.from_axes(
         name=model.name,
         version=model.version,
@@ -139,10 +143,7 @@ def _spec_of(model: InProcessModel) -> ModelSpec:
         inputs=[spec.axes for spec in model.inputs],
         output=model.output.axes,
         parity_error=model.measured_error,
-        encoder=encoder
-        and EncoderSpec(
-            prompts=tuple(encoder.prompts), dimensions=encoder.dimensions, max_tokens=model.max_tokens
-        ),
+        encoder=encoder,
     )
 
 

@@ -1,6 +1,7 @@
 """Texts cut into passages: each has the embedding of its own text, and says where it stands."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 from attention_client import AttentionClient
 from attention_client.enrich import EnrichError, plan
+from attention_client.enrich.arrow_ipc import ArrowFileWriter
 from numpy.testing import assert_allclose
 
 from clients.enrich import enrich
@@ -48,7 +50,7 @@ def check_passages(text: str, passages: Sequence[str], places: Sequence[tuple[in
     assert [text[start:end] for start, end in places] == list(passages)
     assert (places[0][0], places[-1][1]) == (0, len(text))
     assert all(len(token_ids("bert", passage)) <= TOKENS for passage in passages)
-    for (_, end), (start, _) in zip(places, places[1:], strict=False):
+    for (_, end), (start, _) in pairwise(places):
         assert 0 <= len(text[start:end].encode()) <= OVERLAP
         assert start <= end
 
@@ -122,11 +124,13 @@ def test_rows_of_passages_are_written_in_portions(
     given = pa.table({"text": [LONG, "a"], "blob": pa.array([b"x" * (3 << 20), None], pa.binary())})
     options = {"template": None, "text_column": "text", "model_repository": encoder_repository}
     sizes: list[int] = []
-    write = pa.ipc.RecordBatchFileWriter.write_batch
-    monkeypatch.setattr(
-        "attention_client.enrich.arrow_ipc.ArrowFileWriter.write",
-        lambda self, rows: (sizes.append(rows.nbytes), write(self._writer, rows)),
-    )
+    write = ArrowFileWriter.write
+
+    def noted(writer: ArrowFileWriter, rows: pa.RecordBatch) -> None:
+        sizes.append(rows.nbytes)
+        write(writer, rows)
+
+    monkeypatch.setattr(ArrowFileWriter, "write", noted)
     result = run(given, **options).table
     assert result["blob"].is_valid().to_pylist() == [True] * (len(result) - 1) + [False]
     assert len(result) > 12

@@ -13,14 +13,18 @@ from tokenizers.models import BPE, WordPiece
 
 from tests.support.encoders import make_tokenizer
 
-TEXT = "Life is short, eat dessert first. Das Leben ist kurz: iß den Nachtisch zuerst! 人生短暂 先吃甜点 \U0001f370\U0001f370"
+TEXT = (
+    "Life is short, eat dessert first. Das Leben ist kurz: iß den Nachtisch zuerst! "
+    "人生短暂 先吃甜点 \U0001f370\U0001f370"
+)
 
 
 def word_pieces() -> Tokenizer:
     """Words and their letters, in lower case without accents, as BERT splits them."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["[UNK]", "dessert", "first", *letters, *(f"##{letter}" for letter in letters)]
-    tokenizer = Tokenizer(WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    unknown = "[UNK]"
+    words = [unknown, "dessert", "first", *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Tokenizer(WordPiece({word: number for number, word in enumerate(words)}, unk_token=unknown))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
@@ -28,9 +32,10 @@ def word_pieces() -> Tokenizer:
 
 def whole_text() -> Tokenizer:
     """Letters of a text that is not split into words first, with a mark for spaces, as Llama has them."""
-    letters = sorted({letter for letter in TEXT} | {"▁"})
-    vocabulary = {letter: number for number, letter in enumerate(["<unk>", *letters])}
-    tokenizer = Tokenizer(BPE(vocabulary, [], unk_token="<unk>"))
+    letters = sorted({*TEXT, "▁"})
+    unknown = "<unk>"
+    vocabulary = {letter: number for number, letter in enumerate([unknown, *letters])}
+    tokenizer = Tokenizer(BPE(vocabulary, [], unk_token=unknown))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     return tokenizer
 

@@ -12,7 +12,7 @@ from attention_client.enrich.backend import ModelSpec, Role
 from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.pooling import Pool
 from attention_client.enrich.templates import TextTemplate
-from attention_client.enrich.text_options import PassageLayout, TextOptions, check_text_options
+from attention_client.enrich.text_options import PassageLayout, TextOptions
 
 CONTEXT_VECTORS, EMBEDDING = "context_vectors", "embedding"
 ATTENTION_WEIGHTS = "attention_weights"
@@ -149,8 +149,7 @@ def read_options(options: EnrichOptions) -> JobOptions:
     if given.get("tokenizer") is not None:
         given["tokenizer"] = Path(given["tokenizer"])
     read = JobOptions(**given)
-    check_text_options(read)
-    read.text_template  # noqa: B018 - a template that cannot be read is refused here
+    _check_texts(read)
     if read.max_errors is not None and not read.skip_refused:
         raise EnrichError("max_errors needs on_error='skip': otherwise the first refused row ends the job")
     if read.max_errors is not None and read.max_errors < 0:
@@ -163,3 +162,23 @@ def _member(members: type[Member], name: str, value: str) -> Member:
         return members(value)
     except ValueError:
         raise EnrichError(f"{name} is {value!r}; it must be one of {', '.join(members)}") from None
+
+
+def _check_texts(options: JobOptions) -> None:
+    """Refuses options of texts that contradict each other, and a template that cannot be read."""
+    sources = {"column": options.column, "text_column": options.text_column, "template": options.template}
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise EnrichError(f"exactly one of column, text_column and template is required; given: {found}")
+    if options.dimensions is not None and options.dimensions < 1:
+        raise EnrichError(f"dimensions is {options.dimensions}; it must be 1 or more")
+    if options.passage_tokens is None:
+        for name in ("passage_overlap", "passages", "tokenizer"):
+            if getattr(options, name) is not None:
+                raise EnrichError(f"{name} needs passage_tokens")
+    elif options.passage_tokens < 1:
+        raise EnrichError(f"passage_tokens is {options.passage_tokens}; it must be 1 or more")
+    if options.passage_overlap is not None and options.passage_overlap < 0:
+        raise EnrichError(f"passage_overlap is {options.passage_overlap}; it must be 0 or more")
+    options.text_template  # noqa: B018 - parsed here for its errors

@@ -67,7 +67,8 @@ def _sequences_per_request(query: Array, key: Array, model: ModelSpec, *, weight
     """How many sequences of lengths Tq and Tk a request may hold; at least one."""
     longest = np.maximum(np.maximum(query, key), 1)
     if model.encoder is not None:
-        return np.clip(REQUEST_TOKENS // longest, 1, REQUEST_SEQUENCES)
+        few: Array = np.clip(REQUEST_TOKENS // longest, 1, REQUEST_SEQUENCES)
+        return few
     width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))
     most: Array = np.minimum(REQUEST_SEQUENCES, REQUEST_BYTES // (longest * width * FLOAT_BYTES))
     if weights:

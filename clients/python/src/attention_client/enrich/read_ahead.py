@@ -2,9 +2,14 @@
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from typing import TypeVar
 
 Item = TypeVar("Item")
+
+
+class _End(Enum):
+    REACHED = "no item is left"
 
 
 def read_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
@@ -12,12 +17,11 @@ def read_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None
 
     Its exceptions are raised here. Closing this generator waits for the item in progress.
     """
-    end = object()
     try:
         with ThreadPoolExecutor(1, "read-ahead") as thread:
-            item = thread.submit(next, items, end)
-            while (ready := item.result()) is not end:
-                item = thread.submit(next, items, end)
-                yield ready  # type: ignore[misc] - it is not the end
+            item = thread.submit(next, items, _End.REACHED)
+            while not isinstance(ready := item.result(), _End):
+                item = thread.submit(next, items, _End.REACHED)
+                yield ready
     finally:
         items.close()

@@ -1,17 +1,8 @@
-"""The options of texts, as a job has read them, and whether they fit the model."""
+"""The options of texts, as `enrich()` takes them."""
 
 from enum import StrEnum
 from os import PathLike
-from typing import TYPE_CHECKING, TypedDict
-
-from attention_client.enrich.errors import EnrichError
-
-if TYPE_CHECKING:
-    from attention_client.enrich.backend import ModelSpec
-    from attention_client.enrich.options import JobOptions
-
-SMALLEST_PASSAGE = 1
-ENCODER_ONLY = ("prompt", "dimensions", "truncate", "passage_tokens")
+from typing import TypedDict
 
 
 class PassageLayout(StrEnum):
@@ -52,58 +43,3 @@ class TextOptions(TypedDict, total=False):
     passage_overlap: int | None
     passages: PassageLayout | str | None
     tokenizer: str | PathLike[str] | None
-
-
-def check_text_options(options: "JobOptions") -> None:
-    """Checks options of texts by themselves.
-
-    Raises:
-        EnrichError: Two of them contradict each other, or one has a value that is not allowed.
-    """
-    sources = {"column": options.column, "text_column": options.text_column, "template": options.template}
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "none"
-        raise EnrichError(f"exactly one of column, text_column and template is required; given: {found}")
-    if options.dimensions is not None and options.dimensions < 1:
-        raise EnrichError(f"dimensions is {options.dimensions}; it must be 1 or more")
-    if options.passage_tokens is None:
-        for name in ("passage_overlap", "passages", "tokenizer"):
-            if getattr(options, name) is not None:
-                raise EnrichError(f"{name} needs passage_tokens")
-    elif options.passage_tokens < SMALLEST_PASSAGE:
-        raise EnrichError(f"passage_tokens is {options.passage_tokens}; it must be 1 or more")
-    if options.passage_overlap is not None and options.passage_overlap < 0:
-        raise EnrichError(f"passage_overlap is {options.passage_overlap}; it must be 0 or more")
-
-
-def check_model(options: "JobOptions", model: "ModelSpec") -> None:
-    """Checks whether a model has what options of texts ask for.
-
-    Raises:
-        EnrichError: It does not take text, is not a text encoder, or lacks the prompt.
-    """
-    takes_text = options.text_column is not None or options.template is not None
-    if takes_text and not model.accepts_text:
-        raise EnrichError(
-            f"model {model.name!r} does not take text; --column (column) names the column of its "
-            f"{', '.join(model.input_widths)}"
-        )
-    if model.encoder is None:
-        asked = [name for name in ENCODER_ONLY if getattr(options, name) is not None]
-        if asked:
-            raise EnrichError(f"{asked[0]} needs a text encoder, which model {model.name!r} is not")
-        return
-    if options.weights:
-        raise EnrichError(
-            f"model {model.name!r} is a text encoder, whose attention weights are not stored; attend_text of "
-            "the client returns them"
-        )
-    if options.prompt and options.prompt not in model.encoder.prompts:
-        known = ", ".join(model.encoder.prompts) or "no prompts"
-        raise EnrichError(f"prompt is {options.prompt!r}; model {model.name!r} has {known}")
-    most = model.encoder.max_tokens
-    if options.passage_tokens and most and options.passage_tokens > most:
-        raise EnrichError(
-            f"passage_tokens is {options.passage_tokens}; model {model.name!r} takes at most {most} tokens"
-        )
