@@ -15,7 +15,9 @@ from ray.cluster_utils import Cluster
 
 from clients.enrich import enrich
 from tests.clients.enrich.tables import read, write
+from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server.samples import ROOT, SELF, TEXT
+from tests.support.artifacts import cached_repositories
 
 ROWS, CHUNK_ROWS = 40_000, 2_000
 PATIENCE_SECONDS = 240
@@ -68,3 +70,20 @@ def test_the_reason_of_a_refused_row_is_reported(tmp_path: Path, artifacts: Path
     wanted: dict[str, Any] = {"model": TEXT, "column": "text", "model_repository": artifacts}
     with pytest.raises(EnrichError, match=r"row 1 is refused: .*unheard"):
         enrich(source, output, **wanted, engine="ray")
+
+
+def test_texts_become_embeddings_of_their_passages(tmp_path: Path, cluster: Cluster) -> None:
+    (encoders,) = cached_repositories(ENCODERS)
+    add_node(cluster)
+    source = write(tmp_path, 200, text=[f"{row} times dessert " * (row % 9) for row in range(200)])
+    wanted: dict[str, Any] = {
+        "model": SENTENCE,
+        "template": "{text}.",
+        "prompt": "query",
+        "passage_tokens": 64,
+    }
+    ours, theirs = tmp_path / "in_process.parquet", tmp_path / "ray.parquet"
+    expected = enrich(source, ours, **wanted, model_repository=encoders)
+    summary = enrich(source, theirs, **wanted, model_repository=encoders, engine="ray")
+    assert read(theirs).equals(read(ours), check_metadata=True)
+    assert (summary.passages, summary.tokens) == (expected.passages, expected.tokens)
