@@ -164,9 +164,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415 - needed for passages only
     except ImportError as error:
-        raise EnrichError(
-            f"passages need the package tokenizers: pip install tokenizers ({error})"
-        ) from error
+        raise EnrichError(f"{error}; install attention-client with its extra 'passages'") from error
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
         tokenizer = Tokenizer.from_file(str(file))
