@@ -1,22 +1,28 @@
 """Columns of texts become columns of embeddings, equal to those of `embed`."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from attention_client import AttentionClient
 from attention_client.enrich import EnrichError, Summary, plan
+from attention_client.enrich.backend import EncodedTexts
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from clients.enrich import enrich
+from clients.enrich.local import LocalBackend
 from scripts.local_server import ServerProcess
+from server.engine.in_process import InProcessModel
 from tests.encoders.repository import INT8, SENTENCE, SHORT, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, token_ids
+from tests.server.samples import SELF, TEXT
 from tests.support import encoders
 
 Options = dict[str, Any]
@@ -143,7 +149,8 @@ def test_an_interrupted_job_continues_and_keeps_the_order(
     texts[120] = LONG
     source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(table_of(texts), source, row_group_size=70)
-    wanted = {"model": SENTENCE, "text_column": "text", "prompt": "query", "on_error": "skip", **where}
+    wanted: Options = {"model": SENTENCE, "text_column": "text", "prompt": "query", **where}
+    wanted["on_error"] = "skip"
     with pytest.raises(EnrichError, match="1 rows are refused, more than max_errors=0"):
         enrich(source, output, **wanted, max_errors=0)
     with pytest.raises(EnrichError, match="differs in texts and cannot be resumed"):
@@ -160,6 +167,64 @@ def test_an_interrupted_job_continues_and_keeps_the_order(
         assert (one is None) == (other is None)
         assert one is None or np.allclose(one, other, rtol=RTOL, atol=ATOL)
     assert (whole.tokens, whole.nulls) == (summary.tokens, summary.nulls)
+
+
+def test_texts_are_encoded_ahead_on_a_thread_of_their_own(
+    encoder_repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, threads = LocalBackend.encode_texts, []
+
+    def noted(backend: LocalBackend, texts: Sequence[str]) -> EncodedTexts:
+        threads.append(threading.current_thread().name)
+        encoded = encode(backend, texts)
+        assert all(isinstance(ids, np.ndarray) for ids in encoded.values)
+        return encoded
+
+    monkeypatch.setattr(LocalBackend, "encode_texts", noted)
+    monkeypatch.setattr(InProcessModel, "_compute", _only_with_ids(InProcessModel._compute))
+    run(table_of(texts_of(3000)), model=SENTENCE, model_repository=encoder_repository)
+    assert len(threads) == 3
+    assert all(name.startswith("read-ahead") for name in threads)
+
+
+def _only_with_ids(compute: Any) -> Any:
+    def checked(model: InProcessModel, inputs: Options, texts: tuple[str, ...], **options: Any) -> Any:
+        assert not texts
+        return compute(model, inputs, texts, **options)
+
+    return checked
+
+
+def test_a_frame_of_pandas_becomes_rows_of_passages(encoder_repository: Path) -> None:
+    frame = pd.DataFrame(
+        {"text": ["dessert " * 9, "a"], "id": [7, 8]}, index=pd.Index(["x", "y"], name="key")
+    )
+    options: Options = {"model_repository": encoder_repository, "passage_tokens": 30}
+    summary = enrich(frame, model=SENTENCE, text_column="text", **options)
+    assert summary.table is not None
+    found = summary.table.to_pandas()
+    assert list(found.columns) == ["id", "source_row", "passage", "passage_start", "passage_end", "embedding"]
+    assert found["id"].tolist() == [7] * (len(found) - 1) + [8]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt": "query"}, "prompt needs a text encoder, which model 'sentence-self-attention' is not"),
+        ({"dimensions": 8}, "dimensions needs a text encoder"),
+        ({"truncate": False}, "truncate needs a text encoder"),
+        (
+            {"model": SELF, "text_column": "text"},
+            "model 'tiny-self' does not take text; --column .* its query",
+        ),
+    ],
+    ids=str,
+)
+def test_options_of_encoders_are_refused_for_other_models(
+    artifacts: Path, options: Options, words: str
+) -> None:
+    with pytest.raises(EnrichError, match=words):
+        run(table_of(["a"]), **{"model": TEXT, "model_repository": artifacts, **options})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from attention_client import (
     LimitExceededError,
     TextInputs,
 )
+from attention_client._values import StreamItem
 from numpy.testing import assert_allclose
 
 from scripts.local_server import ServerProcess
@@ -21,7 +22,7 @@ IDS = token_ids("bert", "dessert")
 
 
 def test_a_stream_mixes_embeddings_and_token_vectors(encoder_client: AttentionClient) -> None:
-    requests = [
+    requests: list[StreamItem] = [
         EmbeddingInputs(list(TEXTS), prompt="query", dimensions=8),
         TextInputs("dessert"),
         EmbeddingInputs(TEXTS[0]),

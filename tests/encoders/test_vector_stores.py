@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from clients.enrich import enrich
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
-from tests.encoders.test_enrich import rows_of
+from tests.encoders.test_enrich import Options, rows_of
 from tests.server.samples import ROOT
 from tests.support import encoders
 
@@ -34,7 +34,7 @@ def passages(encoder_repository: Path, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("vector-stores")
     texts = ["Life is short, eat dessert first. " * 6, None, ODD, "人生短暂 先吃甜点 " * 7]
     pq.write_table(pa.table({"text": texts}), folder / "in.parquet")
-    options = {"model": SENTENCE, "text_column": "text", "passage_tokens": 48}
+    options: Options = {"model": SENTENCE, "text_column": "text", "passage_tokens": 48}
     enrich(folder / "in.parquet", folder / "out.parquet", model_repository=encoder_repository, **options)
     return folder / "out.parquet"
 

@@ -75,18 +75,21 @@ class PassageSplitter:
         if len(encoding.ids) <= self._room:
             return [Passage(text, 0, len(text))]
         boundaries = _Boundaries.of(text, encoding)
-        passages, first, total = [], 0, len(encoding.ids)
-        while True:
+        passages, first, last = [], 0, 0
+        while last < len(encoding.ids):
             end, passage = self._fitting(text, boundaries, first)
             if passage is None:
                 return EnrichError(
                     f"the character at {boundaries.starts[first]} has more tokens than the {self._room} of a "
                     "passage"
                 )
-            passages.append(passage)
-            if end == total:
-                return passages
-            first = boundaries.first_from(max(end - self._overlap, first + 1), end)
+            following = first + 1
+            if end > last:  # otherwise it would repeat a part of the one before and add nothing
+                passages.append(passage)
+                last = end
+                following = max(end - self._overlap, following)
+            first = boundaries.first_from(following, last)
+        return passages
 
     def _fitting(self, text: str, boundaries: "_Boundaries", first: int) -> tuple[int, Passage | None]:
         """The longest passage from a token on that has few enough tokens, and the token after it."""
