@@ -14,18 +14,16 @@ from attention_client import AttentionClient
 from attention_client.enrich import EnrichError, Summary, plan
 from attention_client.enrich.backend import EncodedTexts
 from numpy.testing import assert_allclose
-from numpy.typing import NDArray
 
 from clients.enrich import enrich
 from clients.enrich.local import LocalBackend
 from scripts.local_server import ServerProcess
 from server.engine.in_process import InProcessModel
 from tests.encoders.repository import INT8, SENTENCE, SHORT, TRUNCATING
-from tests.encoders.texts import ATOL, RTOL, TEXTS, token_ids
+from tests.encoders.texts import ATOL, RTOL, TEXTS, Options, rows_of, token_ids
 from tests.server.samples import SELF, TEXT
 from tests.support import encoders
 
-Options = dict[str, Any]
 LONG = "dessert " * 40
 
 
@@ -51,11 +49,6 @@ def run(table: pa.Table, **options: Any) -> tuple[pa.Table, Summary]:
     summary = enrich(table, **{"text_column": "text", **options})
     assert summary.table is not None
     return summary.table, summary
-
-
-def rows_of(column: pa.ChunkedArray) -> NDArray[np.float32]:
-    """The vectors of a column without nulls, (B, d)."""
-    return np.stack(column.to_numpy())
 
 
 @pytest.mark.parametrize("name", [SENTENCE, "modernbert", "qwen3", "clip_text_model", INT8])

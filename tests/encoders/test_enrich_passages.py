@@ -15,8 +15,7 @@ from numpy.testing import assert_allclose
 
 from clients.enrich import enrich
 from tests.encoders.repository import SENTENCE, TRUNCATING
-from tests.encoders.test_enrich import Options, rows_of
-from tests.encoders.texts import ATOL, RTOL, TEXTS, token_ids
+from tests.encoders.texts import ATOL, RTOL, TEXTS, Options, rows_of, token_ids
 from tests.server.samples import TEXT
 from tests.support import encoders
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from clients.enrich import enrich
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
-from tests.encoders.test_enrich import Options, rows_of
+from tests.encoders.texts import Options, rows_of
 from tests.server.samples import ROOT
 from tests.support import encoders
 
