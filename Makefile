@@ -65,7 +65,8 @@ lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m mypy
 	$(PYTHON) -m protos.generate --check
 	cd protos && $(BUF) lint
-	if command -v npm >/dev/null; then cd clients/typescript && npm ci --silent && npm run --silent lint; fi
+	if command -v npm >/dev/null; then for package in clients/typescript clients/explorer; do \
+		(cd $$package && npm ci --silent && npm run --silent lint) || exit 1; done; fi
 
 format: env ## format the code
 	$(PYTHON) -m ruff check --fix

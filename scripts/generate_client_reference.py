@@ -23,7 +23,14 @@ GROUPS = {
     "Encryption": ("TlsFiles",),
     "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs"),
     "Results": ("AttentionResult",),
-    "Descriptions of models": ("ModelInfo", "TensorInfo", "ParityInfo", "CostInfo", "EncoderInfo"),
+    "Descriptions of models": (
+        "ModelInfo",
+        "TensorInfo",
+        "ParityInfo",
+        "CostInfo",
+        "EncoderInfo",
+        "PatternInfo",
+    ),
     "Warnings": ("TextTruncatedWarning",),
 }
 HEADER = """# attention_client: reference

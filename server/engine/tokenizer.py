@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ TEXT = "text"
 SPACE = " "
 # Words are longer than this on average, so that most texts within the limit are encoded once.
 CHARACTERS_PER_TOKEN = 4
+# Stands for bytes that are not a whole character.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_ID = 2**32 - 1
 
 
 class TextLimits(NamedTuple):
@@ -116,6 +119,21 @@ class TextEncoder:
                 )
         rows = np.frombuffer(ids, np.int64) if ids else np.empty(0, np.int64)
         return EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
+
+    def texts_of(self, ids: Iterable[int]) -> list[str]:
+        """The text of each token by itself.
+
+        A token without a text of its own has its name in the vocabulary: a special token, or one that is a
+        part of a character. An id outside the vocabulary has its number.
+        """
+        return [self._text_of(each) for each in ids]
+
+    def _text_of(self, token_id: int) -> str:
+        name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
+        if name is None:
+            return str(token_id)
+        text = self._tokenizer.decode([token_id])
+        return text if text and REPLACEMENT not in text else name
 
     def _ids(self, name: str, text: str, limits: TextLimits, *, truncates: bool) -> tuple[list[int], bool]:
         """The ids of a text, and whether they are only the first ones."""

@@ -745,6 +745,34 @@ class TextEncoder(_message.Message):
 Global___TextEncoder: _TypeAlias = TextEncoder  # noqa: Y015
 
 @_typing.final
+class AttentionPattern(_message.Message):
+    """Which keys a query row may attend to, by the rule of the model itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSAL_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    causal: _builtins.bool
+    """Whether a query row attends only to keys up to its own position."""
+    window: _builtins.int
+    """A query row attends only to keys fewer than this many rows away; 0 if the
+    distance does not matter.
+    """
+    def __init__(
+        self,
+        *,
+        causal: _builtins.bool = ...,
+        window: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["causal", b"causal", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttentionPattern: _TypeAlias = AttentionPattern  # noqa: Y015
+
+@_typing.final
 class Model(_message.Message):
     """One version of one model."""
 
@@ -788,6 +816,7 @@ class Model(_message.Message):
     COST_FIELD_NUMBER: _builtins.int
     PROVIDER_FIELD_NUMBER: _builtins.int
     TEXT_ENCODER_FIELD_NUMBER: _builtins.int
+    ATTENTION_PATTERNS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -830,6 +859,12 @@ class Model(_message.Message):
     def text_encoder(self) -> Global___TextEncoder:
         """Present for a text encoder."""
 
+    @_builtins.property
+    def attention_patterns(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttentionPattern]:
+        """The rule of each layer of a text encoder, or that of a single attention
+        module. Empty for a non-attention module.
+        """
+
     def __init__(
         self,
         *,
@@ -848,10 +883,11 @@ class Model(_message.Message):
         cost: Global___Cost | None = ...,
         provider: _builtins.str = ...,
         text_encoder: Global___TextEncoder | None = ...,
+        attention_patterns: _abc.Iterable[Global___AttentionPattern] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity", "text_encoder", b"text_encoder"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "attention_patterns", b"attention_patterns", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
     _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015

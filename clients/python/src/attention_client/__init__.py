@@ -12,7 +12,14 @@ with AttentionClient("127.0.0.1:8001") as client:
 from attention_client._async_client import AsyncAttentionClient
 from attention_client._client import AttentionClient
 from attention_client._embeddings import TextTruncatedWarning
-from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client._models import (
+    CostInfo,
+    EncoderInfo,
+    ModelInfo,
+    ParityInfo,
+    PatternInfo,
+    TensorInfo,
+)
 from attention_client._tls import TlsFiles
 from attention_client._values import AttendInputs, AttentionResult, TextInputs, TokenInputs
 from attention_client.errors import (
@@ -55,6 +62,7 @@ __all__ = [
     "NotFoundError",
     "OverloadedError",
     "ParityInfo",
+    "PatternInfo",
     "PermissionDeniedError",
     "ResourceExhaustedError",
     "TensorInfo",

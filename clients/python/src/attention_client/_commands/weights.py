@@ -1,0 +1,209 @@
+"""The command `weights`: prints attention weights, draws them, or writes a page that explores them."""
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from attention_client._commands.arrays import check_inputs, is_list_of_sequences, read_array, read_token_ids
+from attention_client._commands.compute import Mask, input_option, output_option
+from attention_client._commands.models import ModelName, ModelVersion
+from attention_client._commands.session import Session, fail
+from attention_client._commands.tables import print_json, weights_table, word_labels
+from attention_client._values import AnyResult, FloatArray
+from attention_client._weights_page import PageAnswer, save
+
+_ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
+
+
+def weights(
+    session: Session,
+    *,
+    model: ModelName,
+    version: ModelVersion = "",
+    text: Annotated[
+        str | None, input_option("--text", "Text whose words attend to each other.", "TEXT")
+    ] = None,
+    ids: Annotated[
+        str | None,
+        input_option("--ids", "In place of a text: token ids of one sequence, as `tokens` reads them."),
+    ] = None,
+    query: Annotated[
+        str | None, input_option("--query", f"In place of a text: (Tq, d) vectors: {_ARRAY}.")
+    ] = None,
+    key: Annotated[str | None, input_option("--key", "Keys (Tk, d), for cross-attention.")] = None,
+    value: Annotated[
+        str | None, input_option("--value", "Values (Tk, d), for models that separate them from the keys.")
+    ] = None,
+    mask: Mask = None,
+    head: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Only this head, from 0. Default: all.", show_default=False),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Of a text encoder: this layer, from 0. Default: the last.",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        output_option("--plot", "Draw heat maps to this file (.png, .svg, .pdf); needs the extra plot."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        output_option(
+            "--html", "Write a page that explores all layers and heads to this file; prints no weights."
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        output_option("--compare", "With --html: show the differences to this model as well.", "NAME"),
+    ] = None,
+    compare_version: Annotated[
+        str,
+        output_option("--compare-version", "Version of --compare. Default: the highest that is ready.", "N"),
+    ] = "",
+) -> None:
+    """Print or draw the attention weights of a text, of token ids or of vectors, or write a page of them."""
+    if (compare is not None or compare_version) and html is None:
+        raise typer.BadParameter("--compare needs --html", param_hint="--compare")
+    heat_maps = None if plot is None else _heat_maps()  # before the server computes in vain
+    given = {"text": text, "ids": ids, "query": query, "key": key, "value": value, "mask": mask}
+    inputs = _inputs(given)
+    result = _computed(session, model, version, inputs)
+    if html is not None:
+        results = [result]
+        if compare is not None or compare_version:
+            results.append(_computed(session, compare or model, compare_version, inputs))
+        _write_page(session, results, inputs, html)
+        return
+    found = _layer(result.attention_weights, layer)
+    heads, labels = _heads(head, len(found)), word_labels(text or "", found.shape[-1])
+    title = f"{result.model_name}, version {result.model_version}"
+    if heat_maps is not None:
+        maps = heat_maps.HeatMaps(weights=found[heads], heads=heads, labels=labels, title=title)
+        heat_maps.save(maps, plot)
+    if session.json:
+        shown = {str(index): found[index].tolist() for index in heads}
+        model_names = {"model_name": result.model_name, "model_version": result.model_version}
+        print_json({**model_names, "labels": labels, "heads": shown})
+        return
+    typer.echo(f"{_subject(inputs)}  {found.shape}, {title}; rows are queries, columns keys")
+    rows = labels if found.shape[1] == len(labels) else word_labels("", found.shape[1])
+    for index in heads:
+        typer.echo(f"\nhead {index}\n{weights_table(labels, found[index], rows)}", nl=False)
+
+
+def _inputs(given: dict[str, str | None]) -> dict[str, Any]:
+    """What attends: the text, the ids or the arrays of one sequence.
+
+    Raises:
+        typer.BadParameter: There is not exactly one of text, ids and query, or it is not one sequence.
+    """
+    sources = [name for name in ("text", "ids", "query") if given[name] is not None]
+    if len(sources) != 1:
+        raise typer.BadParameter("give one of --text, --ids and --query")
+    if sources != ["query"] and (given["key"] or given["value"]):
+        raise typer.BadParameter("--key and --value need --query")
+    read = {name: value for name, value in given.items() if value is not None}
+    check_inputs([value for name, value in read.items() if name != "text"])
+    inputs: dict[str, Any] = {
+        name: value if name == "text" else _read(f"--{name}", value) for name, value in read.items()
+    }
+    return inputs
+
+
+def _read(option: str, value: str) -> Any:
+    """The array of one sequence."""
+    found = read_token_ids(option, value) if option == "--ids" else read_array(option, value)
+    rank = {"--ids": 1}.get(option, 2)
+    if option != "--mask" and is_list_of_sequences(found, rank=rank):
+        if len(found) != 1:
+            raise typer.BadParameter(f"{value}: holds {len(found)} sequences; give one", param_hint=option)
+        found = found[0]
+    return np.asarray(found)
+
+
+def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]) -> AnyResult:
+    client, mask = session.client, inputs.get("mask")
+    if "text" in inputs:
+        result: AnyResult = client.attend_text(
+            model, inputs["text"], mask=mask, version=version, return_weights=True
+        )
+    elif "ids" in inputs:
+        result = client.attend_tokens(model, inputs["ids"], mask=mask, version=version, return_weights=True)
+    else:
+        result = client.attend(model, version=version, return_weights=True, **inputs)
+    if result.attention_weights is None:
+        fail(f"model {result.model_name!r} does not return attention weights")
+    return result
+
+
+def _write_page(session: Session, results: list[AnyResult], inputs: dict[str, Any], path: Path) -> None:
+    answers = []
+    for result in results:
+        model = session.client.model(result.model_name, result.model_version)
+        shape = result.attention_weights.shape
+        answers.append(
+            PageAnswer(
+                model=result.model_name,
+                version=result.model_version,
+                subject=_subject(inputs),
+                queries=_labels(inputs, shape[-2]),
+                keys=_labels(inputs, shape[-1]),
+                weights=result.attention_weights.reshape(-1, *shape[-3:]),
+                patterns=model.attention_patterns,
+                mask=inputs.get("mask"),
+            )
+        )
+    size = save(answers, path)
+    names = " and ".join(f"{result.model_name}, version {result.model_version}" for result in results)
+    if session.json:
+        print_json({"html": str(path), "bytes": size})
+    else:
+        typer.echo(f"{path}: {size} bytes, {names}")
+
+
+def _subject(inputs: dict[str, Any]) -> str:
+    if "text" in inputs:
+        return str(inputs["text"])
+    return ", ".join(f"{name} {value.shape}" for name, value in inputs.items())
+
+
+def _labels(inputs: dict[str, Any], count: int) -> list[str]:
+    """One label for each row: the words or the ids if they are as many, otherwise numbers."""
+    if "ids" in inputs and len(inputs["ids"]) == count:
+        return [str(each) for each in inputs["ids"].tolist()]
+    return word_labels(inputs.get("text", ""), count)
+
+
+def _layer(found: FloatArray, chosen: int | None) -> FloatArray:
+    """(H, Tq, Tk): the weights of one layer, if the model has layers."""
+    if found.ndim == 3:  # noqa: PLR2004 - without layers
+        if chosen is not None:
+            fail("--layer: the model is a single attention module")
+        return found
+    if chosen is not None and chosen >= len(found):
+        fail(f"--layer: expected 0 to {len(found) - 1}; found {chosen}")
+    layer: FloatArray = found[-1 if chosen is None else chosen]
+    return layer
+
+
+def _heads(chosen: int | None, count: int) -> list[int]:
+    if chosen is not None and chosen >= count:
+        fail(f"--head: expected 0 to {count - 1}; found {chosen}")
+    return list(range(count)) if chosen is None else [chosen]
+
+
+def _heat_maps() -> ModuleType:
+    try:
+        return import_module("attention_client._heat_maps")
+    except ModuleNotFoundError as error:
+        fail(f"--plot needs {error.name}: install attention-client with its extra 'plot'")
