@@ -95,7 +95,7 @@ def test_a_file_of_arrays_with_a_mask(
     explored: ServerProcess, client: AttentionClient, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
-    arrays = {
+    arrays: dict[str, Any] = {
         "query": rng.standard_normal((2, 4), np.float32),
         "key": rng.standard_normal((3, 6), np.float32),
         "value": rng.standard_normal((3, 5), np.float32),
@@ -121,6 +121,9 @@ def test_a_file_of_arrays_with_a_mask(
         (["--text", "a", "--compare", "n"], "--compare needs --html"),
         (["--text", "a", "--key", "[[1]]"], "--key and --value need --query"),
         (["--query", "[[[1]], [[2]]]"], "holds 2 sequences; give one"),
+        (["--query", "[1]"], "has 1 axes; one sequence has 2"),
+        (["--text", "a", "--html", "/nonesuch/a.html"], "the folder does not exist"),
+        (["--text", "a", "--html", "a.html", "--layer", "0"], "a page has all layers and heads"),
     ],
 )
 def test_wrong_usage_is_named(arguments: list[str], words: str) -> None:

@@ -3,7 +3,7 @@
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -17,6 +17,18 @@ from attention_client._values import AnyResult, FloatArray
 from attention_client._weights_page import PageAnswer, save
 
 _ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
+
+
+class _Computed(NamedTuple):
+    """What one model computed: weights (H, Tq, Tk), or (L, H, Tq, Tk) of a text encoder."""
+
+    model: str
+    version: str
+    weights: FloatArray
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, version {self.version}"
 
 
 def weights(
@@ -74,6 +86,8 @@ def weights(
     """Print or draw the attention weights of a text, of token ids or of vectors, or write a page of them."""
     if (compare is not None or compare_version) and html is None:
         raise typer.BadParameter("--compare needs --html", param_hint="--compare")
+    if html is not None:
+        _check_page(html, plot, head, layer)
     heat_maps = None if plot is None else _heat_maps()  # before the server computes in vain
     given = {"text": text, "ids": ids, "query": query, "key": key, "value": value, "mask": mask}
     inputs = _inputs(given)
@@ -84,21 +98,30 @@ def weights(
             results.append(_computed(session, compare or model, compare_version, inputs))
         _write_page(session, results, inputs, html)
         return
-    found = _layer(result.attention_weights, layer)
+    found = _layer(result.weights, layer)
     heads, labels = _heads(head, len(found)), word_labels(text or "", found.shape[-1])
-    title = f"{result.model_name}, version {result.model_version}"
     if heat_maps is not None:
-        maps = heat_maps.HeatMaps(weights=found[heads], heads=heads, labels=labels, title=title)
+        if found.shape[1] != found.shape[2]:
+            fail("--plot draws as many queries as keys; --html draws any number")
+        maps = heat_maps.HeatMaps(weights=found[heads], heads=heads, labels=labels, title=result.title)
         heat_maps.save(maps, plot)
     if session.json:
         shown = {str(index): found[index].tolist() for index in heads}
-        model_names = {"model_name": result.model_name, "model_version": result.model_version}
+        model_names = {"model_name": result.model, "model_version": result.version}
         print_json({**model_names, "labels": labels, "heads": shown})
         return
-    typer.echo(f"{_subject(inputs)}  {found.shape}, {title}; rows are queries, columns keys")
+    typer.echo(f"{_subject(inputs)}  {found.shape}, {result.title}; rows are queries, columns keys")
     rows = labels if found.shape[1] == len(labels) else word_labels("", found.shape[1])
     for index in heads:
         typer.echo(f"\nhead {index}\n{weights_table(labels, found[index], rows)}", nl=False)
+
+
+def _check_page(path: Path, *narrowed: Path | int | None) -> None:
+    """Refuses what a page cannot be, before the server computes in vain."""
+    if any(each is not None for each in narrowed):
+        raise typer.BadParameter("a page has all layers and heads: leave out --plot, --head and --layer")
+    if not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{path}: the folder does not exist", param_hint="--html")
 
 
 def _inputs(given: dict[str, str | None]) -> dict[str, Any]:
@@ -123,15 +146,20 @@ def _inputs(given: dict[str, str | None]) -> dict[str, Any]:
 def _read(option: str, value: str) -> Any:
     """The array of one sequence."""
     found = read_token_ids(option, value) if option == "--ids" else read_array(option, value)
-    rank = {"--ids": 1}.get(option, 2)
-    if option != "--mask" and is_list_of_sequences(found, rank=rank):
+    if option == "--mask":
+        return np.asarray(found)
+    rank = 1 if option == "--ids" else 2
+    if is_list_of_sequences(found, rank=rank) or np.ndim(found) == rank + 1:
         if len(found) != 1:
             raise typer.BadParameter(f"{value}: holds {len(found)} sequences; give one", param_hint=option)
         found = found[0]
+    if np.ndim(found) != rank:
+        message = f"{value}: has {np.ndim(found)} axes; one sequence has {rank}"
+        raise typer.BadParameter(message, param_hint=option)
     return np.asarray(found)
 
 
-def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]) -> AnyResult:
+def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]) -> _Computed:
     client, mask = session.client, inputs.get("mask")
     if "text" in inputs:
         result: AnyResult = client.attend_text(
@@ -143,28 +171,28 @@ def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]
         result = client.attend(model, version=version, return_weights=True, **inputs)
     if result.attention_weights is None:
         fail(f"model {result.model_name!r} does not return attention weights")
-    return result
+    return _Computed(result.model_name, result.model_version, result.attention_weights)
 
 
-def _write_page(session: Session, results: list[AnyResult], inputs: dict[str, Any], path: Path) -> None:
+def _write_page(session: Session, results: list[_Computed], inputs: dict[str, Any], path: Path) -> None:
     answers = []
     for result in results:
-        model = session.client.model(result.model_name, result.model_version)
-        shape = result.attention_weights.shape
+        patterns = session.client.model(result.model, result.version).attention_patterns
+        shape = result.weights.shape
         answers.append(
             PageAnswer(
-                model=result.model_name,
-                version=result.model_version,
+                model=result.model,
+                version=result.version,
                 subject=_subject(inputs),
                 queries=_labels(inputs, shape[-2]),
                 keys=_labels(inputs, shape[-1]),
-                weights=result.attention_weights.reshape(-1, *shape[-3:]),
-                patterns=model.attention_patterns,
+                weights=result.weights.reshape(-1, *shape[-3:]),
+                patterns=patterns,
                 mask=inputs.get("mask"),
             )
         )
     size = save(answers, path)
-    names = " and ".join(f"{result.model_name}, version {result.model_version}" for result in results)
+    names = " and ".join(result.title for result in results)
     if session.json:
         print_json({"html": str(path), "bytes": size})
     else:
