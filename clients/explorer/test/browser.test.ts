@@ -7,7 +7,7 @@ import { interpolateBlues } from "d3-scale-chromatic";
 import puppeteer, { type Browser, type Page } from "puppeteer-core";
 
 const { EXPLORER_BROWSER = "", EXPLORER_URL = "", EXPLORER_TOKEN = "", EXPLORER_FOLDER = "" } = process.env;
-const options = { skip: EXPLORER_BROWSER === "" && "EXPLORER_BROWSER names no browser" };
+const options = { skip: EXPLORER_BROWSER === "" && "EXPLORER_BROWSER names no browser", timeout: 60_000 };
 const TEXT = "dessert first";
 /** A table of 256 colours and their rounding. */
 const TOLERANCE = 3;
