@@ -64,6 +64,21 @@ class TextEncoder:
         self._ends_words_at_spaces = ends_words_at_spaces(self._tokenizer)
         self._unknown_words = UnknownWords(self._tokenizer)
 
+    def texts_of(self, ids: Iterable[int]) -> list[str]:
+        """The text of each token by itself.
+
+        A token without a text of its own has its name in the vocabulary: a special token, or one that is a
+        part of a character. An id outside the vocabulary has its number.
+        """
+        return [self._text_of(each) for each in ids]
+
+    def _text_of(self, token_id: int) -> str:
+        name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
+        if name is None:
+            return str(token_id)
+        text = self._tokenizer.decode([token_id])
+        return text if text and REPLACEMENT not in text else name
+
     def encode(
         self, texts: tuple[Text, ...], limits: TextLimits | None = None, deadline: float = math.inf
     ) -> Ragged:
@@ -119,21 +134,6 @@ class TextEncoder:
                 )
         rows = np.frombuffer(ids, np.int64) if ids else np.empty(0, np.int64)
         return EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
-
-    def texts_of(self, ids: Iterable[int]) -> list[str]:
-        """The text of each token by itself.
-
-        A token without a text of its own has its name in the vocabulary: a special token, or one that is a
-        part of a character. An id outside the vocabulary has its number.
-        """
-        return [self._text_of(each) for each in ids]
-
-    def _text_of(self, token_id: int) -> str:
-        name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
-        if name is None:
-            return str(token_id)
-        text = self._tokenizer.decode([token_id])
-        return text if text and REPLACEMENT not in text else name
 
     def _ids(self, name: str, text: str, limits: TextLimits, *, truncates: bool) -> tuple[list[int], bool]:
         """The ids of a text, and whether they are only the first ones."""
