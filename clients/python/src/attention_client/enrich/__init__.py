@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
-from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.errors import EnrichError, ServersUnavailableError
 from attention_client.enrich.options import EnrichOptions, OnError, read_options
 from attention_client.enrich.pooling import Pool
 from attention_client.enrich.summary import Refusal, Summary
@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from attention_client import TlsFiles
 
-__all__ = ["EnrichError", "EnrichOptions", "OnError", "Pool", "Refusal", "Summary", "enrich"]
+__all__ = [
+    "EnrichError",
+    "EnrichOptions",
+    "OnError",
+    "Pool",
+    "Refusal",
+    "ServersUnavailableError",
+    "Summary",
+    "enrich",
+]
 
 RETRY_SECONDS = 120.0
 
@@ -55,7 +64,9 @@ def enrich(
         **options: See EnrichOptions.
 
     Raises:
-        EnrichError: There is no result. Chunks that were finished are kept for `resume`.
+        ServersUnavailableError: No server answered for `retry_seconds`. Chunks that were finished are kept
+            for `resume`.
+        EnrichError: There is no result, for another reason. Finished chunks are kept here too.
     """
     read = read_options(options)
     # Imported here so that the command line starts without pyarrow.

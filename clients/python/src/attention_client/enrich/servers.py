@@ -26,7 +26,7 @@ from attention_client import (
 )
 from attention_client.enrich.addresses import resolve
 from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec
-from attention_client.enrich.errors import EnrichError, RefusedError
+from attention_client.enrich.errors import EnrichError, RefusedError, ServersUnavailableError
 from attention_client.enrich.request_queue import QueuedRequest, RequestQueue, StreamRequests
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,9 @@ class ServerBackend:
             token: Sent with every call.
 
         Raises:
-            EnrichError: A server is not ready, does not have the model, or has another version of it; or the
-                credentials cannot be used.
+            ServersUnavailableError: A server is not ready.
+            EnrichError: A server does not have the model, or has another version of it; or the credentials
+                cannot be used.
         """
         if not retry_seconds >= 0:
             raise EnrichError(f"retry_seconds is {retry_seconds:g}; it must be 0 or more")
@@ -170,7 +171,7 @@ class ServerBackend:
         if not isinstance(error, TRANSIENT):
             self._failure = EnrichError(str(error))
         elif time.monotonic() - self._answered_at > self._retry_seconds:
-            self._failure = EnrichError(
+            self._failure = ServersUnavailableError(
                 f"no server has answered for {self._retry_seconds:g} s; the last error: {error}. --resume "
                 "(resume=True) continues the job"
             )
@@ -218,6 +219,8 @@ def _describe(client: AttentionClient, model: str, version: str, patience: float
         if patience > 0:
             client.wait_until_ready(patience)
         return client.model(model, version)
+    except TRANSIENT as error:
+        raise ServersUnavailableError(str(error)) from error
     except AttentionClientError as error:
         raise EnrichError(str(error)) from error
 
