@@ -23,6 +23,8 @@ export {
   type AttentionWeights,
   type CallOptions,
   type ComputeOptions,
+  type EmbeddingResult,
+  type EmbedOptions,
   type Integers,
   type Mask,
   type ResultOf,
