@@ -10,13 +10,15 @@ REPOSITORY ?= model_repository
 CHAOS ?= quick
 CHAOS_REPORT ?= build/chaos.md
 
+# The client of Docker, which needs BuildKit: built in up to version 22, the plugin buildx since 23.
+DOCKER ?= docker
 # Images of deploy/Dockerfile that `images` builds, further options of docker build, and the tag.
 IMAGES ?= server client exporter enrich
 BUILD_OPTIONS ?=
 TAG ?= latest
 # Options of the drill: `python -m scripts.drill --help`.
 DRILL ?=
-DOCKER_BUILD := DOCKER_BUILDKIT=1 docker build --file deploy/Dockerfile
+DOCKER_BUILD = DOCKER_BUILDKIT=1 $(DOCKER) build --file deploy/Dockerfile
 
 .PHONY: demo test serve bench chaos drill interop images sbom lock lint format protos env clean
 

@@ -1,13 +1,15 @@
 """Cost of runs on this machine: a linear model, fitted to runs that are timed when a model is loaded."""
 
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-# Sizes that are timed: number of sequences, and length of each.
-TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (8, 16), (1, 256), (8, 64), (1, 512))
+# Sizes that are timed: number of sequences, and length of each. As few as tell the three terms apart, because
+# a model is not ready before: further ones took most of the time and did not make predictions better.
+TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (8, 16), (1, 512))
 # On a device. Small runs take hardly longer than the call, so that only large ones tell what a row costs.
 TIMED_SIZES_ON_DEVICE = (
     (1, 1),
@@ -22,10 +24,14 @@ TIMED_SIZES_ON_DEVICE = (
     (8, 2048),
 )
 # Of runs of one sequence at a time: those in blocks, and those on all threads.
-TIMED_SIZES_ALONE = ((1, 1), (1, 16), (1, 128), (1, 512), (1, 1024))
-# Runs of each size: these, and more of short runs, so that one of them is not disturbed by other processes.
-TIMED_ROUNDS, MOST_TIMED_ROUNDS = 3, 20
-TIMED_SECONDS = 0.01
+TIMED_SIZES_ALONE = ((1, 1), (1, 16), (1, 128), (1, 512))
+# Runs of each size: these at least and at most.
+TIMED_ROUNDS, MOST_TIMED_ROUNDS = 2, 10
+# Runs of a size are repeated for this time; and while the two shortest differ, up to the second of the two,
+# because other processes disturb them.
+TIMED_SECONDS, MOST_TIMED_SECONDS = 0.005, 0.05
+# Two runs agree if the longer one takes at most this many times as long.
+AGREEMENT = 1.1
 # Larger sizes are skipped once a run takes this long.
 LONG_ENOUGH_SECONDS = 0.05
 
@@ -96,10 +102,16 @@ def time_runs(
 
 
 def _shortest(call: Callable[[], object]) -> float:
-    durations = [_time(call) for _ in range(TIMED_ROUNDS)]
-    while sum(durations) < TIMED_SECONDS and len(durations) < MOST_TIMED_ROUNDS:
-        durations.append(_time(call))
-    return min(durations)
+    durations = sorted(_time(call) for _ in range(TIMED_ROUNDS))
+    while len(durations) < MOST_TIMED_ROUNDS and not _is_enough(durations):
+        insort(durations, _time(call))
+    return durations[0]
+
+
+def _is_enough(durations: Sequence[float]) -> bool:
+    """Whether these runs, the shortest first, tell the duration of an undisturbed one."""
+    agree = durations[1] <= AGREEMENT * durations[0]
+    return sum(durations) >= (TIMED_SECONDS if agree else MOST_TIMED_SECONDS)
 
 
 def _time(call: Callable[[], object]) -> float:

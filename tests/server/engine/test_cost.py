@@ -11,6 +11,7 @@ from server.engine import cost
 from server.engine.cost import (
     LONG_ENOUGH_SECONDS,
     MOST_TIMED_ROUNDS,
+    MOST_TIMED_SECONDS,
     TIMED_ROUNDS,
     TIMED_SECONDS,
     TIMED_SIZES,
@@ -93,17 +94,36 @@ class Clock:
 
 
 def test_the_shortest_run_of_each_size_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock([3 / 64, 1 / 64, 2 / 64, 1 / 128, 9.0, 9.0])
+    clock = Clock([3 / 64, 1 / 64, 1 / 128, 1 / 128, 9.0, 9.0])
     monkeypatch.setattr(cost, "time", clock)
     assert time_runs([(1, 1), (1, 16)], clock.run) == {(1, 1): 1 / 64, (1, 16): 1 / 128}
     assert clock.sizes == [(1, 1)] * TIMED_ROUNDS + [(1, 16)] * TIMED_ROUNDS
 
 
-def test_a_short_run_is_repeated_until_one_is_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock([1 / 512] * 4 + [1 / 1024] + [1 / 512] * 100)
+def test_a_short_run_is_repeated_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock([TIMED_SECONDS / 3.5] * MOST_TIMED_ROUNDS)
     monkeypatch.setattr(cost, "time", clock)
-    assert time_runs([(1, 1)], clock.run) == {(1, 1): 1 / 1024}
-    assert sum(1 / 512 for _ in clock.sizes) >= TIMED_SECONDS
+    time_runs([(1, 1)], clock.run)
+    assert len(clock.sizes) == 4
+
+
+def test_a_run_is_repeated_until_two_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed = TIMED_SECONDS
+    clock = Clock([2 * undisturbed, undisturbed, 1.5 * undisturbed, 1.05 * undisturbed, 9.0])
+    monkeypatch.setattr(cost, "time", clock)
+    assert time_runs([(1, 1)], clock.run) == {(1, 1): pytest.approx(undisturbed)}
+    assert len(clock.sizes) == 4
+
+
+def test_runs_that_never_agree_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock([MOST_TIMED_SECONDS / 2**step for step in range(2, 12)])
+    monkeypatch.setattr(cost, "time", clock)
+    time_runs([(1, 1)], clock.run)
+    assert len(clock.sizes) == MOST_TIMED_ROUNDS
+    clock = Clock([MOST_TIMED_SECONDS / 2 * 1.2**step for step in range(9)])
+    monkeypatch.setattr(cost, "time", clock)
+    time_runs([(1, 1)], clock.run)
+    assert len(clock.sizes) == TIMED_ROUNDS
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 1e-4])
