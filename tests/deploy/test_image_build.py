@@ -107,6 +107,15 @@ def test_a_compiled_module_names_its_place_in_the_image(tmp_path: Path) -> None:
     assert str(tmp_path).encode() not in compiled.read_bytes()
 
 
+def test_finish_removes_files_and_folders_by_pattern(tmp_path: Path) -> None:
+    (tmp_path / "opt/unused").mkdir(parents=True)
+    for name in ("opt/unused/module.py", "opt/unused.so", "opt/used.so"):
+        (tmp_path / name).write_text("\n")
+    done = run_script("finish.py", tmp_path, "--remove", "opt/unused", "--remove", "**/unused.so")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "opt").iterdir()] == ["used.so"]
+
+
 def test_finish_refuses_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
     done = run_script("finish.py", tmp_path, "--remove", "opt/absent")
     assert done.returncode == 1
