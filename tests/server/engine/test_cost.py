@@ -1,13 +1,13 @@
 """The cost model: fitted coefficients, and the timing of runs."""
 
 import math
+import time
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from server.engine import cost
 from server.engine.cost import (
     LEAST_TIMED_ROUNDS,
     LONG_ENOUGH_SECONDS,
@@ -115,7 +115,7 @@ def test_a_long_run_is_timed_once_on_a_clock_that_others_do_not_disturb(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock([MOST_TIMED_SECONDS, 9.0])
-    monkeypatch.setattr(cost.time, "thread_time", clock)
+    monkeypatch.setattr(time, "thread_time", clock)
     assert time_runs([(1, 1)], clock.run, clock) == {(1, 1): MOST_TIMED_SECONDS}
 
 
