@@ -10,13 +10,15 @@ REPOSITORY ?= model_repository
 CHAOS ?= quick
 CHAOS_REPORT ?= build/chaos.md
 
+# The client of Docker, which needs BuildKit: built in up to version 22, the plugin buildx since 23.
+DOCKER ?= docker
 # Images of deploy/Dockerfile that `images` builds, further options of docker build, and the tag.
 IMAGES ?= server client exporter enrich
 BUILD_OPTIONS ?=
 TAG ?= latest
 # Options of the drill: `python -m scripts.drill --help`.
 DRILL ?=
-DOCKER_BUILD := DOCKER_BUILDKIT=1 docker build --file deploy/Dockerfile
+DOCKER_BUILD = DOCKER_BUILDKIT=1 $(DOCKER) build --file deploy/Dockerfile
 
 .PHONY: demo test serve bench chaos drill interop images sbom lock lint format protos env clean
 
@@ -65,7 +67,8 @@ lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m mypy
 	$(PYTHON) -m protos.generate --check
 	cd protos && $(BUF) lint
-	if command -v npm >/dev/null; then cd clients/typescript && npm ci --silent && npm run --silent lint; fi
+	if command -v npm >/dev/null; then for package in clients/typescript clients/explorer; do \
+		(cd $$package && npm ci --silent && npm run --silent lint) || exit 1; done; fi
 
 format: env ## format the code
 	$(PYTHON) -m ruff check --fix

@@ -1,14 +1,17 @@
 """Replaces one attention layer of a PyTorch encoder by an attention server.
 
-```sh
-python examples/replace_a_layer.py save layer.safetensors
-python -m export --weights layer.safetensors --layout torch --heads 4 --name my-layer --out model_repository
-python -m server --model-repository model_repository
-python examples/replace_a_layer.py run 127.0.0.1:8001 my-layer
-```
+    python -m examples.replace_a_layer save layer.safetensors
+    python -m export --weights layer.safetensors --layout torch --heads 4 --name my-layer --out models
+    python -m server --model-repository models
+    python -m examples.replace_a_layer run 127.0.0.1:8001 my-layer
+
+The rest of the encoder stays as it is. If the server cannot be reached, the layer that was replaced computes
+instead. docs/remote-attention.md has the details.
 """
 
+import argparse
 import sys
+from collections.abc import Sequence
 
 import torch
 from attention_client.torch import RemoteAttention
@@ -31,15 +34,32 @@ def save(path: str) -> None:
 
 
 @torch.inference_mode()
-def run(server: str, model: str) -> None:
-    """Compares the encoder with one whose first layer asks the server."""
+def compare(server: str, model: str) -> float:
+    """The largest difference between the encoder and one whose first layer asks the server."""
     rows = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
     local, remote = build(), build()
     own = remote.layers[0].self_attn
     remote.layers[0].self_attn = RemoteAttention(server, model, batch_first=True, fallback=own)
-    difference = (remote(rows) - local(rows)).abs().max().item()
-    print(f"largest difference from the local encoder: {difference:.1e}")
+    return float((remote(rows) - local(rows)).abs().max())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Saves the layer, or compares the encoders; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Replace a layer of an encoder by an attention server.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    saving = commands.add_parser("save", help="write the weights of the layer")
+    saving.add_argument("path", help="the .safetensors file to write")
+    running = commands.add_parser("run", help="compare the encoder with one that asks the server")
+    running.add_argument("server", help="HOST:PORT")
+    running.add_argument("model", help="name of the exported layer")
+    given = parser.parse_args(arguments)
+    if given.command == "save":
+        save(given.path)
+    else:
+        difference = compare(given.server, given.model)
+        print(f"largest difference from the local encoder: {difference:.1e}")
+    return 0
 
 
 if __name__ == "__main__":
-    {"save": save, "run": run}[sys.argv[1]](*sys.argv[2:])
+    sys.exit(main())

@@ -21,9 +21,16 @@ HIDDEN = {"from_proto"}
 GROUPS = {
     "Clients": ("AttentionClient", "AsyncAttentionClient"),
     "Encryption": ("TlsFiles",),
-    "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs"),
+    "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs", "EmbeddingInputs"),
     "Results": ("AttentionResult",),
-    "Descriptions of models": ("ModelInfo", "TensorInfo", "ParityInfo", "CostInfo", "EncoderInfo"),
+    "Descriptions of models": (
+        "ModelInfo",
+        "TensorInfo",
+        "ParityInfo",
+        "CostInfo",
+        "EncoderInfo",
+        "PatternInfo",
+    ),
     "Warnings": ("TextTruncatedWarning",),
 }
 HEADER = """# attention_client: reference

@@ -1,9 +1,10 @@
-"""Context vectors as a new column of a table, computed on servers, in this process or on a Ray cluster.
+"""Context vectors or embeddings as a new column of a table: on servers, in this process or on a Ray cluster.
 
 ```python
 from clients.enrich import enrich
 
 enrich("in.parquet", "out.parquet", model="self-attention", column="embeddings", model_repository="models")
+enrich("in.parquet", "out.parquet", model="my-encoder", text_column="text", model_repository="models")
 ```
 """
 

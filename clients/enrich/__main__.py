@@ -100,7 +100,7 @@ def main(
         ),
     ] = 1,
 ) -> None:
-    """Add context vectors to a table as a new column, computed on servers, in this process or on Ray.
+    """Add context vectors or embeddings to a table as a new column: on servers, in this process or on Ray.
 
     Exactly one of --server and --model-repository is required.
     """

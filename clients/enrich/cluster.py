@@ -49,6 +49,7 @@ class ActorOptions:
             self.job.model,
             self.job.version,
             return_weights=self.job.weights,
+            embed=self.job.embed,
             provider=self.provider,
             parallel=self.cores,
         )

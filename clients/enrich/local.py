@@ -1,15 +1,30 @@
 """The backend that computes in this process, on a model that the engine loads: neither server nor queue."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
-from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec, Role
+from attention_client._embeddings import EmbedOptions
+from attention_client.enrich.backend import (
+    Array,
+    BackendRequest,
+    BackendResult,
+    EncodedTexts,
+    EncoderSpec,
+    ModelSpec,
+    Role,
+)
 from attention_client.enrich.errors import EnrichError, RefusedError
 
 from server.engine.errors import EngineError, InvalidRequestError
 from server.engine.in_process import InProcessModel
 from server.engine.provider import Provider
 from server.engine.types import Result
+
+NO_OPTIONS = EmbedOptions()
+# Texts of which one that is refused makes the others be encoded one by one.
+ENCODED_TOGETHER = 64
 
 
 class LocalBackend:
@@ -22,6 +37,7 @@ class LocalBackend:
         version: str = "",
         *,
         return_weights: bool = False,
+        embed: EmbedOptions = NO_OPTIONS,
         provider: str = "cpu",
         parallel: int = 0,
     ) -> None:
@@ -32,6 +48,7 @@ class LocalBackend:
             model: Name of the model.
             version: Version of the model; empty for the highest.
             return_weights: Whether to return the attention weights too.
+            embed: Options of text encoders.
             provider: cpu or cuda.
             parallel: How many requests to compute at once, each on one core; 0 for the number of available
                 cores.
@@ -46,26 +63,64 @@ class LocalBackend:
             )
         except EngineError as error:
             raise EnrichError(error.message) from error
-        self.model = ModelSpec.from_axes(
-            name=self._model.name,
-            version=self._model.version,
-            accepts_text=self._model.takes_text,
-            inputs=[spec.axes for spec in self._model.inputs],
-            output=self._model.output.axes,
-            parity_error=self._model.measured_error,
-        )
+        self.model = _spec_of(self._model).shortened(embed.dimensions)
+        self.tokenizer = self._model.tokenizer
+        self._embed = embed
         self.concurrency = self._model.parallel_runs
         self._return_weights = return_weights
 
-    def submit(self, request: BackendRequest) -> "Future[BackendResult]":
+    def encode_texts(self, texts: Sequence[str]) -> EncodedTexts:
+        """As of Backend: the token ids of the texts."""
+        values: list[Any] = []
+        refused: dict[int, RefusedError] = {}
+        truncated: list[int] = []
+        for start in range(0, len(texts), ENCODED_TOGETHER):
+            part = texts[start : start + ENCODED_TOGETHER]
+            try:
+                found: Sequence[Any] = self._encode(part)
+            except RefusedError:
+                found = [self._encode_one(text) for text in part]
+            for index, encoded in enumerate(found, start):
+                if isinstance(encoded, RefusedError):
+                    refused[index] = encoded
+                    values.append(None)
+                    continue
+                ids, is_cut = encoded
+                values.append(ids)
+                truncated += [index] if is_cut else []
+        return EncodedTexts(values, refused, truncated)
+
+    def _encode(self, texts: Sequence[str]) -> list[tuple[Array, bool]]:
+        """The token ids of each text, and whether it was cut."""
+        try:
+            ids, truncated = self._model.encode(
+                texts, prompt=self._embed.prompt, truncate=self._embed.truncate
+            )
+        except InvalidRequestError as error:
+            raise RefusedError(error.message, error.reason) from error
+        return [(own, index in truncated) for index, own in enumerate(ids)]
+
+    def _encode_one(self, text: str) -> tuple[Array, bool] | RefusedError:
+        try:
+            return self._encode([text])[0]
+        except RefusedError as error:
+            return error
+
+    def count_tokens(self, text: str, *, prompt: str | None) -> int:
         """As of Backend."""
-        rows = request.inputs
-        if self._model.takes_text:
-            future = self._model.submit(texts=rows[Role.QUERY], return_weights=self._return_weights)
-        else:
-            sequences = [rows[role] for role in Role if role in rows]
-            inputs = dict(zip([spec.name for spec in self._model.inputs], sequences, strict=False))
-            future = self._model.submit(inputs, return_weights=self._return_weights)
+        try:
+            (ids,), _ = self._model.encode([text], prompt=prompt)
+        except EngineError as error:
+            raise EnrichError(error.message) from error
+        return len(ids)
+
+    def submit(self, request: BackendRequest) -> "Future[BackendResult]":
+        """As of Backend. Texts are encoded before."""
+        sequences = [request.inputs[role] for role in Role if role in request.inputs]
+        inputs = dict(zip([spec.name for spec in self._model.inputs], sequences, strict=False))
+        future = self._model.submit(
+            inputs, return_weights=self._return_weights, dimensions=self._embed.dimensions or 0
+        )
         result: Future[BackendResult] = Future()
         future.add_done_callback(lambda done: _resolve(result, done))
         return result
@@ -73,6 +128,23 @@ class LocalBackend:
     def close(self) -> None:
         """Cancels requests that have not started."""
         self._model.close()
+
+
+def _spec_of(model: InProcessModel) -> ModelSpec:
+    encoder = None
+    if (facts := model.encoder) is not None:
+        encoder = EncoderSpec(
+            prompts=tuple(facts.prompts), dimensions=facts.dimensions, max_tokens=model.max_tokens
+        )
+    return ModelSpec.from_axes(
+        name=model.name,
+        version=model.version,
+        accepts_text=model.takes_text,
+        inputs=[spec.axes for spec in model.inputs],
+        output=model.output.axes,
+        parity_error=model.measured_error,
+        encoder=encoder,
+    )
 
 
 def _resolve(result: "Future[BackendResult]", done: "Future[Result]") -> None:

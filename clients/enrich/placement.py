@@ -32,7 +32,7 @@ def enrich(
     cores_per_worker: int = 1,
     **options: Unpack[EnrichOptions],
 ) -> Summary:
-    """Adds context vectors to a table, as `attention_client.enrich.enrich`, on servers or without any.
+    """Adds context vectors or embeddings to a table, as `attention_client.enrich.enrich` on servers, or here.
 
     Args:
         source: See `attention_client.enrich.enrich`.
@@ -69,6 +69,10 @@ def enrich(
     if credentials is not None or token is not None:
         raise EnrichError("credentials and token need servers (--server)")
     read = read_options(options)
+    if read.tokenizer is not None:
+        raise EnrichError(
+            "tokenizer (--tokenizer) needs servers; a model repository has the tokenizers of its models"
+        )
     _check(provider, engine, workers, cores_per_worker)
     repository = Path(model_repository).absolute()
     if engine == RAY:
@@ -98,7 +102,12 @@ def _run_here(
     except ImportError as error:
         raise EnrichError(f"install what --model-repository needs: pip install '.[cpu]' ({error})") from error
     backend = LocalBackend(
-        repository, options.model, options.version, return_weights=options.weights, provider=provider
+        repository,
+        options.model,
+        options.version,
+        return_weights=options.weights,
+        embed=options.embed,
+        provider=provider,
     )
     try:
         return run_job(source, output, backend, options)

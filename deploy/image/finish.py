@@ -47,7 +47,10 @@ def remove_unused(folder: Path, patterns: list[str]) -> None:
         if not found:
             raise SystemExit(f"error: --remove {pattern}: nothing in {folder} has such a name")
         for path in found:
-            shutil.rmtree(path)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_symlink():
             continue

@@ -18,6 +18,9 @@ def main() -> None:
     document: dict[str, Any] = json.loads(document_file.read_text())
     debian = [debian_component(path.read_text()) for path in sorted(status_folder.iterdir())]
     components: list[dict[str, Any]] = document.setdefault("components", []) + debian
+    for each in components:
+        # Packages of local wheels have none: they need not be those of the index with that name.
+        each.setdefault("purl", f"pkg:generic/{each['name']}@{each['version']}")
     document["components"] = sorted(components, key=lambda each: each["bom-ref"])
     output.mkdir(parents=True, exist_ok=True)
     (output / "sbom.cdx.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")

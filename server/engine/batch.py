@@ -162,6 +162,11 @@ class Batch:
         return self.is_full or self._takes(FULL_AT_CALL_COSTS)
 
     @property
+    def has_spans(self) -> bool:
+        """Whether spans are pooled after the run, which the expected durations do not include."""
+        return any(queued.inputs.spans is not None for queued in self.sequences)
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether no caller waits for a result of the batch any more."""
         return all(queued.request.future.done() for queued in self.sequences)

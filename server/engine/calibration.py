@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,9 +29,11 @@ MEASURABLE_BYTES = 4 << 20
 
 def calibrated(model: LoadedModel) -> LoadedModel:
     """The same model with the measured cost and memory of runs of each of its graphs."""
-    graphs = [_Graph(model, kind) for kind in model.sessions]
-    costs = {graph.kind: graph.cost() for graph in graphs}
-    pair_tensors = {graph.kind: graph.pair_tensors() for graph in graphs}
+    costs, pair_tensors = {}, {}
+    for graph in [_Graph(model, kind) for kind in model.sessions]:
+        # Memory first: that run leaves an arena in which the longest run that is timed finds its pages.
+        pair_tensors[graph.kind] = graph.pair_tensors()
+        costs[graph.kind] = graph.cost()
     parallel = [_Graph(model, kind, parallel=True) for kind in model.parallel_sessions]
     parallel_costs = {graph.kind: graph.cost() for graph in parallel}
     model.shrink_arena()
@@ -55,7 +59,7 @@ class _Graph:
             (max(count, 2) if self._ragged else count, int(min(length + self._ragged, self._longest)))
             for count, length in self._timed_sizes
         ]
-        seconds = time_runs(sizes, self._run)
+        seconds = time_runs(sizes, self._run, self._clock)
         operations = [self._model.operations(count, length, length) for count, length in seconds]
         return fit(operations, list(seconds.values()))
 
@@ -67,6 +71,11 @@ class _Graph:
         # The weights of large batches would be hundreds of megabytes of results.
         is_small = self._model.runs_on_host or self.kind is GraphKind.WEIGHTS
         return TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
+
+    @property
+    def _clock(self) -> Callable[[], float]:
+        is_own_thread = self._model.runs_on_host and not self._parallel
+        return time.thread_time if is_own_thread else time.perf_counter
 
     def pair_tensors(self) -> float:
         """Tensors of the size of the attention scores that a run holds, by its measured memory.

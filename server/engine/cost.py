@@ -1,13 +1,16 @@
 """Cost of runs on this machine: a linear model, fitted to runs that are timed when a model is loaded."""
 
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-# Sizes that are timed: number of sequences, and length of each.
-TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (8, 16), (1, 256), (8, 64), (1, 512))
+# Sizes that are timed: number of sequences, and length of each. As few as tell the three terms apart, because
+# a model is not ready before: further ones took most of the time and did not make predictions better.
+TIMED_SIZES = ((1, 1), (1, 16), (1, 64), (8, 16), (1, 512))
 # On a device. Small runs take hardly longer than the call, so that only large ones tell what a row costs.
 TIMED_SIZES_ON_DEVICE = (
     (1, 1),
@@ -22,10 +25,15 @@ TIMED_SIZES_ON_DEVICE = (
     (8, 2048),
 )
 # Of runs of one sequence at a time: those in blocks, and those on all threads.
-TIMED_SIZES_ALONE = ((1, 1), (1, 16), (1, 128), (1, 512), (1, 1024))
-# Runs of each size: these, and more of short runs, so that one of them is not disturbed by other processes.
-TIMED_ROUNDS, MOST_TIMED_ROUNDS = 3, 20
-TIMED_SECONDS = 0.01
+TIMED_SIZES_ALONE = ((1, 1), (1, 16), (1, 128), (1, 512))
+# Runs of a size are repeated until the two shortest agree and all have taken the first of these times; until
+# all have taken the second, if others disturb them; or until there are that many.
+TIMED_SECONDS, MOST_TIMED_SECONDS = 0.005, 0.025
+MOST_TIMED_ROUNDS = 10
+# At least so many runs of each size are timed on a clock that goes on while other processes have the core.
+LEAST_TIMED_ROUNDS = 2
+# Two runs agree if the longer one takes at most this many times as long.
+AGREEMENT = 1.1
 # Larger sizes are skipped once a run takes this long.
 LONG_ENOUGH_SECONDS = 0.05
 
@@ -75,9 +83,17 @@ def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> 
 
 
 def time_runs(
-    sizes: Iterable[tuple[int, int]], run: Callable[[int, int], object]
+    sizes: Iterable[tuple[int, int]],
+    run: Callable[[int, int], object],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[tuple[int, int], float]:
     """Times runs of each size, in seconds. The shortest of a few counts: disturbances only add time.
+
+    Args:
+        sizes: Number of sequences, and length of each.
+        run: Runs a size.
+        clock: Seconds. `time.thread_time`, for runs that other threads take no part in, leaves out the time
+            in which other processes have the core.
 
     Raises:
         MemoryError: The first run needs more memory than there is. Later sizes are then skipped instead.
@@ -85,7 +101,7 @@ def time_runs(
     durations: dict[tuple[int, int], float] = {}
     for size in sizes:
         try:
-            durations[size] = _shortest(lambda size=size: run(*size))  # type: ignore[misc]
+            durations[size] = _shortest(partial(run, *size), clock)
         except MemoryError:
             if not durations:
                 raise
@@ -95,14 +111,17 @@ def time_runs(
     return durations
 
 
-def _shortest(call: Callable[[], object]) -> float:
-    durations = [_time(call) for _ in range(TIMED_ROUNDS)]
-    while sum(durations) < TIMED_SECONDS and len(durations) < MOST_TIMED_ROUNDS:
-        durations.append(_time(call))
-    return min(durations)
+def _shortest(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    least = 1 if clock is time.thread_time else LEAST_TIMED_ROUNDS
+    durations: list[float] = []
+    while len(durations) < least or (len(durations) < MOST_TIMED_ROUNDS and not _is_enough(durations)):
+        started = clock()
+        call()
+        insort(durations, clock() - started)
+    return durations[0]
 
 
-def _time(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
+def _is_enough(durations: Sequence[float]) -> bool:
+    """Whether these runs, the shortest first, tell the duration of an undisturbed one."""
+    agree = len(durations) > 1 and durations[1] <= AGREEMENT * durations[0]
+    return sum(durations) >= (TIMED_SECONDS if agree else MOST_TIMED_SECONDS)

@@ -31,12 +31,12 @@ def check_dimensions(dimensions: int, model: LoadedModel) -> None:
 
 
 def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int) -> dict[str, list[Array]]:
-    """The outputs of a request with its embeddings (d,) cut to (dimensions,), and normalised again."""
+    """The outputs of a request with its embeddings (..., d) cut to (..., dimensions), normalised again."""
     if not dimensions or model.encoder is None or EMBEDDING not in outputs:
         return outputs
-    cut = [embedding[:dimensions] for embedding in outputs[EMBEDDING]]
+    cut = [embedding[..., :dimensions] for embedding in outputs[EMBEDDING]]
     if model.encoder.normalised:
-        cut = [
-            embedding / max(float(np.linalg.norm(embedding)), np.finfo(np.float32).tiny) for embedding in cut
-        ]
+        least = np.finfo(np.float32).tiny
+        lengths = [np.linalg.norm(embedding, axis=-1, keepdims=True) for embedding in cut]
+        cut = [embedding / np.maximum(length, least) for embedding, length in zip(cut, lengths, strict=True)]
     return {**outputs, EMBEDDING: cut}

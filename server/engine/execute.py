@@ -15,12 +15,14 @@ from artifact.manifest import (
     BATCH_AXIS,
     BLOCK_ROWS,
     KEY_LENGTHS,
+    Graph,
     GraphKind,
     TensorSpec,
 )
 from server.engine.model import LoadedModel
 from server.engine.session import RunControl
 from server.engine.statistics import RunTimes
+from server.engine.text_spans import with_spans
 from server.engine.types import Array, SequenceInputs
 
 Outputs = dict[str, Array]
@@ -66,12 +68,19 @@ def run_batch(
     prepared = time.monotonic()
     outputs = model.run(graph, inputs, control, parallel=parallel)
     computed = time.monotonic()
-    own = [
-        {spec.name: outputs[spec.name][_window(spec, sequence, index)] for spec in tensors.outputs}
-        for index, sequence in enumerate(sequences)
-    ]
+    own = [_split(model, tensors, outputs, sequence, index) for index, sequence in enumerate(sequences)]
     split = time.monotonic()
     return RunResult(own, RunTimes(prepared - started, computed - prepared, split - computed))
+
+
+def _split(
+    model: LoadedModel, graph: Graph, outputs: Outputs, sequence: SequenceInputs, index: int
+) -> Outputs:
+    """The outputs of one sequence, and the embeddings of its spans if it has any."""
+    own = {spec.name: outputs[spec.name][_window(spec, sequence, index)] for spec in graph.outputs}
+    if sequence.spans is None or model.encoder is None:
+        return own
+    return with_spans(own, sequence.spans, model.encoder)
 
 
 def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:

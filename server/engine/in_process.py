@@ -14,7 +14,7 @@ of equal length run together. That avoids padding, and equal requests give bitwi
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +23,7 @@ import numpy as np
 from artifact.errors import ArtifactError
 from artifact.manifest import POSITIONS, TensorSpec
 from server import cores
+from server.engine.embeddings import shortened
 from server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
 from server.engine.execute import Outputs, gather, run_batch
 from server.engine.limits import Limits
@@ -30,6 +31,7 @@ from server.engine.loading import load_model
 from server.engine.model import LoadedModel
 from server.engine.provider import Device, Provider, ProviderError
 from server.engine.store import versions
+from server.engine.texts import encode_texts
 from server.engine.types import Array, Ragged, Request, Result, SequenceInputs
 from server.engine.validation import ValidatedRequest, validate
 
@@ -43,15 +45,21 @@ class InProcessModel:
         takes_text: Whether requests may contain text.
         inputs: The inputs that a request must contain, without positions.
         output: The first output; `context_vectors` for attention modules.
+        max_tokens: For models that take text, the largest number of tokens of one; None for no limit.
+        tokenizer: For models that take text, the file of the tokenizer; otherwise None.
+        encoder: What sets a text encoder apart; None for any other model.
         measured_error: Largest difference from eager PyTorch that was measured in this process.
         parallel_runs: How many requests are computed at once.
     """
 
-    def __init__(self, model: LoadedModel, parallel_runs: int) -> None:
+    def __init__(self, model: LoadedModel, folder: Path, parallel_runs: int) -> None:
         self.name, self.version = model.name, model.version
         self.takes_text = model.text_encoder is not None
         self.inputs: tuple[TensorSpec, ...] = tuple(s for s in model.inputs if s.name != POSITIONS)
         self.output = model.outputs[model.default_outputs[0]]
+        self.max_tokens = model.manifest.max_lengths.get(str(self.inputs[0].axes[1]))
+        self.tokenizer = folder / model.manifest.tokenizer if model.manifest.tokenizer else None
+        self.encoder = model.encoder
         self.measured_error = model.measured_error
         self.parallel_runs = parallel_runs
         self._model = model
@@ -91,13 +99,37 @@ class InProcessModel:
             raise ModelNotFoundError(f"{repository} does not contain {wanted}{existing}")
         on_host = provider.runtime.uses_host_cores
         device = Device(provider, threads=1 if on_host else 0)
+        folder = repository / name / (version or found[-1])
         try:
-            model = load_model(repository / name / (version or found[-1]), device)
+            model = load_model(folder, device)
         except (ArtifactError, ProviderError) as error:
             raise ModelNotReadyError(str(error)) from error
         if not on_host:
-            return cls(model, device.parallel_runs)
-        return cls(model, parallel_runs or cores.available())
+            return cls(model, folder, device.parallel_runs)
+        return cls(model, folder, parallel_runs or cores.available())
+
+    def encode(
+        self, texts: Sequence[str], *, prompt: str | None = None, truncate: bool | None = None
+    ) -> tuple[list[Array], tuple[int, ...]]:
+        """Encodes texts on the thread of the caller, as a request with them would be encoded.
+
+        Args:
+            texts: The texts, at least one.
+            prompt: Name of the prompt that is put before each, empty for none; None for that of the model.
+            truncate: Whether one with too many tokens is cut; None for the setting of the model.
+
+        Returns:
+            The token ids (T,) of each text, and the indices of the texts that were cut.
+
+        Raises:
+            InvalidRequestError: A text or the prompt is refused; says which and why.
+        """
+        request = Request(texts=tuple(texts), prompt=prompt, truncate=truncate)
+        encoded = encode_texts(request, self._model, self._limits)
+        ids = encoded.inputs[self.inputs[0].name]
+        ends = accumulate(ids.lengths)
+        parts = [ids.rows[end - length : end] for end, length in zip(ends, ids.lengths, strict=True)]
+        return parts, encoded.truncated
 
     def submit(
         self,
@@ -105,6 +137,7 @@ class InProcessModel:
         *,
         texts: Sequence[str] = (),
         return_weights: bool = False,
+        dimensions: int = 0,
     ) -> Future[Result]:
         """Computes one request on a thread of the model.
 
@@ -112,21 +145,29 @@ class InProcessModel:
             inputs: By name of the input, one array (T, ...) for each sequence.
             texts: Texts in place of `inputs`, for models that take text.
             return_weights: Whether the result contains `attention_weights`.
+            dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
 
         Returns:
             A future that resolves with the result, or with an `EngineError` if the request is refused.
         """
-        return self._threads.submit(self._compute, inputs or {}, tuple(texts), return_weights=return_weights)
+        return self._threads.submit(
+            self._compute, inputs or {}, tuple(texts), return_weights=return_weights, dimensions=dimensions
+        )
 
     def close(self) -> None:
         """Cancels requests that have not started and returns when the others have ended."""
         self._threads.shutdown(cancel_futures=True)
 
     def _compute(
-        self, inputs: Mapping[str, Sequence[Array]], texts: tuple[str, ...], *, return_weights: bool
+        self,
+        inputs: Mapping[str, Sequence[Array]],
+        texts: tuple[str, ...],
+        *,
+        return_weights: bool,
+        dimensions: int,
     ) -> Result:
         ragged = {name: _ragged(name, sequences) for name, sequences in inputs.items()}
-        request = Request(inputs=ragged, texts=texts, return_weights=return_weights)
+        request = Request(inputs=ragged, texts=texts, return_weights=return_weights, dimensions=dimensions)
         validated = validate(request, self._model, self._limits)
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
@@ -134,7 +175,7 @@ class InProcessModel:
             outputs = run_batch(self._model, batch[0].shape.graph, batch).outputs
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
-        return Result(gather(results))
+        return Result(shortened(gather(results), self._model, dimensions))
 
     def _batches(self, request: ValidatedRequest) -> Iterator[list[int]]:
         """Indices of sequences of equal length, in portions that one run may hold."""

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,7 @@ class ModelStore:
     def load(self, name: str, version: str) -> Model:
         """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
         path = self.folder / name / version
+        started = time.monotonic()
         try:
             model = self._loaded(path)
         except (ArtifactError, ProviderError) as error:
@@ -113,6 +115,7 @@ class ModelStore:
                 "version": version,
                 "provider": model.provider,
                 "parity_max_abs_error": float(f"{model.measured_error:.3g}"),
+                "seconds": round(time.monotonic() - started, 3),
             },
         )
         return model

@@ -8,11 +8,12 @@ from server.engine.dimensions import DTYPES
 from server.engine.errors import InvalidRequestError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.text_spans import token_spans
 from server.engine.tokenizer import TEXT, TextLimits
 from server.engine.types import Request
 
-TOKEN_BYTES = 8
-PROMPT, TRUNCATE = "prompt", "truncate"
+TOKEN_BYTES, OFFSET_BYTES = 8, 8
+PROMPT, TRUNCATE, RETURN_OFFSETS = "prompt", "truncate", "return_offsets"
 
 
 def encode_texts(
@@ -24,18 +25,16 @@ def encode_texts(
         request: A decoded request.
         model: The requested model.
         limits: The server's limits, which hold while the texts are encoded.
-        reservation: Receives the memory of the token ids before they are made.
+        reservation: Receives the memory of the token ids and offsets before they are made.
 
     Raises:
-        InvalidRequestError: The model does not take the texts.
+        InvalidRequestError: The model does not take the texts, or a span is not a part of one.
         LimitExceededError: There are too many texts, or they are too long.
         DeadlineExceededError: The deadline passed before all texts were encoded.
         OverloadedError: The memory of the token ids is not available.
     """
     if not request.texts:
-        if request.prompt is not None or request.truncate is not None:
-            field = PROMPT if request.prompt is not None else TRUNCATE
-            raise InvalidRequestError(field, "needs text; the request has none")
+        _check_without_texts(request)
         return request
     if request.inputs:
         raise InvalidRequestError(
@@ -46,11 +45,18 @@ def encode_texts(
     limits.check_sequences(TEXT, len(request.texts))
     bounds = _text_limits(model, limits)
     prefix = _prompt(request, model)
+    offsets = request.return_offsets or request.spans is not None
     if reservation is not None:
         characters = sum(map(len, request.texts)) + len(prefix) * len(request.texts)
-        reservation.add(TOKEN_BYTES * min(bounds.tokens, characters))
+        token_bytes = TOKEN_BYTES + (OFFSET_BYTES if offsets else 0)
+        reservation.add(token_bytes * min(bounds.tokens, characters))
     encoded = model.text_encoder.encode_all(
-        request.texts, bounds, request.deadline, prefix=prefix, truncates=_truncates(request, model)
+        request.texts,
+        bounds,
+        request.deadline,
+        prefix=prefix,
+        truncates=_truncates(request, model),
+        offsets=offsets,
     )
     return dataclasses.replace(
         request,
@@ -59,7 +65,21 @@ def encode_texts(
         prompt=None,
         truncate=None,
         truncated=encoded.truncated,
+        spans=None if request.spans is None else token_spans(request.spans, encoded),
+        return_offsets=False,
+        offsets=encoded.offsets if request.return_offsets else None,
     )
+
+
+def _check_without_texts(request: Request) -> None:
+    """Refuses what only texts have."""
+    for field, is_given in (
+        (PROMPT, request.prompt is not None),
+        (TRUNCATE, request.truncate is not None),
+        (RETURN_OFFSETS, request.return_offsets),
+    ):
+        if is_given:
+            raise InvalidRequestError(field, "needs text; the request has none")
 
 
 def _prompt(request: Request, model: LoadedModel) -> str:

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from tokenizers import Encoding, Tokenizer
 
 from server.engine.errors import DeadlineExceededError, InvalidRequestError, LimitExceededError
 from server.engine.tokenizer_facts import drops_unknown, ends_words_at_spaces
-from server.engine.types import Ragged, Text
+from server.engine.types import Array, Ragged, Text
 from server.engine.unknown_words import UnknownWords
 
 # Name of the request field that contains texts.
@@ -21,6 +21,9 @@ TEXT = "text"
 SPACE = " "
 # Words are longer than this on average, so that most texts within the limit are encoded once.
 CHARACTERS_PER_TOKEN = 4
+# Stands for bytes that are not a whole character.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_ID = 2**32 - 1
 
 
 class TextLimits(NamedTuple):
@@ -43,10 +46,31 @@ class EncodedTexts(NamedTuple):
     Attributes:
         ids: One sequence for each text.
         truncated: Indices of the texts of which only the first tokens are there.
+        offsets: For each token the first and the exclusive last of its characters (2,), in the text without
+            the prefix; (0, 0) for special tokens and those of the prefix. None if they were not asked for.
+        ends: With offsets, the number of characters of each text that its tokens stand for.
     """
 
     ids: Ragged
     truncated: tuple[int, ...] = ()
+    offsets: Ragged | None = None
+    ends: tuple[int, ...] = ()
+
+
+class _Tokens(NamedTuple):
+    """The tokens of one text.
+
+    Attributes:
+        ids: Their ids, special tokens included.
+        offsets: Their characters; None if they were not asked for.
+        is_cut: Whether they are only the first ones.
+        end: With offsets, the number of characters of the text that they stand for.
+    """
+
+    ids: list[int]
+    offsets: "list[tuple[int, int]] | None"
+    is_cut: bool
+    end: int
 
 
 class TextEncoder:
@@ -60,6 +84,21 @@ class TextEncoder:
         self._drops_unknown = drops_unknown(self._tokenizer)
         self._ends_words_at_spaces = ends_words_at_spaces(self._tokenizer)
         self._unknown_words = UnknownWords(self._tokenizer)
+
+    def texts_of(self, ids: Iterable[int]) -> list[str]:
+        """The text of each token by itself.
+
+        A token without a text of its own has its name in the vocabulary: a special token, or one that is a
+        part of a character. An id outside the vocabulary has its number.
+        """
+        return [self._text_of(each) for each in ids]
+
+    def _text_of(self, token_id: int) -> str:
+        name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
+        if name is None:
+            return str(token_id)
+        text = self._tokenizer.decode([token_id])
+        return text if text and REPLACEMENT not in text else name
 
     def encode(
         self, texts: tuple[Text, ...], limits: TextLimits | None = None, deadline: float = math.inf
@@ -88,6 +127,7 @@ class TextEncoder:
         *,
         prefix: str = "",
         truncates: bool = False,
+        offsets: bool = False,
     ) -> EncodedTexts:
         """Encodes each text as `encode` does.
 
@@ -97,59 +137,73 @@ class TextEncoder:
             deadline: When the caller stops waiting.
             prefix: Is put before each text.
             truncates: Whether a text with too many tokens is cut to its first ones, special tokens included.
+            offsets: Whether the result contains the characters of each token.
         """
         ids, lengths, truncated = array("q"), [], []
+        characters, ends = [], []
         for index, text in enumerate(texts):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
             name = f"text {index}"
             given = prefix + _decoded(name, text, limits.text_bytes)
-            own, is_cut = self._ids(name, given, limits, truncates=truncates)
-            if is_cut:
+            tokens = self._tokenized(name, given, limits, truncates=truncates, offsets=offsets)
+            if tokens.is_cut:
                 truncated.append(index)
-            ids.extend(own)
-            lengths.append(len(own))
+            ids.extend(tokens.ids)
+            lengths.append(len(tokens.ids))
+            if tokens.offsets is not None:
+                characters.append(_without(len(prefix), np.array(tokens.offsets)))
+                ends.append(max(0, tokens.end - len(prefix)))
             if len(ids) > limits.tokens:
                 raise LimitExceededError(
                     TEXT,
                     f"texts 0 to {index} have {len(ids)} tokens; the limit of one request is {limits.tokens}",
                 )
         rows = np.frombuffer(ids, np.int64) if ids else np.empty(0, np.int64)
-        return EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
+        found = EncodedTexts(Ragged(rows, tuple(lengths)), tuple(truncated))
+        if not offsets:
+            return found
+        return found._replace(offsets=Ragged(np.concatenate(characters), found.ids.lengths), ends=tuple(ends))
 
-    def _ids(self, name: str, text: str, limits: TextLimits, *, truncates: bool) -> tuple[list[int], bool]:
-        """The ids of a text, and whether they are only the first ones."""
+    def _tokenized(
+        self, name: str, text: str, limits: TextLimits, *, truncates: bool, offsets: bool
+    ) -> _Tokens:
         if truncates:
-            tokens, is_cut = self._first_tokens(text, limits.text_tokens)
+            tokens = self._first_tokens(text, limits.text_tokens, offsets=offsets)
         else:
-            tokens, is_cut = self._all_tokens(name, text, limits), False
+            tokens = self._all_tokens(name, text, limits, offsets=offsets)
         if self._drops_unknown and (unknown := self._unknown_words.of(text)):
             raise InvalidRequestError(TEXT, unknown)
-        if not tokens:
+        if not tokens.ids:
             raise InvalidRequestError(TEXT, f"{name} does not contain any words")
-        return tokens, is_cut
-
-    def _all_tokens(self, name: str, text: str, limits: TextLimits) -> list[int]:
-        for prefix in self._prefixes(text, limits.text_tokens):
-            self._check_tokens(name, len(self._tokens(prefix, special=False)), limits)
-        tokens = self._tokens(text, special=True)
-        self._check_tokens(name, len(tokens), limits)
         return tokens
 
-    def _first_tokens(self, text: str, most: int) -> tuple[list[int], bool]:
-        """The first tokens of a text, with the special tokens, and whether there are more."""
+    def _all_tokens(self, name: str, text: str, limits: TextLimits, *, offsets: bool) -> _Tokens:
+        for prefix in self._prefixes(text, limits.text_tokens):
+            self._check_tokens(name, len(self._encoding(prefix, special=False)), limits)
+        encoding = self._encoding(text, special=True, offsets=offsets)
+        self._check_tokens(name, len(encoding), limits)
+        own = encoding.offsets if offsets else None
+        return _Tokens(encoding.ids, own, is_cut=False, end=len(text))
+
+    def _first_tokens(self, text: str, most: int, *, offsets: bool) -> _Tokens:
+        """The first tokens of a text, with the special tokens."""
         room = max(0, most - self._tokenizer.num_special_tokens_to_add(is_pair=False))
         # Of a text that is far too long, a part has enough tokens.
         for part in self._prefixes(text, most):
-            encoding = self._encoding(part, special=False)
-            if len(encoding.ids) > room:
+            encoding = self._encoding(part, special=False, offsets=offsets)
+            if len(encoding) > room:
                 break
         else:
-            encoding = self._encoding(text, special=False)
-        is_cut = len(encoding.ids) > room
+            encoding = self._encoding(text, special=False, offsets=offsets)
+        end, is_cut = len(text), len(encoding) > room
         if is_cut:
+            if offsets:
+                end, _ = encoding.token_to_chars(room) or (end, end)
             encoding.truncate(room)
-        return list(self._tokenizer.post_process(encoding, add_special_tokens=True).ids), is_cut
+        processed = self._tokenizer.post_process(encoding, add_special_tokens=True)
+        own = _processed_offsets(processed, encoding.offsets) if offsets else None
+        return _Tokens(processed.ids, own, is_cut, end)
 
     def _prefixes(self, text: str, most: int) -> Iterator[str]:
         """Parts of a long text, each twice as long as the one before, that have no more tokens than the text.
@@ -163,13 +217,11 @@ class TextEncoder:
                 yield text[:end]
             size *= 2
 
-    def _tokens(self, text: str, *, special: bool) -> list[int]:
-        return list(self._encoding(text, special=special).ids)
-
-    def _encoding(self, text: str, *, special: bool) -> Encoding:
+    def _encoding(self, text: str, *, special: bool, offsets: bool = False) -> Encoding:
+        # The fast one does not compute where in the text each token comes from.
+        encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         try:
-            # Unlike `encode`, this does not compute where in the text each token comes from.
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+            (encoding,) = encode([text], add_special_tokens=special)
         except Exception as error:  # the library does not raise a narrower type
             raise InvalidRequestError(TEXT, self._unknown_words.of(text) or str(error)) from error
         return encoding
@@ -179,6 +231,21 @@ class TextEncoder:
             raise LimitExceededError(
                 TEXT, f"{name} has {count} or more tokens; the limit is {limits.text_tokens}"
             )
+
+
+def _processed_offsets(processed: Encoding, offsets: "list[tuple[int, int]]") -> "list[tuple[int, int]]":
+    """The offsets of tokens to which special tokens were added.
+
+    Those of `processed` are not used: they were processed a second time, which trims some of them twice.
+    """
+    own = iter(offsets)
+    return [(0, 0) if sequence is None else next(own) for sequence in processed.sequence_ids]
+
+
+def _without(prefix: int, offsets: Array) -> Array:
+    """The offsets (T, 2) in the text after a prefix of so many characters."""
+    own: Array = np.maximum(offsets - prefix, 0).astype(np.uint32)
+    return own.reshape(-1, 2)
 
 
 def _end_of_word(text: str, before: int) -> int:

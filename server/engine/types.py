@@ -89,6 +89,10 @@ class Request:
             the model.
         truncate: For texts: whether one with too many tokens is cut; None for the setting of the model.
         truncated: Indices of the texts that were cut.
+        spans: For text encoders: start and end (n, 2) of the parts of each sequence whose embeddings are
+            returned in place of that of the sequence. They count characters of texts, or tokens.
+        return_offsets: For texts: whether `offsets` are computed.
+        offsets: The characters of each token (T, 2); see `server.engine.tokenizer.EncodedTexts`.
         deadline: On `time.monotonic`'s clock, in seconds.
         caller: Whose request it is, for the shares of callers.
     """
@@ -102,6 +106,9 @@ class Request:
     prompt: str | None = None
     truncate: bool | None = None
     truncated: tuple[int, ...] = ()
+    spans: Ragged | None = None
+    return_offsets: bool = False
+    offsets: Ragged | None = None
     deadline: float = math.inf
     caller: Caller = ANYONE
 
@@ -135,11 +142,14 @@ class SequenceInputs(NamedTuple):
         inputs: Arrays (T, ...) by input name.
         mask: Broadcasts to (H, Tq, Tk); None if every key may be attended to.
         shape: What follows from its lengths.
+        spans: First and exclusive last token (n, 2) of the parts whose embeddings are returned; None for one
+            embedding of the sequence.
     """
 
     inputs: Mapping[str, Array]
     mask: NDArray[np.bool_] | None
     shape: SequenceShape
+    spans: Array | None = None
 
     @property
     def sizes(self) -> Mapping[str, int]:

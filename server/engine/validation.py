@@ -16,6 +16,7 @@ from server.engine.embeddings import check_dimensions
 from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.text_spans import SPANS, check_pooling, check_spans, result_bytes, sum_bytes
 from server.engine.texts import encode_texts
 from server.engine.timeline import Timeline
 from server.engine.tokenizer import TEXT
@@ -62,6 +63,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     """
     graph = _choose_graph(request, model)
     check_dimensions(request.dimensions, model)
+    if request.spans is not None:
+        check_pooling(model)
     texts = request.texts
     request = encode_texts(request, model, limits)
     inputs = _with_positions(_inputs(request, model), model)
@@ -69,18 +72,20 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     for spec, own in zip(model.inputs, ragged, strict=True):
         _check_rows(spec, own.rows, sum(own.lengths))
     lengths = tuple([own.lengths for own in ragged])
-    shapes, result_bytes, largest = dimensions(model, lengths, graph)
+    shapes, size, largest = dimensions(model, lengths, graph)
     for spec, own in zip(model.inputs, ragged, strict=True):
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
         _check_lengths(spec.name, own.lengths, limits, model_limit)
     first = TEXT if texts else model.inputs[0].name
-    _check_result_bytes(result_bytes, RETURN_WEIGHTS if request.return_weights else first, limits)
+    size, work = _with_spans(request, model, lengths[0], size)
+    _check_result_bytes(size, _field_of_result(request, first), limits)
     _check_run_bytes(shapes[largest].run_bytes, largest, first, limits)
     rows = [_split(own) for own in ragged]
     masks = _split_mask(request.mask, model, shapes)
+    spans = _split_spans(request, shapes)
     sequences = [
-        SequenceInputs(dict(zip(model.inputs_by_name, arrays, strict=True)), mask, shape)
-        for shape, mask, *arrays in zip(shapes, masks, *rows, strict=True)
+        SequenceInputs(dict(zip(model.inputs_by_name, arrays, strict=True)), mask, shape, own)
+        for shape, mask, own, *arrays in zip(shapes, masks, spans, *rows, strict=True)
     ]
     mask_bytes = sum([mask.nbytes for mask in masks if mask is not None]) if request.mask else 0
     return ValidatedRequest(
@@ -89,7 +94,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         sequences=tuple(sequences),
         deadline=request.deadline,
         input_bytes=sum([own.rows.nbytes for own in ragged]),
-        held_bytes=mask_bytes + 2 * result_bytes,
+        held_bytes=mask_bytes + 2 * size + work,
         caller=request.caller,
         dimensions=request.dimensions,
     )
@@ -104,7 +109,7 @@ def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
         raise InvalidRequestError(RETURN_WEIGHTS, f"model {model.name!r} does not have attention weights")
     if request.return_weights:
         return GraphKind.WEIGHTS
-    if request.return_tokens and GraphKind.TOKENS in graphs:
+    if (request.return_tokens or request.spans is not None) and GraphKind.TOKENS in graphs:
         return GraphKind.TOKENS
     return GraphKind.PLAIN if request.mask is None else GraphKind.MASK
 
@@ -160,6 +165,28 @@ def _split(ragged: Ragged) -> list[Array]:
         return [ragged.rows]
     ends = accumulate(ragged.lengths)
     return [ragged.rows[end - length : end] for end, length in zip(ends, ragged.lengths, strict=True)]
+
+
+def _split_spans(request: Request, sequences: list[SequenceShape]) -> Sequence[Array | None]:
+    """The spans (n, 2) of each sequence."""
+    return [None] * len(sequences) if request.spans is None else _split(request.spans)
+
+
+def _with_spans(request: Request, model: LoadedModel, lengths: tuple[int, ...], size: int) -> tuple[int, int]:
+    """The size of the result with spans and offsets, and the memory that it takes to make it, in bytes."""
+    if request.offsets is not None:
+        size += request.offsets.rows.nbytes
+    if request.spans is None or model.encoder is None:
+        return size, 0
+    check_spans(request.spans, lengths, unit="token", noun="sequence")
+    return result_bytes(request.spans, lengths, model.encoder, size), sum_bytes(lengths, model.encoder)
+
+
+def _field_of_result(request: Request, first: str) -> str:
+    """The field that is at fault if the result is too large."""
+    if request.return_weights:
+        return RETURN_WEIGHTS
+    return first if request.spans is None else SPANS
 
 
 def _shape(shape: Sequence[object]) -> str:

@@ -9,6 +9,7 @@ infer_request.py      bodies of inference as messages; infer_response.py: replie
 tensors.py            elements of tensors as JSON
 methods.py            every other method: its routes, request and answer
 authorization.py      asks the gRPC server who may call, before a large body is read
+explorer.py           the page at /explore, and the list of models that it shows
 context.py            what endpoints share: limits, and errors as answers
 body.py               reads a body within the limits of size, memory and time
 connection.py         uvicorn's connection, with limits of time and number

@@ -78,6 +78,9 @@ def main(
             help="Ask the gRPC server who may call before a large body is read: for a server with tokens."
         ),
     ] = DEFAULTS.authorize,
+    explore: Annotated[
+        bool, typer.Option(help="Serve a page at /explore that draws the attention weights of texts.")
+    ] = DEFAULTS.explore,
     log_level: Annotated[LogLevel, typer.Option(help="Minimum level of events.")] = DEFAULTS.log_level,
     log_format: Annotated[LogFormat, typer.Option(help="Format of the log.")] = DEFAULTS.log_format,
     log_requests: Annotated[
@@ -100,6 +103,7 @@ def main(
         send_timeout_seconds=send_timeout_seconds,
         grace_seconds=grace_seconds,
         authorize=authorize,
+        explore=explore,
         log_level=log_level,
         log_format=log_format,
         log_requests=log_requests,

@@ -23,6 +23,7 @@ from server.http.context import Context, Exchange, metadata_of, run
 from server.http.embeddings import PATH as EMBEDDINGS
 from server.http.embeddings import Embeddings
 from server.http.errors import HttpError
+from server.http.explorer import explorer_routes
 from server.http.inference import Inference
 from server.http.methods import INFER_PATHS, METHODS, Method
 from server.http.observation import Observer
@@ -109,6 +110,7 @@ def _routes(context: Context) -> list[Route]:
         Route(EMBEDDINGS, Embeddings(context, EMBEDDINGS), methods=["POST"]),
         Route("/openapi.json", _described, methods=["GET"]),
         Route("/docs", _page, methods=["GET"]),
+        *(explorer_routes(context) if context.options.explore else ()),
     ]
 
 

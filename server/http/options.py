@@ -36,6 +36,7 @@ class HttpOptions:
         send_timeout_seconds: How long a client may take to read on. 0 sets no limit.
         grace_seconds: How long requests in progress may take when the process is to end.
         authorize: Whether the gRPC server is asked who may call, before a large body is read.
+        explore: Whether there is a page at /explore that draws attention weights.
         log_level: Minimum level of logged events.
         log_format: text or json.
         log_requests: Requests that have a line in the log: all, failed or none.
@@ -54,6 +55,7 @@ class HttpOptions:
     send_timeout_seconds: float = 30
     grace_seconds: float = 30
     authorize: bool = False
+    explore: bool = False
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
     log_requests: LogRequests = "none"
@@ -91,6 +93,7 @@ def options_of(settings: Settings, port: int, private_sockets: Sequence[Path] = 
         send_timeout_seconds=settings.send_timeout_seconds,
         grace_seconds=settings.grace_seconds,
         authorize=settings.has_identities,
+        explore=settings.http_explore,
         log_level=settings.log_level,
         log_format=settings.log_format,
         log_requests=settings.log_requests,

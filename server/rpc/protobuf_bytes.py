@@ -62,6 +62,7 @@ class Submessage:
 CONTENT = Leaf(frozenset({LENGTH_DELIMITED}))
 # Repeated numbers, all in one occurrence or each in its own: the content of an occurrence reads the same.
 VARINTS = Leaf(frozenset({LENGTH_DELIMITED, VARINT}))
+# Of 4 and 8 bytes each, floating-point or not.
 FLOATS = Leaf(frozenset({LENGTH_DELIMITED, FIXED32}))
 DOUBLES = Leaf(frozenset({LENGTH_DELIMITED, FIXED64}))
 

@@ -24,17 +24,20 @@ CONTINUES = np.uint8(0x80)
 class PackedNumbers:
     """A repeated numeric field as it was cut out of a message."""
 
-    def __init__(self, occurrences: Sequence[memoryview], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, occurrences: Sequence[memoryview], dtype: np.dtype[Any], *, is_fixed: bool = False
+    ) -> None:
         """Takes a field that is not decoded yet.
 
         Args:
             occurrences: Contents of the field's occurrences, in the message's order.
             dtype: Type of the numbers. Floating-point numbers have a fixed width; others are varints, of
                 which each type takes the lowest bits, as the protobuf library does.
+            is_fixed: Whether integers have the width of their type, little-endian.
         """
         self._occurrences = occurrences
         self._dtype = dtype
-        self._is_fixed = dtype.kind == "f"
+        self._is_fixed = is_fixed or dtype.kind == "f"
 
     def __len__(self) -> int:
         """Number of numbers. None of them is decoded."""

@@ -46,6 +46,13 @@ class Settings(
             raise ValueError("needs a single worker; set workers to 1")
         return value
 
+    @field_validator("http_explore")
+    @classmethod
+    def _needs_http(cls, value: object, info: ValidationInfo) -> object:
+        if value and info.data.get("http_port") is None:
+            raise ValueError("needs HTTP; set http_port")
+        return value
+
     @property
     def tls_files(self) -> TlsFiles | None:
         """The files of the server's certificate; None without TLS."""

@@ -31,6 +31,11 @@ class Network(BaseModel):
         description="Port for the Open Inference Protocol over HTTP, 0 to 65535, usually 8000. 0 selects a"
         " free port. HTTP is off without it.",
     )
+    http_explore: bool = Field(
+        default=False,
+        description="Serve a page at /explore of the HTTP port that draws the attention weights of texts."
+        " Whoever opens it needs the same rights as any other client.",
+    )
     max_message_bytes: Annotated[ByteSize, Field(ge=MIB, le=2047 * MIB)] = Field(
         ByteSize(64 * MIB), description="Maximum size of one message, sent or received, 1MiB to 2047MiB."
     )

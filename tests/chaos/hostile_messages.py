@@ -148,6 +148,7 @@ HOSTILE: dict[str, Hostile] = {
     "60 M positions": Hostile(
         ATTEND, lambda: ones((10,), 60 * MIB), INVALID
     ),
+    "15 M spans": Hostile(ATTEND, lambda: ones((12, 2, 2), 60 * MIB), INVALID),
     "503 M flags of a mask": Hostile(ATTEND, mask_bits, REFUSED),
     "one output 160 times": Hostile(INFER, lambda: outputs(160), INVALID),
     "60 MB to a method of names": Hostile(READY, names_only, REFUSED),

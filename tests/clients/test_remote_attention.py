@@ -2,12 +2,8 @@
 
 import copy
 import logging
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +16,7 @@ from torch import Tensor, nn
 from export.artifact import write_artifact
 from export.model_id import ModelId
 from model.checkpoints.loading import load_checkpoint
-from scripts.local_server import ROOT, ServerProcess, serving
+from scripts.local_server import ServerProcess, serving
 
 WIDTH, HEADS = 12, 3
 SELF, CROSS, WIDE = "layer-self", "layer-cross", "layer-three-widths"
@@ -249,27 +245,6 @@ def test_a_mistake_is_not_hidden_by_the_fallback(server: ServerProcess) -> None:
         module(query, query, query)
     with pytest.raises(InvalidArgumentError, match="batch_first=False"):
         RemoteAttention(server.target, SELF, fallback=layer(SELF))
-
-
-def test_the_example(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples/replace_a_layer.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "clients/python/src")}
-    weights = tmp_path / "layer.safetensors"
-    subprocess.run([*command, "save", str(weights)], env=environment, timeout=120, check=True)
-    found = load_checkpoint(weights, layout="torch", heads=4)
-    write_artifact(found.module, ModelId("my-layer"), tmp_path / "models")
-    with serving(tmp_path / "models", tmp_path / "log", "--threads=1") as process:
-        ended = subprocess.run(
-            [*command, "run", process.target, "my-layer"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-    assert ended.stdout.startswith("largest difference from the local encoder: ")
-    assert float(ended.stdout.split()[-1]) < 1e-5
-    assert "fallback" not in ended.stderr
 
 
 def test_no_mask_stays_none() -> None:

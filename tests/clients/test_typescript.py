@@ -15,13 +15,15 @@ import grpc_tools
 import pytest
 from attention_client import AttentionClient, AttentionClientError
 from grpc_tools import protoc
+from numpy.testing import assert_allclose
 
 from protos.attention.v1 import attention_pb2 as pb
 from protos.generate import PROTOS
 from scripts.local_server import ROOT, ServerProcess, serving
 from tests.clients.typescript_cases import CASES, Case, model_json
+from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server import samples
-from tests.support.artifacts import link_tree
+from tests.support.artifacts import cached_repositories, link_tree
 from tests.support.recording import recording
 
 PACKAGE = ROOT / "clients/typescript"
@@ -32,6 +34,15 @@ STREAMS = 2
 README_BLOCKS = 3
 README = (PACKAGE / "README.md").read_text()
 DEFAULT_TARGET = "127.0.0.1:8001"
+EMBED_WITH_OPTIONS = """
+import { AttentionClient } from "attention-client";
+const [target, model] = process.argv.slice(2) as [string, string];
+using client = new AttentionClient(target);
+const one = await client.embed(model, "Life", { prompt: "query", dimensions: 8 });
+const cut = await client.embed(model, ["a", "dessert ".repeat(200)], { truncate: true });
+const embeddings = [[...one.embeddings], [...cut.embeddings.data]];
+console.log(JSON.stringify([embeddings, [one.truncated, cut.truncated]]));
+"""
 
 
 def run(program: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -71,6 +82,12 @@ def package() -> None:
 
 
 @pytest.fixture(scope="module")
+def built(package: None) -> None:  # noqa: ARG001 - installed first
+    """The compiled package."""
+    succeed(run("npm", "run", "build"))
+
+
+@pytest.fixture(scope="module")
 def small_server(
     artifacts: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
@@ -79,6 +96,16 @@ def small_server(
     documented = {name for name in (model.name for model in repository.iterdir()) if f'"{name}"' in README}
     for model in [*artifacts.iterdir(), *(repository / name for name in documented - {samples.TEXT})]:
         link_tree(model, folder / "models" / model.name)
+    with serving(folder / "models", folder / "log") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def sentence_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of a text encoder."""
+    folder = tmp_path_factory.mktemp("embeddings")
+    (encoders,) = cached_repositories(ENCODERS)
+    link_tree(encoders / SENTENCE, folder / "models" / SENTENCE)
     with serving(folder / "models", folder / "log") as process:
         yield process
 
@@ -133,7 +160,7 @@ def streams_that_ended_well(server: ServerProcess) -> int:
     return sum(int(float(count)) for labels, count in counts if "AttendStream" in labels and '"OK"' in labels)
 
 
-def test_the_blocks_of_the_readme(package: None, small_server: ServerProcess) -> None:  # noqa: ARG001
+def test_the_blocks_of_the_readme(built: None, small_server: ServerProcess) -> None:  # noqa: ARG001
     """They compile under the package's own rules, and run."""
     folder = PACKAGE / "build/readme"
     shutil.rmtree(folder, ignore_errors=True)
@@ -146,7 +173,6 @@ def test_the_blocks_of_the_readme(package: None, small_server: ServerProcess) ->
     options = {"rootDir": ".", "outDir": "out", "declaration": False, "sourceMap": False}
     settings = {"extends": "../../tsconfig.json", "compilerOptions": options, "include": ["."]}
     (folder / "tsconfig.json").write_text(json.dumps(settings))
-    succeed(run("npm", "run", "build"))
     succeed(run("npm", "exec", "--", "tsc", "-p", "build/readme"))
     printed = [run("node", f"build/readme/out/block{index}.js") for index in range(len(blocks))]
     for process in printed:
@@ -154,6 +180,42 @@ def test_the_blocks_of_the_readme(package: None, small_server: ServerProcess) ->
     assert printed[0].stdout.startswith("6 768\n12 6 6\n")
     assert printed[1].stdout.startswith("2 28\n1 28\n3\n")
     assert printed[2].stdout == "1\n" * 100
+
+
+def test_the_example_and_its_embeddings(
+    built: None,  # noqa: ARG001 - compiled first
+    sentence_server: ServerProcess,
+    tmp_path: Path,
+) -> None:
+    """The example finds the package and its types where `npm install` would put them."""
+    folder = tmp_path / "example"
+    shutil.copytree(
+        ROOT / "examples/typescript", folder, ignore=shutil.ignore_patterns("node_modules", "build")
+    )
+    (folder / "options.ts").write_text(EMBED_WITH_OPTIONS)
+    (folder / "node_modules").mkdir()
+    (folder / "node_modules/attention-client").symlink_to(PACKAGE)
+    (folder / "node_modules/@types").symlink_to(PACKAGE / "node_modules/@types")
+    succeed(run("npm", "exec", "--", "tsc", "-p", str(folder)))
+    example, target = str(folder / "build/embed.js"), sentence_server.target
+    texts = ["Life is short", "eat dessert first", "a"]
+    found = run("node", example, "--server", target, "--model", SENTENCE, *texts)
+    succeed(found)
+    options = run("node", str(folder / "build/options.js"), target, SENTENCE)
+    succeed(options)
+    with AttentionClient(target) as client:
+        rows = client.embed(SENTENCE, texts)
+        short = client.embed(SENTENCE, "Life", prompt="query", dimensions=8)
+        cut = client.embed(SENTENCE, ["a", "dessert " * 200], truncate=True)
+    lines = [f"{cosine:.4f}  {text}" for cosine, text in zip(rows @ rows[0], texts, strict=True)]
+    assert found.stdout.splitlines() == [f"3 embeddings of width {rows.shape[1]}", *lines]
+    embeddings, indices = json.loads(options.stdout)
+    assert_allclose(embeddings[0], short, rtol=1e-5, atol=1e-6)
+    assert_allclose(embeddings[1], cut.ravel(), rtol=1e-5, atol=1e-6)
+    assert indices == [[], [1]]
+    failed = run("node", example, "--server", target, "--model", "absent", "a")
+    assert (failed.returncode, failed.stderr[:16]) == (1, "error: NOT_FOUND")
+    assert run("node", example).returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """docker-compose.yml: its services, their options and the files that they mount."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -63,6 +64,25 @@ def test_prometheus_scrapes_the_server_under_the_job_name_of_the_rules() -> None
     assert discovery["names"] == ["server"]
     assert "ATTENTION_METRICS_PORT=8002" in DOCKERFILE
     assert discovery["port"] == 8002
+
+
+def test_grafana_finds_what_is_mounted() -> None:
+    grafana = SERVICES["grafana"]
+    mounts = {target: source for source, target, _ in (each.split(":") for each in grafana["volumes"][:-1])}
+    for source in mounts.values():
+        assert (ROOT / source).exists()
+    dashboard = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    (provisioned,) = (ROOT / mounts["/etc/grafana/provisioning/dashboards"]).glob("*.yml")
+    (provider,) = yaml.safe_load(provisioned.read_text())["providers"]
+    assert Path(provider["options"]["path"]) == dashboard.parent
+    source_file = mounts["/etc/grafana/provisioning/datasources/prometheus.yml"]
+    (source,) = yaml.safe_load((ROOT / source_file).read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in SERVICES
+    panels = json.loads((ROOT / mounts[str(dashboard)]).read_text())["panels"]
+    used = {panel["datasource"]["uid"] for panel in panels if "datasource" in panel}
+    assert used == {"${datasource}"}, "a variable, which the default takes"
+    assert source["isDefault"]
 
 
 @pytest.mark.skipif(COMPOSE is None, reason="docker-compose is not installed")

@@ -1,8 +1,6 @@
 """The images in real containers. Needs a Docker engine that has them: `make images`."""
 
 import json
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,32 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.utils import canonicalize_name
 
-from scripts.drill.servers import docker, has_image
+from scripts.drill.servers import docker
 from scripts.export_demo_models import DEMO_MODELS
+from tests.deploy.images import (
+    CLIENT,
+    ENRICH,
+    HARDENED,
+    SENTENCE,
+    SERVER,
+    START_SECONDS,
+    logs,
+    needs,
+    wait_until_healthy,
+)
 from tests.deploy.test_requirements import pins
-
-SERVER, CLIENT, ENRICH = "attention-serving:latest", "attention-client:latest", "attention-enrich:latest"
-HARDENED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
-START_SECONDS = 60.0
-SENTENCE = "Life is short, eat dessert first"
-
-
-def needs(*images: str) -> pytest.MarkDecorator:
-    missing = [image for image in images if not has_image(image)]
-    return pytest.mark.skipif(
-        bool(missing), reason=f"no Docker engine with {', '.join(missing)}: `make images` builds them"
-    )
-
-
-@pytest.fixture(scope="module")
-def models(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models of the demo, readable by the user of the images."""
-    folder = tmp_path_factory.mktemp("models")
-    for name in DEMO_MODELS:
-        shutil.copytree(repository / name, folder / name)
-    for path in [folder, *folder.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +34,10 @@ def container(models: Path) -> Iterator[str]:
     volume, environment = f"--volume={models}:/models:ro", "--env=ATTENTION_INSECURE=true"
     found = docker("run", "--detach", *HARDENED, volume, environment, "--health-interval=1s", SERVER)
     try:
-        until = time.monotonic() + START_SECONDS
-        while health(found) != "healthy":
-            assert time.monotonic() < until, docker("logs", found)
-            time.sleep(0.2)
+        wait_until_healthy(found)
         yield found
     finally:
         docker("rm", "--force", found)
-
-
-def health(container: str) -> str:
-    return docker("inspect", "--format={{.State.Health.Status}}", container)
 
 
 def python(container: str, code: str) -> str:
@@ -88,21 +67,16 @@ def test_the_server_is_process_1_and_ends_by_itself_when_it_is_stopped(models: P
     found = docker("run", "--detach", *HARDENED, volume, environment, SERVER)
     try:
         until = time.monotonic() + START_SECONDS
-        while " serving " not in _logs(found):
-            assert time.monotonic() < until, _logs(found)
+        while " serving " not in logs(found):
+            assert time.monotonic() < until, logs(found)
             time.sleep(0.1)
         assert "server" in python(found, "print(open('/proc/1/cmdline').read())")
         docker("stop", "--time=50", found)
         assert docker("inspect", "--format={{.State.ExitCode}}", found) == "0"
-        assert "signal=SIGTERM" in _logs(found)
-        assert " drained " in _logs(found)
+        assert "signal=SIGTERM" in logs(found)
+        assert " drained " in logs(found)
     finally:
         docker("rm", "--force", found)
-
-
-def _logs(container: str) -> str:
-    done = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=True)  # noqa: S607
-    return done.stdout + done.stderr
 
 
 @needs(SERVER)

@@ -1,5 +1,6 @@
 """What makes the images: the Dockerfile, the files it may read, and the scripts that make their layers."""
 
+import json
 import os
 import re
 import shutil
@@ -106,6 +107,15 @@ def test_a_compiled_module_names_its_place_in_the_image(tmp_path: Path) -> None:
     assert str(tmp_path).encode() not in compiled.read_bytes()
 
 
+def test_finish_removes_files_and_folders_by_pattern(tmp_path: Path) -> None:
+    (tmp_path / "opt/unused").mkdir(parents=True)
+    for name in ("opt/unused/module.py", "opt/unused.so", "opt/used.so"):
+        (tmp_path / name).write_text("\n")
+    done = run_script("finish.py", tmp_path, "--remove", "opt/unused", "--remove", "**/unused.so")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "opt").iterdir()] == ["used.so"]
+
+
 def test_finish_refuses_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
     done = run_script("finish.py", tmp_path, "--remove", "opt/absent")
     assert done.returncode == 1
@@ -124,13 +134,19 @@ def test_finish_refuses_a_library_that_the_image_lacks(tmp_path: Path) -> None:
     assert re.search(r"the image lacks .*/libffi\.so", done.stderr), done.stderr
 
 
-def test_the_sbom_names_debian_packages(tmp_path: Path) -> None:
+def test_the_sbom_names_every_package(tmp_path: Path) -> None:
     document, status, output = tmp_path / "python.json", tmp_path / "status.d", tmp_path / "out"
-    document.write_text('{"components": [{"bom-ref": "numpy==2", "purl": "pkg:pypi/numpy@2"}]}')
+    found = {"bom-ref": "numpy==2", "name": "numpy", "version": "2", "purl": "pkg:pypi/numpy@2"}
+    from_local_wheel = {"bom-ref": "own==1", "name": "own", "version": "1"}
+    document.write_text(json.dumps({"components": [found, from_local_wheel]}))
     status.mkdir()
     stanza = "Package: libc6\nVersion: 2.36-9+deb12u1\nArchitecture: amd64\nDepends: a\n"
     (status / "libc6").write_text(stanza)
     done = run_script("sbom.py", document, status, output)
     assert done.returncode == 0, done.stderr
     listed = (output / "packages.txt").read_text().splitlines()
-    assert listed == ["pkg:pypi/numpy@2", "pkg:deb/debian/libc6@2.36-9+deb12u1?arch=amd64"]
+    assert listed == [
+        "pkg:pypi/numpy@2",
+        "pkg:generic/own@1",
+        "pkg:deb/debian/libc6@2.36-9+deb12u1?arch=amd64",
+    ]

@@ -235,3 +235,12 @@ def test_selectors_meet_the_pods_and_names_meet_each_other(overlay: str) -> None
         ]
         assert monitored == ["attention"], "each server is scraped once"
         assert "replicas" not in one(found, "Deployment")["spec"], "the autoscaler sets it"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_with_the_label_of_clients_may_call(overlay: str) -> None:
+    policy = one(rendered(FOLDER / "overlays" / overlay), "NetworkPolicy")
+    calls, _ = policy["spec"]["ingress"]
+    expression = {"key": "attention-client", "operator": "In", "values": ["true"]}
+    assert calls["from"] == [{"podSelector": {"matchExpressions": [expression]}}]

@@ -4,12 +4,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import typer
 from attention_client import AttentionClient
 from attention_client._commands.app import app
 from numpy.testing import assert_allclose
 from typer.testing import CliRunner, Result
 
+from clients.enrich.__main__ import app as enrich_app
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS
@@ -73,3 +77,57 @@ def test_describe_names_prompts_and_layers(server: list[str]) -> None:
     printed = run("describe", *server, "--model", SENTENCE).stdout
     for line in ("layers", "dimensions   8, 16", "prompts", "query, document", "refused"):
         assert line in printed
+
+
+def test_text_shows_the_characters_of_each_token(server: list[str]) -> None:
+    arguments = ["text", *server, "--model", SENTENCE, "é a"]
+    printed = run(*arguments, "--offsets").stdout
+    for label in ("0:0 ''", "0:1 'é'", "1:2 ' '", "2:3 'a'"):
+        assert label in printed
+    found = json.loads(run(*arguments, "--offsets", "--json").stdout)
+    assert found["offsets"] == [[[0, 0], [0, 1], [0, 1], [1, 2], [2, 3], [0, 0]]]
+    assert "offsets" not in json.loads(run(*arguments, "--json").stdout)
+
+
+@pytest.mark.parametrize("command", [app, enrich_app], ids=["attention-client", "python -m clients.enrich"])
+def test_enrich_embeds_passages_of_joined_columns(
+    server: list[str],
+    encoder_repository: Path,
+    encoder_client: AttentionClient,
+    tmp_path: Path,
+    command: typer.Typer,
+) -> None:
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table({"title": ["A", None], "body": ["b " * 40, None]}), source)
+    where = ["enrich", source, output, *server] if command is app else [source, output, *server]
+    tokenizer = encoder_repository / SENTENCE / "1/tokenizer.json"
+    texts = ["--model", SENTENCE, "--template", "{title}\\n{body}", "--prompt", "query", "--dimensions", 8]
+    cut = ["--passage-tokens", 40, "--passage-overlap", 4, "--passages", "lists", "--tokenizer", tokenizer]
+    arguments = [str(argument) for argument in [*where, *texts, *cut, "--truncate", "--json", "--quiet"]]
+    done = runner.invoke(command, arguments)
+    assert done.exit_code == 0, done.output
+    found = pq.read_table(output).to_pylist()
+    assert found[0]["passage"][0].startswith("A\nb b")
+    assert json.loads(done.stdout)["passages"] == len(found[0]["passage"]) > 2
+    expected = encoder_client.embed(SENTENCE, found[0]["passage"], prompt="query", dimensions=8)
+    assert_allclose(found[0]["embedding"], expected, rtol=RTOL, atol=ATOL)
+    assert found[1]["embedding"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "exactly one of --column, --text-column and --template is required"),
+        (["--column", "a", "--template", "{a}"], "exactly one of --column, --text-column and --template"),
+        (["--text-column", "a", "--passages", "rows"], "--passages needs --passage-tokens"),
+        (["--text-column", "a", "--passage-tokens", "0"], "greater than or equal to 1"),
+        (["--text-column", "a", "--dimensions", "0"], "greater than or equal to 1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_enrich_refuses_wrong_usage(options: list[str], words: str) -> None:
+    done = runner.invoke(
+        enrich_app, ["in.parquet", "out.parquet", "--model", "m", "--server", "x:1", *options]
+    )
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.replace("│", " ").split())

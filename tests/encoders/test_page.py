@@ -14,10 +14,10 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_there_is_something_to_run() -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["client", "openai"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["client", "late-chunking", "openai"])
 def test_block(encoder_server: ServerProcess, encoder_http_port: int, block: str) -> None:
     for documented, here in (
         ("127.0.0.1:8001", encoder_server.target),

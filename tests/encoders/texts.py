@@ -1,12 +1,16 @@
 """Texts of mixed lengths and scripts, and what the transformers library computes for them."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tests.support import encoders
 
+# Keyword arguments of `enrich`.
+Options = dict[str, Any]
 RTOL, ATOL = 1e-3, 1e-4
 TEXTS = (
     "Life is short, eat dessert first",
@@ -42,3 +46,8 @@ def cosines(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArra
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     result: NDArray[np.float32] = (found * expected).sum(axis=1) / lengths
     return result
+
+
+def rows_of(column: pa.ChunkedArray) -> NDArray[np.float32]:
+    """The vectors of a column without nulls, (B, d)."""
+    return np.stack(column.to_numpy())

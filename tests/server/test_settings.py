@@ -119,6 +119,7 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest", "insecure": "true"}
     values |= {"log_requests": "all", "trace_endpoint": "http://h:4317", "trace_sample_ratio": "0.5"}
     values |= {"open_reflection": "true", "protect_metrics": "true", "identity_share": "0.5"}
+    values |= {"http_explore": "true"}
     one_process = {"unix_socket", "allow_shared_memory"}  # which need a single worker
     names = [name for name in Settings.model_fields if name not in one_process]
     for name in names:
@@ -136,6 +137,12 @@ def test_a_unix_socket_belongs_to_a_single_worker(monkeypatch: pytest.MonkeyPatc
     result, served = run("--model-repository", "r", "--workers", "2")
     assert (result.exit_code, served) == (2, [])
     assert "ATTENTION_UNIX_SOCKET=/run/socket: value error, needs a single worker" in result.output
+
+
+def test_the_explorer_needs_http() -> None:
+    assert settings("--http-explore", "--http-port=0").http_explore
+    (line,) = errors(*REPOSITORY, "--http-explore")
+    assert "value error, needs HTTP; set http_port" in line
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ def _attend() -> list[typed.AttendRequest]:
         typed.AttendRequest(
             model_name=TEXT, token_ids=typed.TokenSequences(lengths=[2, 3], ids=[0, 1, 2, 3, 4])
         ),
-        typed.AttendRequest(model_name=TEXT, text=typed.TextSequences(texts=["Life is short", "eat"])),
+        typed.AttendRequest(
+            model_name=TEXT, text=typed.TextSequences(texts=["Life is short", "eat"]), return_offsets=True
+        ),
         typed.AttendRequest(model_name=TEXT, text=typed.TextSequences(texts=["Life is short" + " " * 9000])),
         typed.AttendRequest(
             model_name=TEXT, token_ids=typed.TokenSequences(lengths=[90] * 100, ids=[1] * 9000)

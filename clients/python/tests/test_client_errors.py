@@ -148,6 +148,18 @@ def test_details_of_the_servers_domain_are_read(error: grpc.RpcError, reason: st
     assert (translated.message, translated.reason, translated.field) == ("m", reason, field)
 
 
+def test_an_overloaded_server_says_when_to_repeat_the_call():
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromMilliseconds(1500)
+    info = error_details_pb2.ErrorInfo(reason="OVERLOADED", domain="attention.v1")
+    error = from_rpc_error(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry, info))
+    assert isinstance(error, ac.OverloadedError)
+    assert (error.retry_after, error.reason) == (1.5, "OVERLOADED")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert copy.retry_after == 1.5
+    assert from_rpc_error(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", info)).retry_after is None
+
+
 def test_a_status_without_a_message_gets_one():
     assert str(from_rpc_error(rpc_error(grpc.StatusCode.NOT_FOUND, ""))) == "not found"
 

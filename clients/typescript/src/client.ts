@@ -4,7 +4,8 @@ import { create } from "@bufbuild/protobuf";
 
 import { Connection } from "./connection.js";
 import { decodeResult } from "./decoding.js";
-import { encodeRequest } from "./encoding.js";
+import { decodeEmbeddings, encodeEmbeddings } from "./embeddings.js";
+import { encodeRequest, listOf } from "./encoding.js";
 import { AttentionClientError } from "./errors.js";
 import {
   AttentionService,
@@ -21,6 +22,8 @@ import type {
   AttentionResults,
   CallOptions,
   ComputeOptions,
+  EmbeddingResult,
+  EmbedOptions,
   Inputs,
   Integers,
   OneOrMany,
@@ -82,6 +85,19 @@ export class AttentionClient {
     options: AttendTextOptions<Form> = {},
   ): Promise<ResultOf<Form>> {
     return (await this.#attend(model, { tokenIds, mask: options.mask }, options)) as ResultOf<Form>;
+  }
+
+  /** Computes one embedding for one text or for each of a list of texts, with a text encoder. */
+  async embed<Form extends OneOrMany<string>>(
+    model: string,
+    text: Form,
+    options: EmbedOptions = {},
+  ): Promise<EmbeddingResult<Form>> {
+    const texts = listOf<string>(text);
+    const request = encodeEmbeddings(model, texts, options);
+    const result = decodeEmbeddings(await this.#connection.unary(attend, request, options), texts.length);
+    const embeddings = Array.isArray(text) ? result.embeddings : result.embeddings.data;
+    return { ...result, embeddings } as EmbeddingResult<Form>;
   }
 
   /**

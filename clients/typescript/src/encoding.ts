@@ -110,7 +110,8 @@ function shapeOf(many: boolean, count: number): ResponseShape {
   return { many, count, queryRows: undefined, keyRows: undefined };
 }
 
-function listOf<T extends object | string>(value: OneOrMany<T>): readonly T[] {
+/** The elements of a list, or a list of the only one. */
+export function listOf<T extends object | string>(value: OneOrMany<T>): readonly T[] {
   return Array.isArray(value) ? (value as readonly T[]) : [value as T];
 }
 

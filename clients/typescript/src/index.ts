@@ -12,7 +12,7 @@
 
 export { AttentionClient } from "./client.js";
 export { AttentionClientError, type Code, type ErrorDetails } from "./errors.js";
-export type { CostInfo, ModelInfo, ParityInfo, TensorInfo } from "./models.js";
+export type { CostInfo, ModelInfo, ParityInfo, PatternInfo, TensorInfo } from "./models.js";
 export type { ClientOptions } from "./settings.js";
 export {
   sequence,
@@ -23,6 +23,8 @@ export {
   type AttentionWeights,
   type CallOptions,
   type ComputeOptions,
+  type EmbeddingResult,
+  type EmbedOptions,
   type Integers,
   type Mask,
   type ResultOf,

@@ -45,6 +45,14 @@ export interface CostInfo {
   readonly flopsPerPair: number;
 }
 
+/** Which keys a query row may attend to, by the rule of the model itself. */
+export interface PatternInfo {
+  /** Whether a query row attends only to keys up to its own position. */
+  readonly causal: boolean;
+  /** A query row attends only to keys fewer than this many rows away; 0 if the distance does not matter. */
+  readonly window: number;
+}
+
 /** One version of one model. */
 export interface ModelInfo {
   readonly name: string;
@@ -66,6 +74,8 @@ export interface ModelInfo {
   readonly cost: CostInfo | undefined;
   /** Execution provider of ONNX Runtime. */
   readonly provider: string;
+  /** The rule of each layer of a text encoder, or that of a single attention module. */
+  readonly attentionPatterns: readonly PatternInfo[];
 }
 
 export function modelInfo(model: Model): ModelInfo {
@@ -93,6 +103,7 @@ export function modelInfo(model: Model): ModelInfo {
       flopsPerPair: Number(cost.flopsPerPair),
     },
     provider: model.provider,
+    attentionPatterns: model.attentionPatterns.map(({ causal, window }) => ({ causal, window })),
   };
 }
 

@@ -129,6 +129,26 @@ export interface AttendTextOptions<Form> extends ComputeOptions {
   mask?: InKind<Form, Mask> | undefined;
 }
 
+export interface EmbedOptions extends CallOptions {
+  /** Name of the prompt that is put before each text, "" for none; by default the model's own. */
+  prompt?: string | undefined;
+  /** Number of leading elements that are returned; by default all. The model lists what it allows. */
+  dimensions?: number | undefined;
+  /** Whether long texts are cut rather than refused; by default the model's setting. */
+  truncate?: boolean | undefined;
+  /** Version of the model; by default the highest that is ready. */
+  version?: string | number | undefined;
+}
+
+/** Embeddings of one text, or of a list of texts with one row for each. */
+export interface EmbeddingResult<Form> {
+  readonly embeddings: Form extends readonly string[] ? Sequence : Float32Array;
+  /** Indices of the texts that were cut to the tokens that the model takes. */
+  readonly truncated: readonly number[];
+  readonly modelName: string;
+  readonly modelVersion: string;
+}
+
 export interface StreamOptions extends ComputeOptions {
   /** Largest number of requests that are read and not yet answered; 64 by default. */
   maxInFlight?: number | undefined;

@@ -180,25 +180,75 @@ class TextSequences(_message.Message):
 Global___TextSequences: _TypeAlias = TextSequences  # noqa: Y015
 
 @_typing.final
+class Spans(_message.Message):
+    """Ranges of characters of texts, or of tokens, of all sequences in order.
+    Characters are Unicode code points, not bytes and not UTF-16 code units.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of ranges of each sequence; may be 0."""
+
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """First character or token of each range, counted from 0 in each sequence."""
+
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Exclusive upper bound of each range."""
+
+    def __init__(
+        self,
+        *,
+        lengths: _abc.Iterable[_builtins.int] | None = ...,
+        starts: _abc.Iterable[_builtins.int] | None = ...,
+        ends: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "lengths", b"lengths", "starts", b"starts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Spans: _TypeAlias = Spans  # noqa: Y015
+
+@_typing.final
 class EmbeddingOptions(_message.Message):
     """Asks a text encoder for one vector for each text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DIMENSIONS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     dimensions: _builtins.int
     """Number of leading elements of each embedding that are returned; 0 for all of
     them. Shortened embeddings of a model that normalises are normalised again.
     Refused unless the model lists the number.
     """
+    @_builtins.property
+    def spans(self) -> Global___Spans:
+        """If present, one vector for each of these parts of a text in place of one for
+        the text: the vectors of the tokens that overlap the part, computed in the
+        context of the whole text, are pooled. Characters of texts, or positions of
+        token ids. Each range has a start below its end, lies within its text, and
+        overlaps at least one token; ranges may overlap each other. Refused for models
+        whose pooling takes one token for the whole text, or has further layers.
+        """
+
     def __init__(
         self,
         *,
         dimensions: _builtins.int = ...,
+        spans: Global___Spans | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spans", b"spans"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,6 +331,7 @@ class AttendRequest(_message.Message):
     POSITIONS_FIELD_NUMBER: _builtins.int
     OUTPUT_DATA_TYPE_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    RETURN_OFFSETS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -292,6 +343,8 @@ class AttendRequest(_message.Message):
     type that the model computes. Numbers are rounded to the nearest; those that
     are too large for FP16 become infinite.
     """
+    return_offsets: _builtins.bool
+    """For texts: whether to return where in its text each token comes from."""
     @_builtins.property
     def query(self) -> Global___VectorSequences:
         """Vectors, for a model whose first input is vectors."""
@@ -348,10 +401,11 @@ class AttendRequest(_message.Message):
         positions: _abc.Iterable[_builtins.int] | None = ...,
         output_data_type: Global___DataType.ValueType = ...,
         embedding: Global___EmbeddingOptions | None = ...,
+        return_offsets: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_offsets", b"return_offsets", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_query_input: _TypeAlias = _typing.Literal["query", "token_ids", "text"]  # noqa: Y015
     _WhichOneofArgType_query_input: _TypeAlias = _typing.Literal["query_input", b"query_input"]  # noqa: Y015
@@ -419,6 +473,7 @@ class AttendResponse(_message.Message):
     ATTENTION_WEIGHTS_FIELD_NUMBER: _builtins.int
     TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    TOKEN_OFFSETS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -427,7 +482,8 @@ class AttendResponse(_message.Message):
     def context_vectors(self) -> Global___VectorSequences:
         """Context vectors: one row for each query row, in the order of the request. For
         non-attention modules, the first output. If the request asked for embeddings,
-        one row for each sequence.
+        one row for each sequence; with spans, one row for each span, and so a length
+        of 0 for a sequence without spans.
         """
 
     @_builtins.property
@@ -444,6 +500,14 @@ class AttendResponse(_message.Message):
     def truncated(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For texts to a text encoder: the indices of the texts that were truncated."""
 
+    @_builtins.property
+    def token_offsets(self) -> Global___Spans:
+        """Present if the request set return_offsets: one range of characters for each
+        token, of the text as it was sent. Special tokens, and those of the prompt,
+        have start and end 0. Tokens without characters of their own have an end that
+        equals their start. Several tokens may share a character.
+        """
+
     def __init__(
         self,
         *,
@@ -453,10 +517,11 @@ class AttendResponse(_message.Message):
         attention_weights: Global___AttentionWeights | None = ...,
         token_counts: _abc.Iterable[_builtins.int] | None = ...,
         truncated: _abc.Iterable[_builtins.int] | None = ...,
+        token_offsets: Global___Spans | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "token_offsets", b"token_offsets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "model_name", b"model_name", "model_version", b"model_version", "token_counts", b"token_counts", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "model_name", b"model_name", "model_version", b"model_version", "token_counts", b"token_counts", "token_offsets", b"token_offsets", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -745,6 +810,34 @@ class TextEncoder(_message.Message):
 Global___TextEncoder: _TypeAlias = TextEncoder  # noqa: Y015
 
 @_typing.final
+class AttentionPattern(_message.Message):
+    """Which keys a query row may attend to, by the rule of the model itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSAL_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    causal: _builtins.bool
+    """Whether a query row attends only to keys up to its own position."""
+    window: _builtins.int
+    """A query row attends only to keys fewer than this many rows away; 0 if the
+    distance does not matter.
+    """
+    def __init__(
+        self,
+        *,
+        causal: _builtins.bool = ...,
+        window: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["causal", b"causal", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttentionPattern: _TypeAlias = AttentionPattern  # noqa: Y015
+
+@_typing.final
 class Model(_message.Message):
     """One version of one model."""
 
@@ -788,6 +881,7 @@ class Model(_message.Message):
     COST_FIELD_NUMBER: _builtins.int
     PROVIDER_FIELD_NUMBER: _builtins.int
     TEXT_ENCODER_FIELD_NUMBER: _builtins.int
+    ATTENTION_PATTERNS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
@@ -830,6 +924,12 @@ class Model(_message.Message):
     def text_encoder(self) -> Global___TextEncoder:
         """Present for a text encoder."""
 
+    @_builtins.property
+    def attention_patterns(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttentionPattern]:
+        """The rule of each layer of a text encoder, or that of a single attention
+        module. Empty for a non-attention module.
+        """
+
     def __init__(
         self,
         *,
@@ -848,10 +948,11 @@ class Model(_message.Message):
         cost: Global___Cost | None = ...,
         provider: _builtins.str = ...,
         text_encoder: Global___TextEncoder | None = ...,
+        attention_patterns: _abc.Iterable[Global___AttentionPattern] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "cost", b"cost", "num_heads", b"num_heads", "parity", b"parity", "text_encoder", b"text_encoder"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads", "accepts_text", b"accepts_text", "attention_patterns", b"attention_patterns", "causal", b"causal", "cost", b"cost", "description", b"description", "inputs", b"inputs", "name", b"name", "num_heads", b"num_heads", "outputs", b"outputs", "parameters", b"parameters", "parity", b"parity", "provider", b"provider", "state", b"state", "state_reason", b"state_reason", "text_encoder", b"text_encoder", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_heads: _TypeAlias = _typing.Literal["num_heads"]  # noqa: Y015
     _WhichOneofArgType__num_heads: _TypeAlias = _typing.Literal["_num_heads", b"_num_heads"]  # noqa: Y015

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from server.engine.dimensions import MAX_CACHED_SEQUENCES
 from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
 from server.engine.model_caches import cached_by_model
+from server.engine.text_spans import SPANS
 from server.engine.types import BITS_PER_BYTE, Array, Mask, MaskKind, Ragged, Request, Result, Text
 from server.rpc import protobuf_bytes
 from server.rpc.allowance import UNCOUNTED, Allowance
@@ -22,6 +23,9 @@ from server.rpc.attention.fields import (
     MASK_BITS,
     POSITIONS_OF_ROWS,
     QUERY,
+    SPAN_ENDS,
+    SPAN_LENGTHS,
+    SPAN_STARTS,
     TEXT,
     TEXTS,
     TOKEN_IDS,
@@ -30,6 +34,7 @@ from server.rpc.attention.fields import (
     VECTOR_DATA,
     VECTOR_LENGTHS,
 )
+from server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
 from server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
 from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
@@ -135,6 +140,10 @@ def decode(
         return_weights=message.return_weights,
         return_tokens=not embeds,
         dimensions=message.embedding.dimensions if embeds else 0,
+        spans=decoder.spans(message.embedding.spans)
+        if embeds and message.embedding.HasField("spans")
+        else None,
+        return_offsets=message.return_offsets,
         prompt=options.prompt,
         truncate=options.truncate,
         deadline=deadline,
@@ -166,35 +175,6 @@ def check_embedding(message: pb.AttendRequest, model: LoadedModel) -> None:
     """
     if message.HasField("embedding") and model.encoder is None:
         raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
-
-
-class TextFacts(NamedTuple):
-    """What a response says about the texts of its request.
-
-    Attributes:
-        token_counts: Number of tokens of each text; empty if the request had no texts, or not to an encoder.
-        truncated: Indices of the texts that were cut.
-    """
-
-    token_counts: tuple[int, ...] = ()
-    truncated: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, request: Request, model: LoadedModel) -> Self:
-        """The facts of a request whose texts have been encoded."""
-        if model.encoder is None:
-            return cls()
-        return cls(request.inputs[model.inputs[0].name].lengths, request.truncated)
-
-    def serialized(self) -> bytes:
-        """The fields of an AttendResponse."""
-        if not self.token_counts:
-            return b""
-        fields = pb.AttendResponse(token_counts=self.token_counts, truncated=self.truncated)
-        return fields.SerializeToString()
-
-
-NO_FACTS = TextFacts()
 
 
 class _Decoder:
@@ -233,6 +213,13 @@ class _Decoder:
         numbers = self._numbers(POSITIONS, "positions", path, message.positions, rows, expected)
         return Ragged(numbers, query.lengths)
 
+    def spans(self, message: pb.Spans) -> Ragged:
+        lengths = self._lengths(SPANS, SPAN_LENGTHS, message.lengths)
+        starts = self._bounds("starts", SPAN_STARTS, message.starts, sum(lengths))
+        ends = self._bounds("ends", SPAN_ENDS, message.ends, sum(lengths))
+        self._allowance.take(SPANS, 2 * sum(lengths) * INT64.itemsize)
+        return Ragged(np.stack([starts.array(), ends.array()], axis=1, dtype=INT64), lengths)
+
     def texts(self, message: pb.TextSequences) -> tuple[Text, ...]:
         texts: Sequence[Text] = self._fields.get((TEXT, TEXTS), message.texts)
         if not texts:
@@ -260,6 +247,14 @@ class _Decoder:
         numbers = PackedNumbers(self._fields[path], UINT32)
         self._allowance.limits.check_sequences(field, len(numbers))
         return tuple(numbers.array().tolist())
+
+    def _bounds(self, noun: str, path: Path, parsed: Sequence[int], expected: int) -> PackedNumbers:
+        """The starts or ends of as many spans as expected."""
+        content = self._fields.get(path) or [memoryview(np.array(parsed, UINT32).tobytes())]
+        numbers = PackedNumbers(content, UINT32, is_fixed=True)
+        if len(numbers) != expected:
+            raise InvalidRequestError(SPANS, f"have {len(numbers)} {noun}; the lengths sum to {expected}")
+        return numbers
 
     def _numbers(
         self, field: str, noun: str, path: Path, parsed: Sequence[int], expected: int, says: str

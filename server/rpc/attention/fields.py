@@ -5,7 +5,7 @@ from collections.abc import Callable
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.limits import Limits
 from server.rpc import protobuf_bytes
-from server.rpc.protobuf_bytes import CONTENT, VARINTS, Bounds, Parsed, Submessage
+from server.rpc.protobuf_bytes import CONTENT, FLOATS, VARINTS, Bounds, Parsed, Submessage
 
 QUERY = pb.AttendRequest.QUERY_FIELD_NUMBER
 KEY = pb.AttendRequest.KEY_FIELD_NUMBER
@@ -18,7 +18,12 @@ VECTOR_DATA = pb.VectorSequences.DATA_FIELD_NUMBER
 TOKEN_LENGTHS = pb.TokenSequences.LENGTHS_FIELD_NUMBER
 IDS = pb.TokenSequences.IDS_FIELD_NUMBER
 TEXTS = pb.TextSequences.TEXTS_FIELD_NUMBER
+SPANS = (pb.AttendRequest.EMBEDDING_FIELD_NUMBER, pb.EmbeddingOptions.SPANS_FIELD_NUMBER)
+SPAN_LENGTHS = (*SPANS, pb.Spans.LENGTHS_FIELD_NUMBER)
+SPAN_STARTS = (*SPANS, pb.Spans.STARTS_FIELD_NUMBER)
+SPAN_ENDS = (*SPANS, pb.Spans.ENDS_FIELD_NUMBER)
 MASK_BITS = (pb.AttendRequest.MASK_FIELD_NUMBER, pb.AttentionMask.BITS_FIELD_NUMBER)
+SPANS_FIELDS = Submessage({SPAN_LENGTHS[-1]: VARINTS, SPAN_STARTS[-1]: FLOATS, SPAN_ENDS[-1]: FLOATS})
 VECTORS = Submessage({VECTOR_LENGTHS: VARINTS, VECTOR_DATA: CONTENT})
 REQUEST = Submessage(
     {
@@ -29,6 +34,7 @@ REQUEST = Submessage(
         VALUE: VECTORS,
         pb.AttendRequest.MASK_FIELD_NUMBER: Submessage({pb.AttentionMask.BITS_FIELD_NUMBER: CONTENT}),
         POSITIONS_OF_ROWS: VARINTS,
+        pb.AttendRequest.EMBEDDING_FIELD_NUMBER: Submessage({SPANS[-1]: SPANS_FIELDS}),
     },
     oneof=frozenset({QUERY, TOKEN_IDS, TEXT}),
 )
@@ -56,10 +62,14 @@ def streamed_reader(limits: Limits) -> Callable[[bytes], Parsed[pb.AttendStreamR
 
 
 def is_slow(request: Parsed[pb.AttendRequest]) -> bool:
-    """Whether a request takes long to decode even if it is not large: more than a few KiB of text."""
-    return bool(request.fields) and request.message.HasField("text")
+    """Whether a request takes long to decode even if it is not large: texts of many KiB, or with spans."""
+    return _is_slow(request.message, is_cut=bool(request.fields))
 
 
 def is_slow_streamed(request: Parsed[pb.AttendStreamRequest]) -> bool:
     """Whether a request of a stream takes long to decode even if it is not large."""
-    return bool(request.fields) and request.message.request.HasField("text")
+    return _is_slow(request.message.request, is_cut=bool(request.fields))
+
+
+def _is_slow(message: pb.AttendRequest, *, is_cut: bool) -> bool:
+    return message.HasField("text") and (is_cut or message.embedding.HasField("spans"))

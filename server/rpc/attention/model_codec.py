@@ -2,6 +2,7 @@
 
 from artifact.encoder import EncoderFacts
 from artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
+from artifact.patterns import attention_patterns
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.model import LoadedModel
 from server.engine.repository import FailedModel, Model
@@ -39,6 +40,10 @@ def describe(model: Model) -> pb.Model:
         cost=_cost(manifest.cost),
         provider=model.provider,
         text_encoder=None if model.encoder is None else _encoder(model.encoder),
+        attention_patterns=[
+            pb.AttentionPattern(causal=pattern.causal, window=pattern.window)
+            for pattern in attention_patterns(manifest)
+        ],
     )
 
 

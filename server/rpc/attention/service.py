@@ -13,6 +13,7 @@ from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.attention import codec
 from server.rpc.attention.model_codec import describe
+from server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
 from server.rpc.half_precision import WireFloat
@@ -30,7 +31,7 @@ class _Submitted(NamedTuple):
 
     model: LoadedModel
     future: Future[Result]
-    facts: codec.TextFacts
+    facts: TextFacts
     embeds: bool
 
 
@@ -87,14 +88,14 @@ class AttentionService:
     ) -> "_Submitted":
         note_model(reservation, model)
         allowance = Allowance(self._engine.limits, reservation)
-        facts = codec.NO_FACTS
+        facts = NO_FACTS
         try:
             codec.check_embedding(message, model)
             request = codec.decode(message, call.deadline, codec.input_names(model), fields, allowance)
             model_rights.set_caller(request, call)
             if request.texts:
                 request = self._engine.encode_texts(model, request, reservation)
-                facts = codec.TextFacts.of(request, model)
+                facts = TextFacts.of(request, model)
             future = self._engine.submit(model, request, reservation)
         except Exception as error:
             self._engine.refused(model, error)

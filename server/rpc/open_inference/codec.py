@@ -31,6 +31,7 @@ from server.rpc.open_inference.response import (
     output_bytes,
 )
 from server.rpc.open_inference.tensors import BYTES, REQUEST, decode_tensors, decode_texts
+from server.rpc.open_inference.token_texts import TOKENS, TokenTexts, has_tokens, token_texts
 from server.rpc.protobuf_bytes import NOTHING_CUT, Bounds, Fields, Parsed
 from server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 
@@ -52,12 +53,14 @@ class Decoded:
         shapes: Shape of each requested output in the response, in the order of the request.
         types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
         regions: Where outputs are written to shared memory, by name.
+        tokens: The texts of the tokens, if they are requested.
     """
 
     request: Request
     shapes: Mapping[str, Shape]
     types: Mapping[str, WireFloat]
     regions: Mapping[str, OutputRegion]
+    tokens: TokenTexts | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -119,10 +122,16 @@ def decode(
     )
     check_dimensions(request.dimensions, model)
     encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
-    response = layout(outputs, encoded, model, rectangle.sizes)
+    wants_tokens = TOKENS in outputs and has_tokens(model)
+    computed = tuple(name for name in outputs if not (wants_tokens and name == TOKENS))
+    response = layout(computed, encoded, model, rectangle.sizes)
     _check_response(response, request, model, message.id, allowance)
+    tokens, shapes = None, response.shapes
+    if wants_tokens:
+        tokens = token_texts(encoded, model, rectangle.lengths[0], allowance)
+        shapes = {name: tokens.shape if name == TOKENS else shapes[name] for name in outputs}
     types = _types(message)
-    return Decoded(encoded, response.shapes, types, _regions(message, model, response.shapes, types, memory))
+    return Decoded(encoded, shapes, types, _regions(message, model, shapes, types, memory), tokens)
 
 
 def _types(message: pb.ModelInferRequest) -> dict[str, WireFloat]:
@@ -151,6 +160,8 @@ def _regions(
             continue
         if memory is None:
             raise UnsupportedError(SHARED_MEMORY_IS_OFF)
+        if name == TOKENS:
+            raise InvalidRequestError(field, "has no fixed size and cannot be written to shared memory")
         region = memory.find(field, where.region)
         size = output_bytes(name, model, shapes[name], types)
         region.check_write(field, where.offset, where.size, size)
@@ -163,7 +174,7 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, 
     names = default_outputs(model)
     if not message.outputs:
         return names
-    known = dict.fromkeys((*names, *model.outputs))
+    known = dict.fromkeys((*names, *model.outputs, *((TOKENS,) if has_tokens(model) else ())))
     requested: dict[str, None] = {}
     for output in message.outputs:
         name = output.name

@@ -16,7 +16,8 @@ from server.engine.model_caches import cached_by_model
 from server.engine.types import Array, Request, Result
 from server.rpc.half_precision import WireFloat, narrowed
 from server.rpc.open_inference.parameters import REGION, REGION_OFFSET, REGION_SIZE
-from server.rpc.open_inference.tensors import DATATYPES
+from server.rpc.open_inference.tensors import BYTES, DATATYPES
+from server.rpc.open_inference.token_texts import TOKENS
 from server.rpc.protobuf_bytes import Buffer, field
 from server.rpc.shared_memory import Region
 from server.rpc.tensors import buffers
@@ -126,10 +127,12 @@ class TextFacts(NamedTuple):
     Attributes:
         lengths: Number of tokens of each text.
         truncated: Indices of the texts that were cut.
+        tokens: The elements of the output `tokens`, if it is requested.
     """
 
     lengths: Lengths
     truncated: tuple[int, ...] = ()
+    tokens: bytes | None = None
 
 
 class OutputRegion(NamedTuple):
@@ -184,6 +187,10 @@ def encode(
     described: list[_Described] = []
     contents: list[Buffer] = []
     for name, shape in shapes.items():
+        if name == TOKENS and texts and texts.tokens is not None:
+            described.append((name, BYTES, shape, None))
+            contents += field(RAW_OUTPUT_CONTENTS, [texts.tokens])
+            continue
         if name == LENGTHS:
             rows = result.outputs[model.default_outputs[0]]
             counts = texts.lengths if texts else tuple(map(len, rows))

@@ -97,7 +97,11 @@ class OpenInferenceService:
                 message.id,
                 decoded.types,
                 decoded.regions,
-                response.TextFacts(decoded.lengths, decoded.request.truncated),
+                response.TextFacts(
+                    decoded.lengths,
+                    decoded.request.truncated,
+                    decoded.tokens.content if decoded.tokens else None,
+                ),
             )
 
         return DeferredReply(future, encode, decoded.request.deadline)

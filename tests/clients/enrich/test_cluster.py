@@ -14,8 +14,11 @@ from attention_client.enrich import EnrichError, plan
 from ray.cluster_utils import Cluster
 
 from clients.enrich import enrich
+from examples import make_table, ray_job
 from tests.clients.enrich.tables import read, write
+from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server.samples import ROOT, SELF, TEXT
+from tests.support.artifacts import cached_repositories
 
 ROWS, CHUNK_ROWS = 40_000, 2_000
 PATIENCE_SECONDS = 240
@@ -68,3 +71,39 @@ def test_the_reason_of_a_refused_row_is_reported(tmp_path: Path, artifacts: Path
     wanted: dict[str, Any] = {"model": TEXT, "column": "text", "model_repository": artifacts}
     with pytest.raises(EnrichError, match=r"row 1 is refused: .*unheard"):
         enrich(source, output, **wanted, engine="ray")
+
+
+def test_texts_become_embeddings_of_their_passages(tmp_path: Path, cluster: Cluster) -> None:
+    (encoders,) = cached_repositories(ENCODERS)
+    add_node(cluster)
+    source = write(tmp_path, 200, text=[f"{row} times dessert " * (row % 9) for row in range(200)])
+    wanted: dict[str, Any] = {
+        "model": SENTENCE,
+        "template": "{text}.",
+        "prompt": "query",
+        "passage_tokens": 64,
+    }
+    ours, theirs = tmp_path / "in_process.parquet", tmp_path / "ray.parquet"
+    expected = enrich(source, ours, **wanted, model_repository=encoders)
+    summary = enrich(source, theirs, **wanted, model_repository=encoders, engine="ray")
+    assert read(theirs).equals(read(ours), check_metadata=True)
+    assert (summary.passages, summary.tokens) == (expected.passages, expected.tokens)
+
+
+def test_the_example(
+    tmp_path: Path, artifacts: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not ray.cluster_resources().get("CPU"):  # type: ignore[no-untyped-call]
+        add_node(cluster)
+    source, output = tmp_path / "table.parquet", tmp_path / "out.parquet"
+    assert make_table.main([str(source), "--rows=50", "--width=4"]) == 0
+    command = [str(source), str(output), f"--model={SELF}", f"--model-repository={artifacts}"]
+    assert ray_job.main(command) == 0
+    assert f"{output}: 50 rows, 50 of them computed now\n" in capsys.readouterr().out
+    wanted: dict[str, Any] = {"model": SELF, "column": "embeddings", "pool": "mean"}
+    enrich(source, tmp_path / "in_process.parquet", **wanted, model_repository=artifacts)
+    assert read(output).equals(read(tmp_path / "in_process.parquet"), check_metadata=True)
+    assert ray_job.main(command) == 0
+    assert "50 rows, 0 of them computed now" in capsys.readouterr().out
+    assert ray_job.main([*command, "--column=absent"]) == 1
+    assert "absent" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_client.enrich import EnrichError, Summary, plan
+from attention_client.enrich import EnrichError, ServersUnavailableError, Summary, plan
 from attention_client.enrich.addresses import resolve
 from attention_client.enrich.backend import BackendRequest, Role
 from attention_client.enrich.servers import ServerBackend
@@ -110,7 +110,7 @@ def test_a_job_whose_server_stays_away_ends_and_can_be_resumed(
     job = Job(source, tmp_path, [lost.target], retry_seconds=0.5)
     job.wait_for_a_chunk()
     lost.process.kill()
-    with pytest.raises(EnrichError, match=r"no server has answered for 0\.5 s; the last error: "):
+    with pytest.raises(ServersUnavailableError, match=r"no server has answered for 0\.5 s; the last error: "):
         job.done.result(PATIENCE_SECONDS)
     assert not job.output.exists()
     again = Job(source, tmp_path, [servers.start().target], resume=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 
 import pytest
 
@@ -56,3 +57,12 @@ def test_a_calibrated_model_is_the_same_otherwise(self_model: LoadedModel) -> No
     model = calibrated(self_model)
     assert model.manifest is self_model.manifest
     assert model.sessions is self_model.sessions
+
+
+def test_time_in_which_a_run_does_not_compute_does_not_count(self_model: LoadedModel) -> None:
+    def sleep(_: dict[str, Array]) -> None:
+        time.sleep(0.005)
+
+    sessions = {GraphKind.PLAIN: tapped(self_model, sleep).sessions[GraphKind.PLAIN]}
+    model = calibrated(dataclasses.replace(self_model, sessions=sessions))
+    assert model.seconds(GraphKind.PLAIN, 1, 1, 1) < 0.0025

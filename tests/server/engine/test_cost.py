@@ -1,17 +1,18 @@
 """The cost model: fitted coefficients, and the timing of runs."""
 
 import math
+import time
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from server.engine import cost
 from server.engine.cost import (
+    LEAST_TIMED_ROUNDS,
     LONG_ENOUGH_SECONDS,
     MOST_TIMED_ROUNDS,
-    TIMED_ROUNDS,
+    MOST_TIMED_SECONDS,
     TIMED_SECONDS,
     TIMED_SIZES,
     RunCost,
@@ -84,7 +85,7 @@ class Clock:
         self.sizes: list[tuple[int, int]] = []
         self.now = 0.0
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
     def run(self, count: int, length: int) -> None:
@@ -92,29 +93,49 @@ class Clock:
         self.now += self._left.pop(0)
 
 
-def test_the_shortest_run_of_each_size_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock([3 / 64, 1 / 64, 2 / 64, 1 / 128, 9.0, 9.0])
-    monkeypatch.setattr(cost, "time", clock)
-    assert time_runs([(1, 1), (1, 16)], clock.run) == {(1, 1): 1 / 64, (1, 16): 1 / 128}
-    assert clock.sizes == [(1, 1)] * TIMED_ROUNDS + [(1, 16)] * TIMED_ROUNDS
+def rounds(seconds: Sequence[float]) -> int:
+    """How many of these runs of one size are timed."""
+    clock = Clock(seconds)
+    found = time_runs([(1, 1)], clock.run, clock)
+    assert found == {(1, 1): pytest.approx(min(seconds[: len(clock.sizes)]))}
+    return len(clock.sizes)
 
 
-def test_a_short_run_is_repeated_until_one_is_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock([1 / 512] * 4 + [1 / 1024] + [1 / 512] * 100)
-    monkeypatch.setattr(cost, "time", clock)
-    assert time_runs([(1, 1)], clock.run) == {(1, 1): 1 / 1024}
-    assert sum(1 / 512 for _ in clock.sizes) >= TIMED_SECONDS
+def test_the_shortest_run_of_each_size_counts() -> None:
+    clock = Clock([1 / 64, 1 / 128, 1 / 128, 1 / 256, 1 / 256])
+    assert time_runs([(1, 1), (1, 16)], clock.run, clock) == {(1, 1): 1 / 128, (1, 16): 1 / 256}
+    assert clock.sizes == [(1, 1)] * 3 + [(1, 16)] * 2
+
+
+def test_a_long_run_is_not_repeated_often() -> None:
+    assert rounds([MOST_TIMED_SECONDS] * 9) == LEAST_TIMED_ROUNDS
+
+
+def test_a_long_run_is_timed_once_on_a_clock_that_others_do_not_disturb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock([MOST_TIMED_SECONDS, 9.0])
+    monkeypatch.setattr(time, "thread_time", clock)
+    assert time_runs([(1, 1)], clock.run, clock) == {(1, 1): MOST_TIMED_SECONDS}
+
+
+def test_a_short_run_is_repeated_for_a_while() -> None:
+    assert rounds([TIMED_SECONDS / 3.5] * MOST_TIMED_ROUNDS) == 4
+
+
+def test_a_run_is_repeated_until_two_agree() -> None:
+    assert rounds([factor * TIMED_SECONDS for factor in (1.5, 1, 1.3, 1.05, 9)]) == 4
+
+
+def test_runs_that_never_agree_are_repeated_for_a_while() -> None:
+    assert rounds([MOST_TIMED_SECONDS * share for share in (0.2, 0.25, 0.3, 0.4, 0.5)]) == 4
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 1e-4])
-def test_runs_are_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    clock = Clock([seconds] * 1000)
-    monkeypatch.setattr(cost, "time", clock)
-    time_runs([(1, 1)], clock.run)
-    assert len(clock.sizes) == MOST_TIMED_ROUNDS
+def test_runs_are_not_repeated_without_end(seconds: float) -> None:
+    assert rounds([seconds] * 1000) == MOST_TIMED_ROUNDS
 
 
-def test_larger_sizes_are_skipped_once_a_run_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock([LONG_ENOUGH_SECONDS / 2] * TIMED_ROUNDS + [2 * LONG_ENOUGH_SECONDS] * TIMED_ROUNDS)
-    monkeypatch.setattr(cost, "time", clock)
-    assert list(time_runs(TIMED_SIZES, clock.run)) == list(TIMED_SIZES[:2])
+def test_larger_sizes_are_skipped_once_a_run_takes_long() -> None:
+    clock = Clock([0.9 * LONG_ENOUGH_SECONDS] * 2 + [2 * LONG_ENOUGH_SECONDS] * 2)
+    assert list(time_runs(TIMED_SIZES, clock.run, clock)) == list(TIMED_SIZES[:2])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
@@ -60,3 +61,14 @@ def test_a_tokenizer_with_an_unknown_token_accepts_every_word(tmp_path: Path) ->
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert TextEncoder(tmp_path / "tokenizer.json").encode(("a b a",)).rows.tolist() == [1, 0, 1]
+
+
+def test_the_texts_of_tokens(tmp_path: Path) -> None:
+    """A token with a text of its own has that, spaces included; any other has its name or its number."""
+    vocabulary = {"[CLS]": 0, "Ġeat": 1, "Ã": 2, "##ing": 3}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[CLS]"))  # noqa: S106 - a word
+    tokenizer.decoder = ByteLevel()
+    tokenizer.add_special_tokens(["[CLS]"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = TextEncoder(tmp_path / "tokenizer.json").texts_of([0, 1, 2, 3, 4, -1, 2**40])
+    assert found == ["[CLS]", " eat", "Ã", "##ing", "4", "-1", str(2**40)]

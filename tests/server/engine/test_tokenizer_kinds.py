@@ -264,8 +264,8 @@ def test_a_text_is_refused_for_its_tokens_only_if_the_whole_of_it_has_too_many(
 def test_the_start_of_a_long_text_is_enough_to_refuse_it(build: Build, tmp_path: Path) -> None:
     long = encoder(build(), tmp_path)
     seen: list[int] = []
-    encode = long._tokens
-    long._tokens = lambda text, *, special: seen.append(len(text)) or encode(text, special=special)  # type: ignore[method-assign, func-returns-value]
+    encode = long._encoding
+    long._encoding = lambda text, **options: seen.append(len(text)) or encode(text, **options)  # type: ignore[method-assign, func-returns-value]
     with pytest.raises(LimitExceededError) as caught:
         long.encode(("low " * 100_000,), TextLimits(text_tokens=100))
     assert caught.value.field == "text"

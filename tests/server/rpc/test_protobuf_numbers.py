@@ -13,6 +13,7 @@ from protos.inference import open_inference_pb2 as pb
 from server.engine.errors import InvalidRequestError
 from server.rpc import protobuf_numbers
 from server.rpc.open_inference.tensors import CONTENT_TYPES
+from server.rpc.protobuf_bytes import field
 from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
 
 ELEMENTS = {
@@ -66,6 +67,17 @@ def test_arbitrary_bytes_are_refused_or_counted(data: bytes, name: str) -> None:
 def test_numbers_of_a_fixed_width_are_not_copied() -> None:
     data = memoryview(struct.pack("<3f", 1, 2, 3))
     assert np.shares_memory(PackedNumbers([data], np.dtype("<f4")).array(), np.frombuffer(data, np.uint8))
+
+
+@given(parts=st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1), min_size=1, max_size=3))
+def test_integers_of_a_fixed_width_become_the_array(parts: list[list[int]]) -> None:
+    packed_parts = [memoryview(struct.pack(f"<{len(part)}I", *part)) for part in parts]
+    numbers = PackedNumbers(packed_parts, np.dtype("<u4"), is_fixed=True)
+    expected = attention_pb.Spans.FromString(
+        b"".join(part for content in packed_parts for part in field((2,), [content]))
+    )
+    assert numbers.array().tolist() == list(expected.starts) == [number for part in parts for number in part]
+    assert len(numbers) == len(expected.starts)
 
 
 def test_a_narrow_number_takes_the_lowest_bits_as_in_the_library() -> None:

@@ -55,10 +55,13 @@ class BrokenEncoder(TextEncoder):
         *,
         prefix: str = "",
         truncates: bool = False,
+        offsets: bool = False,
     ) -> EncodedTexts:
         if "is" in texts:
             raise ValueError("a secret")
-        return self._sound.encode_all(texts, limits, deadline, prefix=prefix, truncates=truncates)
+        return self._sound.encode_all(
+            texts, limits, deadline, prefix=prefix, truncates=truncates, offsets=offsets
+        )
 
 
 @pytest.fixture(scope="module", params=TransportKind, ids=str)

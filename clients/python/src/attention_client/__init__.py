@@ -12,9 +12,22 @@ with AttentionClient("127.0.0.1:8001") as client:
 from attention_client._async_client import AsyncAttentionClient
 from attention_client._client import AttentionClient
 from attention_client._embeddings import TextTruncatedWarning
-from attention_client._models import CostInfo, EncoderInfo, ModelInfo, ParityInfo, TensorInfo
+from attention_client._models import (
+    CostInfo,
+    EncoderInfo,
+    ModelInfo,
+    ParityInfo,
+    PatternInfo,
+    TensorInfo,
+)
 from attention_client._tls import TlsFiles
-from attention_client._values import AttendInputs, AttentionResult, TextInputs, TokenInputs
+from attention_client._values import (
+    AttendInputs,
+    AttentionResult,
+    EmbeddingInputs,
+    TextInputs,
+    TokenInputs,
+)
 from attention_client.errors import (
     AttentionClientError,
     CallCancelledError,
@@ -45,6 +58,7 @@ __all__ = [
     "ClientClosedError",
     "CostInfo",
     "DeadlineExceededError",
+    "EmbeddingInputs",
     "EncoderInfo",
     "FailedPreconditionError",
     "InternalError",
@@ -55,6 +69,7 @@ __all__ = [
     "NotFoundError",
     "OverloadedError",
     "ParityInfo",
+    "PatternInfo",
     "PermissionDeniedError",
     "ResourceExhaustedError",
     "TensorInfo",

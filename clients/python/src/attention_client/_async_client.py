@@ -13,6 +13,7 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
 from attention_client._stream_async import StreamCall, async_iterator_of, attend_stream
 from attention_client._streaming import stream_settings
+from attention_client._text_spans import SpanList, SpanLists
 from attention_client._values import (
     AnyResult,
     Array,
@@ -20,12 +21,14 @@ from attention_client._values import (
     AttendInputs,
     AttendOptions,
     AttentionResult,
-    CallOptions,
+    EmbedCallOptions,
     FloatArray,
     PaddedOptions,
     RequestOptions,
     StreamItem,
     StreamOptions,
+    TextLists,
+    TextOptions,
     Texts,
     TokenLists,
     VectorLists,
@@ -89,11 +92,11 @@ class AsyncAttentionClient(AsyncConnection):
 
     @overload
     async def attend_text(
-        self, model: str, text: str, **options: Unpack[CallOptions]
+        self, model: str, text: str, **options: Unpack[TextOptions]
     ) -> AttentionResult[FloatArray]: ...
     @overload
     async def attend_text(
-        self, model: str, text: Texts, **options: Unpack[CallOptions]
+        self, model: str, text: Texts, **options: Unpack[TextOptions]
     ) -> AttentionResult[list[FloatArray]]: ...
     async def attend_text(
         self,
@@ -102,12 +105,14 @@ class AsyncAttentionClient(AsyncConnection):
         *,
         mask: Arrays | None = None,
         return_weights: bool = False,
+        return_offsets: bool = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> AttentionResult[Any]:
         """As `AttentionClient.attend_text`."""
         options = self._options(model, version, return_weights=return_weights)
-        return await self._attend(encode_texts(options, text, mask=mask), timeout)
+        call = encode_texts(options, text, mask=mask, return_offsets=return_offsets)
+        return await self._attend(call, timeout)
 
     @overload
     async def attend_tokens(
@@ -136,6 +141,27 @@ class AsyncAttentionClient(AsyncConnection):
         options = self._options(model, version, return_weights=return_weights)
         return await self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
 
+    @overload
+    async def embed(
+        self, model: str, inputs: EmbedInputs, *, spans: None = None, **options: Unpack[EmbedCallOptions]
+    ) -> FloatArray: ...
+    @overload
+    async def embed(
+        self, model: str, inputs: str, *, spans: SpanList, **options: Unpack[EmbedCallOptions]
+    ) -> FloatArray: ...
+    @overload
+    async def embed(
+        self, model: str, inputs: TextLists, *, spans: SpanLists, **options: Unpack[EmbedCallOptions]
+    ) -> list[FloatArray]: ...
+    @overload
+    async def embed(
+        self,
+        model: str,
+        inputs: EmbedInputs,
+        *,
+        spans: SpanList | SpanLists | None,
+        **options: Unpack[EmbedCallOptions],
+    ) -> Any: ...
     async def embed(
         self,
         model: str,
@@ -144,12 +170,13 @@ class AsyncAttentionClient(AsyncConnection):
         prompt: str | None = None,
         dimensions: int | None = None,
         truncate: bool | None = None,
+        spans: SpanList | SpanLists | None = None,
         timeout: float | None = None,
         version: Version = "",
-    ) -> FloatArray:
+    ) -> Any:
         """As `AttentionClient.embed`."""
         options = self._options(model, version, return_weights=False)
-        asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate)
+        asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate, spans=spans)
         call = encode_embeddings(options, inputs, asked)
         responses = [await self._call(self._stub.Attend, request, timeout) for request in call.requests]
         return decode_embeddings(responses, call)

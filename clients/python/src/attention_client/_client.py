@@ -17,6 +17,7 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
 from attention_client._stream_sync import StreamCall, attend_stream
 from attention_client._streaming import iterator_of, stream_settings
+from attention_client._text_spans import SpanList, SpanLists
 from attention_client._values import (
     AnyResult,
     Array,
@@ -24,12 +25,14 @@ from attention_client._values import (
     AttendInputs,
     AttendOptions,
     AttentionResult,
-    CallOptions,
+    EmbedCallOptions,
     FloatArray,
     PaddedOptions,
     RequestOptions,
     StreamItem,
     StreamOptions,
+    TextLists,
+    TextOptions,
     Texts,
     TokenLists,
     VectorLists,
@@ -157,11 +160,11 @@ class AttentionClient(Connection):
 
     @overload
     def attend_text(
-        self, model: str, text: str, **options: Unpack[CallOptions]
+        self, model: str, text: str, **options: Unpack[TextOptions]
     ) -> AttentionResult[FloatArray]: ...
     @overload
     def attend_text(
-        self, model: str, text: Texts, **options: Unpack[CallOptions]
+        self, model: str, text: Texts, **options: Unpack[TextOptions]
     ) -> AttentionResult[list[FloatArray]]: ...
     def attend_text(
         self,
@@ -170,12 +173,24 @@ class AttentionClient(Connection):
         *,
         mask: Arrays | None = None,
         return_weights: bool = False,
+        return_offsets: bool = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> AttentionResult[Any]:
-        """Computes self-attention over the tokens of one text or of several; otherwise as `attend`."""
+        """Computes self-attention over the tokens of one text or of several; otherwise as `attend`.
+
+        Args:
+            model: Name of the model.
+            text: One text, or a list of texts.
+            mask: As in `attend`.
+            return_weights: Whether to return the attention weights as well.
+            return_offsets: Whether to return the characters of each token as well, as `offsets`.
+            timeout: Seconds; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+        """
         options = self._options(model, version, return_weights=return_weights)
-        return self._attend(encode_texts(options, text, mask=mask), timeout)
+        call = encode_texts(options, text, mask=mask, return_offsets=return_offsets)
+        return self._attend(call, timeout)
 
     @overload
     def attend_tokens(
@@ -214,6 +229,27 @@ class AttentionClient(Connection):
         options = self._options(model, version, return_weights=return_weights)
         return self._attend(encode_tokens(options, token_ids, mask=mask, lengths=lengths), timeout)
 
+    @overload
+    def embed(
+        self, model: str, inputs: EmbedInputs, *, spans: None = None, **options: Unpack[EmbedCallOptions]
+    ) -> FloatArray: ...
+    @overload
+    def embed(
+        self, model: str, inputs: str, *, spans: SpanList, **options: Unpack[EmbedCallOptions]
+    ) -> FloatArray: ...
+    @overload
+    def embed(
+        self, model: str, inputs: TextLists, *, spans: SpanLists, **options: Unpack[EmbedCallOptions]
+    ) -> list[FloatArray]: ...
+    @overload
+    def embed(
+        self,
+        model: str,
+        inputs: EmbedInputs,
+        *,
+        spans: SpanList | SpanLists | None,
+        **options: Unpack[EmbedCallOptions],
+    ) -> Any: ...
     def embed(
         self,
         model: str,
@@ -222,12 +258,13 @@ class AttentionClient(Connection):
         prompt: str | None = None,
         dimensions: int | None = None,
         truncate: bool | None = None,
+        spans: SpanList | SpanLists | None = None,
         timeout: float | None = None,
         version: Version = "",
-    ) -> FloatArray:
-        """Computes one embedding for each text, with a text encoder.
+    ) -> Any:
+        """Computes one embedding for each text, or for each of its parts, with a text encoder.
 
-        More than 1,024 texts are sent in several requests, one after the other.
+        More than 1,024 texts, or 4,096 parts, are sent in several requests, one after the other.
 
         Args:
             model: Name of the model.
@@ -237,19 +274,27 @@ class AttentionClient(Connection):
                 normalises; None means all. The model lists what it allows.
             truncate: Whether texts with more tokens than the model takes are cut rather than refused; None
                 means the model's setting, and then texts that were cut raise a `TextTruncatedWarning`.
+            spans: Parts of the texts that get an embedding each, computed in the context of the whole text
+                (late chunking): pairs of the first and the exclusive last character, in characters of the
+                str. A list of pairs for one text, otherwise a list of such lists, one for each text and
+                possibly empty. The vectors of the tokens that overlap a part are pooled as those of a text
+                are. Parts may overlap; each must lie within its text, not beyond where it is cut, and
+                overlap a token. For token ids, positions of tokens. None means one embedding for each text.
             timeout: Seconds for each request; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
         Returns:
-            float32: (d,) for one text or sequence, otherwise (B, d).
+            float32: (d,) for one text or sequence, otherwise (B, d). With spans, (n, d) for one text or
+            sequence with n of them, otherwise a list of (n_i, d).
 
         Raises:
             InvalidArgumentError: An argument has a wrong type or value, or the server refuses it.
-            LimitExceededError: A text has too many tokens, or another limit is exceeded.
+            LimitExceededError: A text has too many tokens, a span lies beyond where its text is cut, or
+                another limit is exceeded.
             AttentionClientError: The call failed for another reason.
         """
         options = self._options(model, version, return_weights=False)
-        asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate)
+        asked = EmbedOptions(prompt=prompt, dimensions=dimensions, truncate=truncate, spans=spans)
         call = encode_embeddings(options, inputs, asked)
         responses = [self._call(self._stub.Attend, request, timeout) for request in call.requests]
         return decode_embeddings(responses, call)
@@ -291,7 +336,8 @@ class AttentionClient(Connection):
 
         Args:
             model: Name of the model.
-            requests: Each is a query as in `attend`, or AttendInputs, TokenInputs or TextInputs.
+            requests: Each is a query as in `attend`, or AttendInputs, TokenInputs, TextInputs or
+                EmbeddingInputs.
             return_exceptions: Whether to yield the error of a refused request in place of its result and
                 continue, rather than raise it.
             return_weights: Whether to return the attention weights as well.

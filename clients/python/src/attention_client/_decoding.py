@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attention_client._encoding import ResponseShape
 from attention_client._generated.attention.v1 import attention_pb2 as pb
@@ -17,6 +18,7 @@ from attention_client._values import AttentionResult, FloatArray
 from attention_client._wire import unreadable, widen
 
 _Shape: TypeAlias = tuple[int, ...]
+Offsets: TypeAlias = NDArray[np.int64]
 
 
 def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) -> AttentionResult[Any]:
@@ -32,6 +34,11 @@ def decode_result(response: pb.AttendResponse, response_shape: ResponseShape) ->
         else None,
         model_name=response.model_name,
         model_version=response.model_version,
+        offsets=_offsets(response.token_offsets, response_shape)
+        if response.HasField("token_offsets")
+        else None,
+        token_counts=tuple(response.token_counts),
+        truncated=tuple(response.truncated),
     )
 
 
@@ -58,6 +65,19 @@ def _weights(message: pb.AttentionWeights, response_shape: ResponseShape) -> Flo
     shapes = [(*leading, queries, keys) for queries, keys in lengths]
     padded = (*leading, response_shape.query_rows, response_shape.key_rows)
     return _in_form(field, flat, shapes, response_shape=response_shape, padded=padded)
+
+
+def _offsets(message: pb.Spans, response_shape: ResponseShape) -> Offsets | list[Offsets]:
+    """(T, 2) for one text, otherwise a list of (T_i, 2)."""
+    field, count = "token_offsets", sum(message.lengths)
+    if len(message.starts) != count or len(message.ends) != count:
+        raise unreadable(field, f"it does not contain the offsets of {count} tokens")
+    if len(message.lengths) != math.prod(response_shape.leading):
+        raise unreadable(field, f"it contains the offsets of {len(message.lengths)} texts")
+    rows = np.array([message.starts, message.ends], np.int64).T.copy()
+    if response_shape.form is InputForm.ONE:
+        return rows
+    return [rows[start:end] for start, end in pairwise(accumulate(message.lengths, initial=0))]
 
 
 def _in_form(

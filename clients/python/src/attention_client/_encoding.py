@@ -77,7 +77,13 @@ def encode_tokens(
     return _finish(request, sequences, sequences, mask)
 
 
-def encode_texts(options: RequestOptions, text: str | Texts, *, mask: Arrays | None = None) -> EncodedCall:
+def encode_texts(
+    options: RequestOptions,
+    text: str | Texts,
+    *,
+    mask: Arrays | None = None,
+    return_offsets: bool = False,
+) -> EncodedCall:
     """Encodes a call with texts; only the server knows how many tokens a mask must cover.
 
     Raises:
@@ -86,6 +92,7 @@ def encode_texts(options: RequestOptions, text: str | Texts, *, mask: Arrays | N
     form, strings = texts("text", text)
     leading = () if form is InputForm.ONE else (len(strings),)
     request = request_of(options)
+    request.return_offsets = bool(return_offsets)
     try:
         request.text.texts.extend(strings)
     except UnicodeEncodeError as error:  # a surrogate without its other half

@@ -114,6 +114,20 @@ class EncoderInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PatternInfo:
+    """Which keys a query row may attend to, by the rule of the model itself.
+
+    Attributes:
+        causal: Whether a query row attends only to keys up to its own position.
+        window: A query row attends only to keys fewer than this many rows away; 0 if the distance does not
+            matter.
+    """
+
+    causal: bool
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One version of one model.
 
@@ -133,6 +147,8 @@ class ModelInfo:
         cost: Floating-point operations; None if the server does not state them.
         provider: ONNX Runtime's execution provider, such as "CPUExecutionProvider".
         text_encoder: For a text encoder; None for any other model.
+        attention_patterns: The rule of each layer of a text encoder, or that of a single attention module;
+            empty for other modules.
     """
 
     name: str
@@ -150,6 +166,7 @@ class ModelInfo:
     cost: CostInfo | None
     provider: str
     text_encoder: EncoderInfo | None = None
+    attention_patterns: tuple[PatternInfo, ...] = ()
 
     @classmethod
     def from_proto(cls, model: pb.Model) -> Self:
@@ -172,6 +189,9 @@ class ModelInfo:
             text_encoder=EncoderInfo.from_proto(model.text_encoder)
             if model.HasField("text_encoder")
             else None,
+            attention_patterns=tuple(
+                PatternInfo(pattern.causal, pattern.window) for pattern in model.attention_patterns
+            ),
         )
 
 

@@ -11,12 +11,15 @@ from typing import TypeAlias
 
 from attention_client._connection import seconds
 from attention_client._decoding import decode_result
+from attention_client._embeddings import EncodedEmbeddings, decode_stream_item, encode_stream_item
 from attention_client._encoding import EncodedCall, ResponseShape, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._validation import type_name, whole_number
 from attention_client._values import (
     AnyResult,
+    Arrays,
     AttendInputs,
+    EmbeddingInputs,
     RequestOptions,
     StreamItem,
     TextInputs,
@@ -79,7 +82,7 @@ class SentRequest:
     """A request that awaits its response."""
 
     id: str
-    response_shape: ResponseShape
+    expected: ResponseShape | EncodedEmbeddings
 
 
 class StreamEnd(Enum):
@@ -112,17 +115,21 @@ def encode_item(
 ) -> tuple[QueueItem, pb.AttendStreamRequest | None]:
     """Encodes one request of the caller; if the client refuses it, only its error is queued."""
     try:
-        call = _encode(item, options)
+        if isinstance(item, EmbeddingInputs):
+            embeddings = encode_stream_item(options, item)
+            queue_item, request = SentRequest(str(index), embeddings), embeddings.requests[0]
+        else:
+            call = _encode(item, options)
+            queue_item, request = SentRequest(str(index), call.response_shape), call.request
     except InvalidArgumentError as error:
         return error, None
-    queue_item = SentRequest(str(index), call.response_shape)
-    return queue_item, pb.AttendStreamRequest(id=queue_item.id, request=call.request)
+    return queue_item, pb.AttendStreamRequest(id=queue_item.id, request=request)
 
 
-def _encode(item: StreamItem, options: RequestOptions) -> EncodedCall:
+def _encode(item: AttendInputs | TextInputs | TokenInputs | Arrays, options: RequestOptions) -> EncodedCall:
     match item:
         case TextInputs():
-            return encode_texts(options, item.text, mask=item.mask)
+            return encode_texts(options, item.text, mask=item.mask, return_offsets=item.return_offsets)
         case TokenInputs():
             return encode_tokens(options, item.token_ids, mask=item.mask, lengths=item.lengths)
         case AttendInputs():
@@ -143,7 +150,9 @@ def decode_response(response: pb.AttendStreamResponse, sent: SentRequest) -> Out
     if response.WhichOneof("result") == "error":
         return from_stream_error(response.error)
     try:
-        return decode_result(response.response, sent.response_shape)
+        if isinstance(sent.expected, EncodedEmbeddings):
+            return decode_stream_item(response.response, sent.expected)
+        return decode_result(response.response, sent.expected)
     except InternalError as error:
         return error
 

@@ -22,7 +22,8 @@ Arrays: TypeAlias = ArrayLike | Sequence[ArrayLike]
 # The arguments that are lists of sequences for certain; for any other list, a type checker cannot tell.
 VectorLists: TypeAlias = Sequence[Array] | Sequence[Sequence[Sequence[float]]]
 TokenLists: TypeAlias = Sequence[Array] | Sequence[Sequence[int]]
-Texts: TypeAlias = list[str] | tuple[str, ...] | Array
+TextLists: TypeAlias = list[str] | tuple[str, ...]
+Texts: TypeAlias = TextLists | Array
 Version: TypeAlias = int | str
 # The type in which real numbers are sent.
 Wire: TypeAlias = Literal["fp32", "fp16", "bf16"]
@@ -44,12 +45,22 @@ class AttentionResult(Generic[ArraysT]):
             list of (H, Tq_i, Tk_i). Rows and columns past a length are zeros.
         model_name: Name of the model that computed the result.
         model_version: Version of that model.
+        offsets: int64, or None if they were not requested; (T, 2) for one text, a list of (T_i, 2) for a
+            list. Where each token begins in its text and the exclusive end, in characters of the str, so
+            that `text[start:end]` is what the token stands for. Special tokens, and those of a prompt, have
+            (0, 0); other tokens without characters have an end that equals their start.
+        token_counts: For texts to a text encoder, the number of tokens of each, with its prompt and after
+            truncation; otherwise empty.
+        truncated: For texts to a text encoder, the indices of those that were cut.
     """
 
     context_vectors: ArraysT
     attention_weights: ArraysT | None
     model_name: str
     model_version: str
+    offsets: NDArray[np.int64] | list[NDArray[np.int64]] | None = None
+    token_counts: tuple[int, ...] = ()
+    truncated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,10 +90,24 @@ class TextInputs:
 
     text: str | Texts
     mask: Arrays | None = None
+    return_offsets: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingInputs:
+    """One request of a stream for embeddings: the arguments of `AttentionClient.embed`, at most 1,024 texts.
+
+    The context vectors of its result are the embeddings: (d,) for one text, otherwise (B, d).
+    """
+
+    inputs: str | Texts | Arrays
+    prompt: str | None = None
+    dimensions: int | None = None
+    truncate: bool | None = None
 
 
 # Anything else is a query.
-StreamItem: TypeAlias = AttendInputs | TokenInputs | TextInputs | Arrays
+StreamItem: TypeAlias = AttendInputs | TokenInputs | TextInputs | EmbeddingInputs | Arrays
 # The requests of one stream may differ in form, and so may its results.
 AnyResult: TypeAlias = AttentionResult[Any]
 
@@ -127,10 +152,26 @@ def version_text(version: Version) -> str:
 
 
 class CallOptions(TypedDict, total=False):
-    """Keyword arguments of `attend_text`."""
+    """Keyword arguments of every call for context vectors."""
 
     mask: Arrays | None
     return_weights: bool
+    timeout: float | None
+    version: Version
+
+
+class TextOptions(CallOptions, total=False):
+    """Keyword arguments of `attend_text`."""
+
+    return_offsets: bool
+
+
+class EmbedCallOptions(TypedDict, total=False):
+    """Keyword arguments of `embed` that do not change the form of what it returns."""
+
+    prompt: str | None
+    dimensions: int | None
+    truncate: bool | None
     timeout: float | None
     version: Version
 

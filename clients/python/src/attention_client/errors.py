@@ -22,7 +22,7 @@ A status without a class of its own, such as UNIMPLEMENTED, is an AttentionClien
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -46,6 +46,8 @@ class AttentionClientError(Exception):
         reason: Short and stable, for programs, such as "LIMIT_EXCEEDED"; empty if the server gave none.
         field: The argument or the request's field at fault; empty if none is.
         request_id: What the server's log calls the call; empty if the server did not say.
+        retry_after: Seconds after which the server suggests to repeat the call, 0 or more; None if it
+            suggests nothing.
     """
 
     code: grpc.StatusCode | None = None
@@ -58,6 +60,7 @@ class AttentionClientError(Exception):
         reason: str = "",
         field: str = "",
         request_id: str = "",
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -65,6 +68,7 @@ class AttentionClientError(Exception):
         self.reason = reason
         self.field = field
         self.request_id = request_id
+        self.retry_after = retry_after
 
 
 class InvalidArgumentError(AttentionClientError, ValueError):
@@ -163,20 +167,20 @@ def invalid(field: str, expected: str, found: object) -> InvalidArgumentError:
 def from_rpc_error(error: grpc.RpcError) -> AttentionClientError:
     """Converts the error of a call, including its google.rpc details."""
     code, message = error.code(), error.details() or ""
-    reason = field = ""
+    details = _Details()
     try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]  # both kinds of RpcError are calls
     except ValueError:  # the details contradict the call's status and cannot be trusted
         status = None
     if status is not None:
-        reason, field = _details(status)
-    return _make(code, message, reason=reason, field=field, request_id=_request_id(error))
+        details = _details(status)
+    return _make(code, message, details, request_id=_request_id(error))
 
 
 def from_stream_error(error: pb.StreamError) -> AttentionClientError:
     """Converts the error of one request of a stream."""
     code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
-    return _make(code, error.message, reason=error.reason, field=error.field)
+    return _make(code, error.message, _Details(error.reason, error.field))
 
 
 @contextmanager
@@ -188,13 +192,21 @@ def translated() -> Iterator[None]:
         raise from_rpc_error(error) from error
 
 
+class _Details(NamedTuple):
+    """What the google.rpc details of a status say."""
+
+    reason: str = ""
+    field: str = ""
+    retry_after: float | None = None
+
+
 def _make(
-    code: grpc.StatusCode, message: str, *, reason: str, field: str, request_id: str = ""
+    code: grpc.StatusCode, message: str, details: _Details, *, request_id: str = ""
 ) -> AttentionClientError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (found := _TOO_LARGE.search(message)):
         return _too_large(found, request_id)
-    cls = _BY_REASON.get((code, reason)) or _BY_CODE.get(code, AttentionClientError)
-    return cls(message or code.value[1], code=code, reason=reason, field=field, request_id=request_id)
+    cls = _BY_REASON.get((code, details.reason)) or _BY_CODE.get(code, AttentionClientError)
+    return cls(message or code.value[1], code=code, request_id=request_id, **details._asdict())
 
 
 def _too_large(found: re.Match[str], request_id: str) -> MessageTooLargeError:
@@ -218,13 +230,17 @@ def _request_id(error: grpc.RpcError) -> str:
     return ""
 
 
-def _details(status: status_pb2.Status) -> tuple[str, str]:
-    """Reads the reason from ErrorInfo and the field from BadRequest's first violation."""
-    reason = field = ""
+def _details(status: status_pb2.Status) -> _Details:
+    """Reads the reason of ErrorInfo, the field of BadRequest's first violation, and RetryInfo."""
+    found = _Details()
     info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
     for detail in status.details:
         if detail.Unpack(info) and info.domain == _DOMAIN:
-            reason = info.reason
+            found = found._replace(reason=info.reason)
         elif detail.Unpack(bad_request) and bad_request.field_violations:
-            field = bad_request.field_violations[0].field
-    return reason, field
+            found = found._replace(field=bad_request.field_violations[0].field)
+        elif detail.Unpack(retry):
+            delay = retry.retry_delay
+            found = found._replace(retry_after=max(delay.seconds + delay.nanos / 1e9, 0.0))
+    return found

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from attention_client import __version__
-from attention_client._commands.compute import attend, embed, text, tokens, weights
+from attention_client._commands.compute import attend, embed, text, tokens
 from attention_client._commands.models import describe, health, models
 from attention_client._commands.session import add_command, add_options, fail
+from attention_client._commands.weights import weights
 
 app = typer.Typer(
     help="Compute context vectors on an attention server and inspect its models.",

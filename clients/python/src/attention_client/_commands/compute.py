@@ -1,9 +1,7 @@
-"""Commands that compute: attend, embed, text, tokens, weights."""
+"""Commands that compute: attend, embed, text, tokens. weights.py has the last one."""
 
 from collections.abc import Sized
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -19,38 +17,46 @@ from attention_client._commands.arrays import (
 )
 from attention_client._commands.models import ModelName, ModelVersion
 from attention_client._commands.results import Output, print_result
-from attention_client._commands.session import Session, fail
-from attention_client._commands.tables import print_json, vectors_table, weights_table, word_labels
-from attention_client._values import FloatArray
+from attention_client._commands.session import Session
+from attention_client._commands.tables import print_json, vectors_table
 
 _ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
 _INPUTS, _OUTPUT = "Inputs", "Output"
 _ValueT = TypeVar("_ValueT", bound=Sized)
 
 
-def _input(name: str, text: str, metavar: str = "ARRAY") -> Any:
+def input_option(name: str, text: str, metavar: str = "ARRAY") -> Any:
+    """An option that names an input."""
     return typer.Option(name, metavar=metavar, help=text, rich_help_panel=_INPUTS, show_default=False)
 
 
-def _output(name: str, text: str) -> Any:
-    return typer.Option(name, metavar="FILE", help=text, rich_help_panel=_OUTPUT, show_default=False)
+def output_option(name: str, text: str, metavar: str = "FILE") -> Any:
+    """An option of the output."""
+    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=_OUTPUT, show_default=False)
 
 
 OutFile = Annotated[
     Path | None,
-    _output("--out", "Write the context vectors to this file (.npy, .npz, .json) rather than print them."),
+    output_option(
+        "--out", "Write the context vectors to this file (.npy, .npz, .json) rather than print them."
+    ),
 ]
 WeightsFile = Annotated[
     Path | None,
-    _output("--weights", "Compute the attention weights too and write them to this file; - prints them."),
+    output_option(
+        "--weights", "Compute the attention weights too and write them to this file; - prints them."
+    ),
 ]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default=False)]
 TextFile = Annotated[
-    str | None, _input("--file", "File with one text on each line; - for standard input.", "FILE")
+    str | None, input_option("--file", "File with one text on each line; - for standard input.", "FILE")
 ]
-Mask = Annotated[str | None, _input("--mask", "Booleans, true = may attend: (Tk,), (Tq, Tk) or (H, Tq, Tk).")]
+Mask = Annotated[
+    str | None, input_option("--mask", "Booleans, true = may attend: (Tk,), (Tq, Tk) or (H, Tq, Tk).")
+]
 Lengths = Annotated[
-    str | None, _input("--lengths", "Valid rows of each key sequence of a padded batch, integers from 1.")
+    str | None,
+    input_option("--lengths", "Valid rows of each key sequence of a padded batch, integers from 1."),
 ]
 
 
@@ -59,17 +65,17 @@ def attend(
     *,
     model: ModelName,
     version: ModelVersion = "",
-    query: Annotated[str, _input("--query", f"(T, d), (..., T, d) or a list of (T, d): {_ARRAY}.")],
+    query: Annotated[str, input_option("--query", f"(T, d), (..., T, d) or a list of (T, d): {_ARRAY}.")],
     key: Annotated[
-        str | None, _input("--key", "Keys, for cross-attention; in the form of the query.")
+        str | None, input_option("--key", "Keys, for cross-attention; in the form of the query.")
     ] = None,
     value: Annotated[
-        str | None, _input("--value", "Values, for models that separate them from the keys.")
+        str | None, input_option("--value", "Values, for models that separate them from the keys.")
     ] = None,
     mask: Mask = None,
     lengths: Lengths = None,
     positions: Annotated[
-        str | None, _input("--positions", "Integer positions of the query rows, for rotary models.")
+        str | None, input_option("--positions", "Integer positions of the query rows, for rotary models.")
     ] = None,
     out: OutFile = None,
     weights: WeightsFile = None,
@@ -93,6 +99,10 @@ def text(
     model: ModelName,
     version: ModelVersion = "",
     file: TextFile = None,
+    offsets: Annotated[
+        bool,
+        typer.Option("--offsets", help="Show the characters of each token.", rich_help_panel=_OUTPUT),
+    ] = False,
     out: OutFile = None,
     weights: WeightsFile = None,
 ) -> None:
@@ -100,7 +110,11 @@ def text(
     found = _one_source("TEXT", texts, None if file is None else read_texts("--file", file))
     output = Output(out, weights, several=True)
     result = session.client.attend_text(
-        model, list(found), version=version, return_weights=output.wants_weights
+        model,
+        list(found),
+        version=version,
+        return_weights=output.wants_weights,
+        return_offsets=offsets,
     )
     print_result(session, result, output, texts=found)
 
@@ -114,7 +128,7 @@ def embed(
     file: TextFile = None,
     prompt: Annotated[
         str | None,
-        _input("--prompt", "Name of the prompt that is put before each text; empty for none.", "NAME"),
+        input_option("--prompt", "Name of the prompt that is put before each text; empty for none.", "NAME"),
     ] = None,
     dimensions: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the first N elements of each embedding.")
@@ -124,7 +138,7 @@ def embed(
         typer.Option("--truncate/--no-truncate", help="Cut texts with too many tokens, or refuse them."),
     ] = None,
     out: Annotated[
-        Path | None, _output("--out", "Write the embeddings (B, d) to this file (.npy, .npz, .json).")
+        Path | None, output_option("--out", "Write the embeddings (B, d) to this file (.npy, .npz, .json).")
     ] = None,
 ) -> None:
     """Compute one embedding for each text, with a text encoder."""
@@ -154,7 +168,7 @@ def tokens(
     version: ModelVersion = "",
     file: Annotated[
         str | None,
-        _input(
+        input_option(
             "--file", "File: .npy, .npz, JSON, or one sequence on each line; - for standard input.", "FILE"
         ),
     ] = None,
@@ -178,52 +192,6 @@ def tokens(
     print_result(session, result, output)
 
 
-def weights(
-    session: Session,
-    *,
-    model: ModelName,
-    version: ModelVersion = "",
-    text: Annotated[str, _input("--text", "Text whose words attend to each other.", "TEXT")],
-    head: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Only this head, from 0. Default: all.", show_default=False),
-    ] = None,
-    layer: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Of a text encoder: this layer, from 0. Default: the last.",
-            show_default=False,
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        _output("--plot", "Draw heat maps to this file (.png, .svg, .pdf); needs the extra plot."),
-    ] = None,
-) -> None:
-    """Print or draw the attention weights of a text."""
-    heat_maps = None if plot is None else _heat_maps()  # before the server computes in vain
-    result = session.client.attend_text(model, text, version=version, return_weights=True)
-    found = result.attention_weights
-    if found is None:
-        fail(f"model {result.model_name!r} does not return attention weights")
-    found = _layer(found, layer)
-    heads, labels = _heads(head, len(found)), word_labels(text, found.shape[-1])
-    title = f"{result.model_name}, version {result.model_version}"
-    if heat_maps is not None:
-        maps = heat_maps.HeatMaps(weights=found[heads], heads=heads, labels=labels, title=title)
-        heat_maps.save(maps, plot)
-    if session.json:
-        shown = {str(index): found[index].tolist() for index in heads}
-        model_names = {"model_name": result.model_name, "model_version": result.model_version}
-        print_json({**model_names, "labels": labels, "heads": shown})
-        return
-    typer.echo(f"{text}  {found.shape}, {title}; rows are queries, columns keys")
-    for index in heads:
-        typer.echo(f"\nhead {index}\n{weights_table(labels, found[index])}", nl=False)
-
-
 def _one_source(name: str, given: _ValueT | None, read: _ValueT | None) -> _ValueT:
     """The input, from the arguments or from --file."""
     if given and read is not None:
@@ -232,28 +200,3 @@ def _one_source(name: str, given: _ValueT | None, read: _ValueT | None) -> _Valu
     if found is None or not len(found):
         raise typer.BadParameter(f"give at least one {name}, or --file with at least one", param_hint=name)
     return found
-
-
-def _layer(weights: FloatArray, chosen: int | None) -> FloatArray:
-    """(H, Tq, Tk): the weights of one layer, if the model has layers."""
-    if weights.ndim == 3:  # noqa: PLR2004 - without layers
-        if chosen is not None:
-            fail("--layer: the model is a single attention module")
-        return weights
-    if chosen is not None and chosen >= len(weights):
-        fail(f"--layer: expected 0 to {len(weights) - 1}; found {chosen}")
-    layer: FloatArray = weights[-1 if chosen is None else chosen]
-    return layer
-
-
-def _heads(chosen: int | None, count: int) -> list[int]:
-    if chosen is not None and chosen >= count:
-        fail(f"--head: expected 0 to {count - 1}; found {chosen}")
-    return list(range(count)) if chosen is None else [chosen]
-
-
-def _heat_maps() -> ModuleType:
-    try:
-        return import_module("attention_client._heat_maps")
-    except ModuleNotFoundError as error:
-        fail(f"--plot needs {error.name}: install attention-client with its extra 'plot'")

@@ -9,7 +9,13 @@ import typer
 
 from attention_client._commands.arrays import Arrays, as_lists, check_output, write_arrays
 from attention_client._commands.session import Session
-from attention_client._commands.tables import print_json, vectors_table, weights_table, word_labels
+from attention_client._commands.tables import (
+    offset_labels,
+    print_json,
+    vectors_table,
+    weights_table,
+    word_labels,
+)
 from attention_client._values import AnyResult, Array
 
 _PRINT = Path("-")
@@ -63,7 +69,10 @@ def print_result(
         for index, rows in enumerate(_sequences(vectors)):
             text = None if texts is None else texts[index]
             typer.echo(f"{text or f'sequence {index}'}  {rows.shape}, {model}")
-            typer.echo(vectors_table(_labels(text, len(rows)), rows), nl=False)
+            labels = _labels(text, len(rows))
+            if text is not None and result.offsets is not None:
+                labels = offset_labels(text, result.offsets[index])
+            typer.echo(vectors_table(labels, rows), nl=False)
     if weights is not None:
         _print_weights(weights, output, texts)
 
@@ -88,11 +97,13 @@ def _print_weights(weights: Arrays, output: Output, texts: Sequence[str] | None)
 def _as_json(result: AnyResult, output: Output) -> dict[str, object]:
     """The result as JSON; an array that was written to a file is replaced by the file's name."""
     vectors, weights = result.context_vectors, result.attention_weights
+    offsets = {} if result.offsets is None else {"offsets": as_lists(result.offsets)}
     return {
         "model_name": result.model_name,
         "model_version": result.model_version,
         "context_vectors": as_lists(vectors) if output.vectors is None else str(output.vectors),
         "attention_weights": as_lists(weights) if output.weights_file is None else str(output.weights_file),
+        **offsets,
     }
 
 

@@ -7,7 +7,9 @@ import json
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -60,6 +62,11 @@ def word_labels(text: str, count: int) -> list[str]:
     """The words of a text without commas if they are as many as its tokens; otherwise numbers."""
     words = text.replace(",", "").split()
     return words if len(words) == count else [str(index) for index in range(count)]
+
+
+def offset_labels(text: str, offsets: NDArray[np.int64]) -> list[str]:
+    """The characters of each token of a text, given its offsets (T, 2)."""
+    return [f"{start}:{end} {text[start:end]!r}" for start, end in offsets.tolist()]
 
 
 def vectors_table(labels: Sequence[str], vectors: FloatArray) -> str:

@@ -1,4 +1,4 @@
-"""Context vectors as a new column of a table, computed on servers.
+"""Context vectors or embeddings as a new column of a table, computed on servers.
 
 Needs the extra `enrich`: `pip install './clients/python[enrich]'` in the repository.
 
@@ -8,6 +8,7 @@ from attention_client.enrich import enrich
 summary = enrich(
     "in.parquet", "out.parquet", model="self-attention", column="embeddings", servers=["127.0.0.1:8001"]
 )
+enrich("in.parquet", "out.parquet", model="my-encoder", text_column="text", servers=["127.0.0.1:8001"])
 ```
 """
 
@@ -15,17 +16,28 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
-from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.errors import EnrichError, ServersUnavailableError
 from attention_client.enrich.options import EnrichOptions, OnError, read_options
 from attention_client.enrich.pooling import Pool
 from attention_client.enrich.summary import Refusal, Summary
+from attention_client.enrich.text_options import PassageLayout
 
 if TYPE_CHECKING:
     from grpc import ChannelCredentials
 
     from attention_client import TlsFiles
 
-__all__ = ["EnrichError", "EnrichOptions", "OnError", "Pool", "Refusal", "Summary", "enrich"]
+__all__ = [
+    "EnrichError",
+    "EnrichOptions",
+    "OnError",
+    "PassageLayout",
+    "Pool",
+    "Refusal",
+    "ServersUnavailableError",
+    "Summary",
+    "enrich",
+]
 
 RETRY_SECONDS = 120.0
 
@@ -40,7 +52,7 @@ def enrich(
     token: str | None = None,
     **options: Unpack[EnrichOptions],
 ) -> Summary:
-    """Adds context vectors to a table as a new column.
+    """Adds context vectors, or embeddings of texts, to a table as a new column.
 
     Args:
         source: Path or URL of a Parquet or Arrow file, or of a folder of them; or a table in memory (Arrow,
@@ -55,7 +67,9 @@ def enrich(
         **options: See EnrichOptions.
 
     Raises:
-        EnrichError: There is no result. Chunks that were finished are kept for `resume`.
+        ServersUnavailableError: No server answered for `retry_seconds`. Chunks that were finished are kept
+            for `resume`.
+        EnrichError: There is no result, for another reason. Finished chunks are kept here too.
     """
     read = read_options(options)
     # Imported here so that the command line starts without pyarrow.
@@ -67,6 +81,8 @@ def enrich(
         read.model,
         read.version,
         return_weights=read.weights,
+        embed=read.embed,
+        tokenizer=read.tokenizer,
         retry_seconds=retry_seconds,
         credentials=credentials,
         token=token,

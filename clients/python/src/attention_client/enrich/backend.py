@@ -5,13 +5,14 @@ Notation: T rows of a sequence, Tq query rows, Tk key rows, H heads, d elements 
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
 
 from numpy.typing import NDArray
 
-from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.errors import EnrichError, RefusedError
 
 Array: TypeAlias = NDArray[Any]
 Axes: TypeAlias = Sequence[str | int]
@@ -28,6 +29,21 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """What sets a text encoder apart.
+
+    Attributes:
+        prompts: Names of its prompts.
+        dimensions: The numbers of elements that its embeddings can be shortened to.
+        max_tokens: Largest number of tokens of a text; None for no limit.
+    """
+
+    prompts: Sequence[str]
+    dimensions: Sequence[int]
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """What a job needs to know about the model.
 
@@ -40,6 +56,7 @@ class ModelSpec:
         pooled: Whether the model returns one vector (d,) for each sequence rather than (Tq, d).
         parity_error: Largest absolute difference from eager PyTorch that the backend measured; None if
             unknown.
+        encoder: What sets a text encoder apart; None for any other model.
     """
 
     name: str
@@ -49,6 +66,7 @@ class ModelSpec:
     output_width: int
     pooled: bool
     parity_error: float | None
+    encoder: EncoderSpec | None = None
 
     @classmethod
     def from_axes(
@@ -60,6 +78,7 @@ class ModelSpec:
         inputs: Sequence[Axes],
         output: Axes,
         parity_error: float | None,
+        encoder: EncoderSpec | None = None,
     ) -> Self:
         """Derives the widths from the axes that the model declares.
 
@@ -71,6 +90,7 @@ class ModelSpec:
                 dynamic ones.
             output: Axes of the first output: (B, T, d), or (B, d) for a model that pools.
             parity_error: Largest measured absolute difference from eager PyTorch; None if unknown.
+            encoder: What sets a text encoder apart.
 
         Raises:
             EnrichError: The output has other axes.
@@ -90,7 +110,22 @@ class ModelSpec:
             output_width=width,
             pooled=len(output) == POOLED_RANK,
             parity_error=parity_error,
+            encoder=encoder,
         )
+
+    def shortened(self, dimensions: int | None) -> "ModelSpec":
+        """The model with embeddings of that many elements; None for all of them.
+
+        Raises:
+            EnrichError: The model does not allow it.
+        """
+        if dimensions is None or self.encoder is None:  # options of texts are checked with the table
+            return self
+        allowed = [*self.encoder.dimensions, self.output_width]
+        if dimensions not in allowed:
+            listed = ", ".join(map(str, allowed))
+            raise EnrichError(f"dimensions is {dimensions}; model {self.name!r} allows {listed}")
+        return replace(self, output_width=dimensions)
 
 
 def _row_width(axes: Axes) -> int | None:
@@ -122,10 +157,29 @@ class BackendResult:
     Attributes:
         context_vectors: (Tq, d) for each sequence; (d,) or (1, d) if the model pools.
         attention_weights: (H, Tq, Tk) for each sequence; None if they were not requested.
+        token_counts: Tokens of each text; empty if the request had no texts, or they are not known.
+        truncated: Positions of the texts that were cut.
     """
 
     context_vectors: Sequence[Array]
     attention_weights: Sequence[Array] | None
+    token_counts: Sequence[int] = ()
+    truncated: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedTexts:
+    """Texts as requests carry them.
+
+    Attributes:
+        values: For each text its token ids (T,) int64, or the text itself; None if it is refused.
+        refused: The reason for each text that is refused, by its position.
+        truncated: Positions of the texts that were cut.
+    """
+
+    values: Sequence[Any]
+    refused: Mapping[int, RefusedError] = field(default_factory=dict)
+    truncated: Sequence[int] = ()
 
 
 class Backend(Protocol):
@@ -135,10 +189,25 @@ class Backend(Protocol):
         model: The model.
         concurrency: How many requests it computes at the same time, 1 or more. The job submits a few more
             than that, so that the backend is never idle.
+        tokenizer: File or folder of the model's tokenizer; None if it has none here.
     """
 
     model: ModelSpec
     concurrency: int
+    tokenizer: Path | None
+
+    def encode_texts(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encodes texts before they are submitted, on the thread of the caller, while requests are computed.
+
+        A backend that computes elsewhere returns the texts as they are.
+        """
+
+    def count_tokens(self, text: str, *, prompt: str | None) -> int:
+        """Tokens of a text as a text encoder computes it, with special tokens and the prompt of that name.
+
+        Raises:
+            EnrichError: The model refuses the text or the prompt.
+        """
 
     def submit(self, request: BackendRequest) -> Future[BackendResult]:
         """Starts to compute a request.

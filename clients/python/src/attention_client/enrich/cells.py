@@ -74,6 +74,8 @@ def read_texts(column: pa.Array) -> Cells:
     Raises:
         EnrichError: The column has another type.
     """
+    if pa.types.is_null(column.type):
+        return Cells([None] * len(column), {})
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     found = column.type

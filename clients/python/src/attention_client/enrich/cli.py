@@ -51,7 +51,7 @@ def enrich_command(
     certificate: Certificate = None,
     key: Key = None,
 ) -> None:
-    """Add context vectors to a table as a new column, computed on servers.
+    """Add context vectors, or embeddings of texts, to a table as a new column, computed on servers.
 
     Without --server, the server is that of the environment variable ATTENTION_SERVER, or 127.0.0.1:8001.
     """
@@ -116,6 +116,12 @@ def _text(summary: Summary) -> str:
     )
     if summary.resumed_rows and not summary.already_complete:
         lines.append(f"{summary.resumed_rows:,} rows were computed by earlier runs")
+    if summary.passages:
+        lines.append(f"{summary.passages:,} passages")
+    if summary.truncated:
+        lines.append(
+            f"{summary.truncated:,} rows have texts that were cut to the tokens that the model takes"
+        )
     if summary.nulls:
         lines.append(f"{summary.nulls:,} rows are null: nothing to compute")
     if summary.rejects:

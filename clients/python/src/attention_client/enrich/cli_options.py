@@ -3,14 +3,15 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from attention_client.enrich import OnError, Pool
-from attention_client.enrich.options import CONTEXT_VECTORS, EnrichOptions
+from attention_client.enrich.cli_text_options import text_arguments
+from attention_client.enrich.options import EnrichOptions
 
 MODEL, COLUMNS, SERVERS, JOB, OUTPUT = "Model", "Columns", "Servers", "Job", "Reporting"
 
@@ -130,13 +131,14 @@ def job_arguments(
         ),
     ] = "",
     column: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME",
-            help="Column of the query: lists of vectors, lists of token ids, or texts.",
+            help="Column of the query: lists of vectors, lists of token ids, or texts. Exactly one of "
+            "--column, --text-column and --template is required.",
             rich_help_panel=COLUMNS,
         ),
-    ],
+    ] = None,
     key_column: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Column of the key, for cross-attention.", rich_help_panel=COLUMNS),
@@ -150,8 +152,14 @@ def job_arguments(
         ),
     ] = None,
     output_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the new column.", rich_help_panel=COLUMNS)
-    ] = CONTEXT_VECTORS,
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the new column. Default: embedding for text encoders, otherwise context_vectors.",
+            rich_help_panel=COLUMNS,
+            show_default=False,
+        ),
+    ] = None,
     pool: Annotated[
         Pool,
         typer.Option(
@@ -226,18 +234,29 @@ def job_arguments(
 
 
 def with_job_arguments(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of `job_arguments` to a command; it receives them as its argument `job`."""
-    shared, own = inspect.signature(job_arguments).parameters, inspect.signature(command).parameters
+    """Adds the options of jobs and of texts to a command; it receives them as its argument `job`."""
+    shared, texts, own = (
+        inspect.signature(function).parameters for function in (job_arguments, text_arguments, command)
+    )
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
+        own_texts = text_arguments(**{name: values.pop(name) for name in texts})
         job = job_arguments(**{name: values.pop(name) for name in shared})
-        command(job=job, **values)
+        sources = (job.options["column"], own_texts["text_column"], own_texts["template"])
+        if sum(source is not None for source in sources) != 1:
+            raise typer.BadParameter("exactly one of --column, --text-column and --template is required")
+        options: EnrichOptions = {**job.options, **own_texts}
+        command(job=replace(job, options=options), **values)
 
     mine = [parameter for name, parameter in own.items() if name != "job"]
     positional = [parameter for parameter in mine if parameter.kind is not parameter.KEYWORD_ONLY]
     options = [parameter for parameter in mine if parameter.kind is parameter.KEYWORD_ONLY]
-    signature = inspect.Signature([*positional, *shared.values(), *options])
+    signature = inspect.Signature([*positional, *shared.values(), *texts.values(), *options])
     run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__annotations__ = {**command.__annotations__, **job_arguments.__annotations__}
+    run.__annotations__ = {
+        **command.__annotations__,
+        **job_arguments.__annotations__,
+        **text_arguments.__annotations__,
+    }
     return run

@@ -30,6 +30,7 @@ from attention_client.enrich.sources import open_source
 from attention_client.enrich.storage import Location, locate
 from attention_client.enrich.summary import Summary
 from attention_client.enrich.targets import check_replaceable, locate_target
+from attention_client.enrich.texts import make_splitter
 from attention_client.enrich.worker import run_chunks
 
 # Computes chunks, here or elsewhere, and yields each that is recorded.
@@ -46,7 +47,7 @@ def run_job(
     *,
     runner: ChunkRunner | None = None,
 ) -> Summary:
-    """Adds context vectors to a table.
+    """Adds context vectors or embeddings to a table.
 
     Args:
         source: See `open_source`.
@@ -64,7 +65,9 @@ def run_job(
         raise EnrichError(
             "a table in memory can neither be resumed nor computed on a cluster: store it in a file"
         )
-    job = _Job(make_plan(opened, backend.model, options), backend, options, runner)
+    plan = make_plan(opened, backend.model, options)
+    make_splitter(backend, options)  # passages that cannot be cut are refused before anything is computed
+    job = _Job(plan, backend, options, runner)
     if output is not None:
         return job.run(locate_target(fspath(output), opened))
     if opened.is_stored:
@@ -151,6 +154,8 @@ class _Job:
             self._empty_summary(target),
             refused=len(refusals),
             nulls=sum(record.nulls for record in records),
+            passages=sum(record.passages for record in records),
+            truncated=sum(record.truncated for record in records),
             tokens=sum(record.tokens for record in records),
             rejects=rejects,
             refusals=refusals,
@@ -175,6 +180,8 @@ class _Job:
             rows=sum(file.rows for file in self._plan.source.files),
             refused=0,
             nulls=0,
+            passages=0,
+            truncated=0,
             tokens=0,
             resumed_rows=self._resumed_rows,
             seconds=0.0,

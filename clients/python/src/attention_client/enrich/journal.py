@@ -29,19 +29,25 @@ class ChunkRecord:
         rows: Number of its rows.
         tokens: Query and key rows that were computed.
         nulls: Rows without a result because there is nothing to compute.
+        passages: Passages that were computed.
+        truncated: Rows of which the text was cut.
         refusals: Rows without a result because they were refused.
     """
 
     rows: int = 0
     tokens: int = 0
     nulls: int = 0
+    passages: int = 0
+    truncated: int = 0
     refusals: list[Refusal] = field(default_factory=list)
 
     def add(self, batch: EnrichedBatch) -> None:
         """Counts a batch of the chunk."""
-        self.rows += batch.rows.num_rows
+        self.rows += batch.rows
         self.tokens += batch.tokens
         self.nulls += batch.nulls
+        self.passages += batch.passages
+        self.truncated += batch.truncated
         self.refusals += batch.refusals
 
 

@@ -1,9 +1,10 @@
-"""Rows of a batch packed into requests: similar lengths together, each request of bounded size.
+"""Sequences of a batch packed into requests: similar lengths together, each request of bounded size.
 
-Notation: R rows of a batch, Tq query rows, Tk key rows, d elements of a row.
+Notation: R sequences of a batch, Tq query rows, Tk key rows, d elements of a row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,21 +19,36 @@ REQUEST_PAIRS = 1 << 18
 # How many requests a full batch makes at least.
 BATCH_REQUESTS = BATCH_BYTES // REQUEST_BYTES
 FLOAT_BYTES = 4
+# Tokens of a request to a text encoder. Larger runs leave the caches, and each of their tokens takes longer.
+REQUEST_TOKENS = 2048
+# A guess, for texts that are not encoded here.
+CHARACTERS_PER_TOKEN = 4
+
+
+def sizes(values: Sequence[Any]) -> Array:
+    """The length of each sequence, about that of a text; -1 if there is none."""
+    return np.array([_size(value) for value in values], np.int64)
+
+
+def _size(value: Any) -> int:
+    if value is None:
+        return -1
+    return -(-len(value) // CHARACTERS_PER_TOKEN) if isinstance(value, str) else len(value)
 
 
 def pack(
     rows: Array, lengths: Mapping[Role, Array], model: ModelSpec, *, weights: bool
 ) -> Iterator[list[int]]:
-    """Groups rows into requests.
+    """Groups sequences into requests.
 
     Args:
-        rows: Numbers of the rows to compute, integers (n,).
-        lengths: For each input the length of each row's sequence, integers (R,).
+        rows: Numbers of the sequences to compute, integers (n,).
+        lengths: For each input the length of each sequence, integers (R,).
         model: The model.
         weights: Whether attention weights are computed too.
 
     Yields:
-        The numbers of the rows of one request.
+        The numbers of the sequences of one request.
     """
     columns = list(lengths.values())
     query, key = columns[0][rows], columns[-1][rows]
@@ -49,8 +65,11 @@ def pack(
 
 def _sequences_per_request(query: Array, key: Array, model: ModelSpec, *, weights: bool) -> Array:
     """How many sequences of lengths Tq and Tk a request may hold; at least one."""
-    width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))
     longest = np.maximum(np.maximum(query, key), 1)
+    if model.encoder is not None:
+        few: Array = np.clip(REQUEST_TOKENS // longest, 1, REQUEST_SEQUENCES)
+        return few
+    width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))
     most: Array = np.minimum(REQUEST_SEQUENCES, REQUEST_BYTES // (longest * width * FLOAT_BYTES))
     if weights:
         most = np.minimum(most, REQUEST_PAIRS // np.maximum(query * key, 1))

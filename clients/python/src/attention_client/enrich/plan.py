@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from attention_client.enrich.backend import ModelSpec, Role
-from attention_client.enrich.cells import check_widths, read_ids, read_texts, read_vectors
-from attention_client.enrich.columns import vectors_type, weights_type
-from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.backend import ModelSpec
+from attention_client.enrich.checks import check_columns, check_first_rows, check_model
+from attention_client.enrich.layout import result_schema
 from attention_client.enrich.options import JobOptions
-from attention_client.enrich.pooling import Pool
 from attention_client.enrich.sources import SourceFile, TableSource
 from attention_client.enrich.storage import Json
-from attention_client.enrich.tables import BATCH_ROWS
 
 # A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
 CHUNK_ROWS = 16 * 1024
@@ -78,70 +75,13 @@ def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> Job
     Raises:
         EnrichError: The options do not fit the model or the table.
     """
-    _check_columns(source.schema, model, options)
-    _check_first_rows(source, model, options)
+    check_model(options, model)
+    check_columns(source.schema, model, options)
+    check_first_rows(source, model, options)
     fingerprint = _fingerprint(source, model, options)
     return JobPlan(
         source, _output_schema(source.schema, model, options, _digest_of(fingerprint)), fingerprint
     )
-
-
-def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> None:
-    if set(options.columns) != set(model.input_widths):
-        takes, given = ", ".join(model.input_widths), ", ".join(options.columns)
-        raise EnrichError(f"model {model.name!r} takes {takes}; columns are given for {given}")
-    if model.pooled and options.pool is not Pool.NONE:
-        raise EnrichError(
-            f"model {model.name!r} already returns one vector per sequence: leave out pool={options.pool}"
-        )
-    for role, column in options.columns.items():
-        if schema.get_field_index(column) < 0:
-            known = ", ".join(schema.names)
-            raise EnrichError(f"there is no column {column!r} for the {role}; the columns are {known}")
-        _check_type(schema.field(column), model, role)
-
-
-def _check_type(field: pa.Field, model: ModelSpec, role: Role) -> None:
-    """Reads no rows of the column's type, which raises the error of a type that does not fit."""
-    if pa.types.is_null(field.type):
-        return
-    none = _empty(field.type)
-    width = model.input_widths[role]
-    try:
-        if model.accepts_text:
-            read_texts(none)
-        elif width is None:
-            read_ids(none)
-        else:
-            read_vectors(none, width)
-    except EnrichError as error:
-        raise EnrichError(f"column {field.name!r} {error}") from error
-
-
-def _empty(data_type: pa.DataType) -> pa.Array:
-    if isinstance(data_type, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(data_type, pa.array([], data_type.storage_type))
-    return pa.array([], data_type)
-
-
-def _check_first_rows(source: TableSource, model: ModelSpec, options: JobOptions) -> None:
-    """Lists state no width, so the widths of the first rows decide whether the column can fit."""
-    widths = {role: width for role, width in model.input_widths.items() if width is not None}
-    file = next((file for file in source.files if file.rows), None)
-    if model.accepts_text or not widths or file is None:
-        return
-    table = source.open(file.name)
-    try:
-        rows = next(table.batches(0, min(file.rows, BATCH_ROWS))).rows
-    finally:
-        table.close()
-    for role, width in widths.items():
-        try:
-            check_widths(rows.column(options.columns[role]), width)
-        except EnrichError as error:
-            raise EnrichError(
-                f"column {options.columns[role]!r} {error}, in each of the first {rows.num_rows:,} rows"
-            ) from error
 
 
 def _output_schema(schema: pa.Schema, model: ModelSpec, options: JobOptions, job: str) -> pa.Schema:
@@ -151,20 +91,7 @@ def _output_schema(schema: pa.Schema, model: ModelSpec, options: JobOptions, job
         "pool": str(options.pool),
         JOB_KEY: job,
     }
-    pooled = model.pooled or options.pool is not Pool.NONE
-    added = [
-        pa.field(options.output_column, vectors_type(model.output_width, pooled=pooled), metadata=made_by)
-    ]
-    if options.weights_column:
-        added.append(pa.field(options.weights_column, weights_type(), metadata=made_by))
-    for field in added:
-        if field.name in schema.names:
-            raise EnrichError(
-                f"the table already has a column {field.name!r}; choose another name with --output-column "
-                "(output_column)"
-            )
-        schema = schema.append(field)
-    return schema
+    return result_schema(schema, model, options, made_by)
 
 
 def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> Json:
@@ -180,9 +107,16 @@ def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> 
         "version": model.version,
         "options": {
             "columns": {str(role): name for role, name in options.columns.items()},
-            "output_column": options.output_column,
+            "output_column": options.vectors_column(model),
             "weights_column": options.weights_column,
             "pool": str(options.pool),
+        },
+        "texts": {
+            "template": options.template,
+            "prompt": options.prompt,
+            "dimensions": options.dimensions,
+            "truncate": options.truncate,
+            "passages": [options.layout, options.passage_tokens, options.passage_overlap or 0],
         },
         "chunks": [CHUNK_ROWS, CHUNK_BYTES],
     }

@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from attention_client import AttendInputs, AttentionClientError, TextInputs, TokenInputs
+from attention_client import AttendInputs, AttentionClientError, EmbeddingInputs, TextInputs, TokenInputs
+from attention_client._embeddings import EmbedOptions
 from attention_client.enrich.backend import BackendRequest, BackendResult, Role
 from attention_client.enrich.errors import RefusedError
 
@@ -17,7 +18,7 @@ POLL_SECONDS = 0.1
 # gRPC ends a stream whose message is too large without saying which message it was. Every request that was
 # unanswered is sent again; one that was unanswered this many times is refused.
 MAX_ATTEMPTS = 3
-StreamInputs: TypeAlias = AttendInputs | TextInputs | TokenInputs
+StreamInputs: TypeAlias = AttendInputs | TextInputs | TokenInputs | EmbeddingInputs
 
 
 @dataclass(slots=True, eq=False)
@@ -44,9 +45,19 @@ class StreamRequests(Iterator[StreamInputs]):
     The stream reads it on another thread, which may be inside `__next__` when the stream breaks.
     """
 
-    def __init__(self, requests: RequestQueue, closing: threading.Event) -> None:
+    def __init__(
+        self, requests: RequestQueue, closing: threading.Event, embed: EmbedOptions | None = None
+    ) -> None:
+        """Takes requests until the job closes.
+
+        Args:
+            requests: The queue.
+            closing: Is set when the job ends.
+            embed: Options of requests to a text encoder; None for any other model.
+        """
         self._requests = requests
         self._closing = closing
+        self._embed = embed
         self._lock = threading.Lock()
         self._unanswered: deque[QueuedRequest] | None = deque()
 
@@ -59,7 +70,7 @@ class StreamRequests(Iterator[StreamInputs]):
             with self._lock:
                 if self._unanswered is not None:
                     self._unanswered.append(queued)
-                    return to_inputs(queued.request)
+                    return to_inputs(queued.request, self._embed)
             self._requests.put(queued)
         raise StopIteration
 
@@ -85,9 +96,11 @@ class StreamRequests(Iterator[StreamInputs]):
                 self._requests.put(queued)
 
 
-def to_inputs(request: BackendRequest) -> StreamInputs:
-    """A request as an item of `attend_stream`."""
+def to_inputs(request: BackendRequest, embed: EmbedOptions | None) -> StreamInputs:
+    """A request as an item of `attend_stream`; with options of embeddings, for a text encoder."""
     query = request.inputs[Role.QUERY]
+    if embed is not None:
+        return EmbeddingInputs(list(query), embed.prompt, embed.dimensions, embed.truncate)
     if isinstance(query[0], str):
         return TextInputs(list(query))
     if query[0].ndim == 1:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from attention_client import (
     AttentionResult,
     CallCancelledError,
     DeadlineExceededError,
+    EmbeddingInputs,
     InvalidArgumentError,
     MessageTooLargeError,
     ModelInfo,
@@ -24,9 +26,16 @@ from attention_client import (
     TlsFiles,
     UnavailableError,
 )
+from attention_client._embeddings import EmbedOptions
 from attention_client.enrich.addresses import resolve
-from attention_client.enrich.backend import BackendRequest, BackendResult, ModelSpec
-from attention_client.enrich.errors import EnrichError, RefusedError
+from attention_client.enrich.backend import (
+    BackendRequest,
+    BackendResult,
+    EncodedTexts,
+    EncoderSpec,
+    ModelSpec,
+)
+from attention_client.enrich.errors import EnrichError, RefusedError, ServersUnavailableError
 from attention_client.enrich.request_queue import QueuedRequest, RequestQueue, StreamRequests
 
 log = logging.getLogger(__name__)
@@ -35,6 +44,7 @@ MAX_IN_FLIGHT = 8
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 # How long a job that has not begun waits for a server to be ready, at most.
 START_SECONDS = 30.0
+NO_OPTIONS = EmbedOptions()
 TRANSIENT = (UnavailableError, DeadlineExceededError, CallCancelledError, ResourceExhaustedError)
 
 
@@ -52,6 +62,8 @@ class ServerBackend:
         version: str = "",
         *,
         return_weights: bool = False,
+        embed: EmbedOptions = NO_OPTIONS,
+        tokenizer: Path | None = None,
         retry_seconds: float,
         credentials: grpc.ChannelCredentials | TlsFiles | None = None,
         token: str | None = None,
@@ -63,20 +75,25 @@ class ServerBackend:
             model: Name of the model.
             version: Version of the model; empty for the highest version of the first server.
             return_weights: Whether to return the attention weights.
+            embed: Options of text encoders.
+            tokenizer: File or folder of the model's tokenizer, if texts are cut into passages.
             retry_seconds: Seconds without any answer after which the job ends, 0 or more.
             credentials: Credentials of the connections; None means unencrypted ones.
             token: Sent with every call.
 
         Raises:
-            EnrichError: A server is not ready, does not have the model, or has another version of it; or the
-                credentials cannot be used.
+            ServersUnavailableError: A server is not ready.
+            EnrichError: A server does not have the model, or has another version of it; or the credentials
+                cannot be used.
         """
         if not retry_seconds >= 0:
             raise EnrichError(f"retry_seconds is {retry_seconds:g}; it must be 0 or more")
         self._clients = _connect(targets, credentials, token)
         patience = min(retry_seconds, START_SECONDS)
         found = [_describe(client, model, version, patience) for client in self._clients.values()]
-        self.model = spec_of(_only_version(found))
+        self.model = spec_of(_only_version(found)).shortened(embed.dimensions)
+        self.tokenizer = tokenizer
+        self._embed = embed if self.model.encoder else None
         self.concurrency = MAX_IN_FLIGHT * len(self._clients)
         self._return_weights = return_weights
         self._retry_seconds = retry_seconds
@@ -90,6 +107,20 @@ class ServerBackend:
         ]
         for thread in self._threads:
             thread.start()
+
+    def encode_texts(self, texts: Sequence[str]) -> EncodedTexts:
+        """The texts as they are: servers encode them."""
+        return EncodedTexts(texts)
+
+    def count_tokens(self, text: str, *, prompt: str | None) -> int:
+        """See Backend. Asks the first server."""
+        client = next(iter(self._clients.values()))
+        asked = [EmbeddingInputs([text], prompt=prompt)]
+        try:
+            (result,) = client.attend_stream(self.model.name, asked, version=self.model.version)
+        except AttentionClientError as error:
+            raise EnrichError(f"{self.model.name}: {error.message}") from error
+        return int(result.token_counts[0])
 
     def submit(self, request: BackendRequest) -> "Future[BackendResult]":
         """See Backend."""
@@ -121,7 +152,7 @@ class ServerBackend:
 
     def _run_stream(self, client: AttentionClient, backoff: float) -> float:
         """Sends requests until the stream ends; returns the seconds to wait before the next stream."""
-        requests = StreamRequests(self._requests, self._closing)
+        requests = StreamRequests(self._requests, self._closing, self._embed)
         too_large: AttentionClientError | None = None
         try:
             for outcome in client.attend_stream(
@@ -152,7 +183,14 @@ class ServerBackend:
         """Resolves the future of an answered request; returns False if the server has no capacity now."""
         if not isinstance(outcome, AttentionClientError):
             self._answered_at = time.monotonic()
-            queued.future.set_result(BackendResult(outcome.context_vectors, outcome.attention_weights))
+            queued.future.set_result(
+                BackendResult(
+                    outcome.context_vectors,
+                    outcome.attention_weights,
+                    outcome.token_counts,
+                    outcome.truncated,
+                )
+            )
         elif isinstance(outcome, InvalidArgumentError):
             self._answered_at = time.monotonic()
             queued.future.set_exception(RefusedError(outcome.message, outcome.reason))
@@ -170,7 +208,7 @@ class ServerBackend:
         if not isinstance(error, TRANSIENT):
             self._failure = EnrichError(str(error))
         elif time.monotonic() - self._answered_at > self._retry_seconds:
-            self._failure = EnrichError(
+            self._failure = ServersUnavailableError(
                 f"no server has answered for {self._retry_seconds:g} s; the last error: {error}. --resume "
                 "(resume=True) continues the job"
             )
@@ -218,6 +256,8 @@ def _describe(client: AttentionClient, model: str, version: str, patience: float
         if patience > 0:
             client.wait_until_ready(patience)
         return client.model(model, version)
+    except TRANSIENT as error:
+        raise ServersUnavailableError(str(error)) from error
     except AttentionClientError as error:
         raise EnrichError(str(error)) from error
 
@@ -240,11 +280,18 @@ def spec_of(info: ModelInfo) -> ModelSpec:
     """
     if info.state != "ready":
         raise EnrichError(f"model {info.name!r} is not ready: {info.state_reason}")
+    inputs = [tensor for tensor in info.inputs if not tensor.optional]
+    output, encoder = info.outputs[0].axes, None
+    if (found := info.text_encoder) is not None:
+        output = (output[0], found.embedding_width)
+        most = min(inputs[0].max_lengths.values(), default=None)
+        encoder = EncoderSpec(prompts=found.prompts, dimensions=found.dimensions, max_tokens=most)
     return ModelSpec.from_axes(
         name=info.name,
         version=info.version,
         accepts_text=info.accepts_text,
-        inputs=[tensor.axes for tensor in info.inputs if not tensor.optional],
-        output=info.outputs[0].axes,
+        inputs=[tensor.axes for tensor in inputs],
+        output=output,
         parity_error=info.parity.measured_max_abs_error if info.parity else None,
+        encoder=encoder,
     )

@@ -31,6 +31,8 @@ class Summary:
         rows: Rows of the table.
         refused: Rows without a result because they were refused.
         nulls: Rows without a result because there is nothing to compute.
+        passages: Passages that texts were cut into; 0 if texts are not cut.
+        truncated: Rows of which the text was cut to the tokens that the model takes.
         tokens: Query and key rows that were computed.
         resumed_rows: How many of the rows earlier, interrupted runs had computed.
         seconds: How long all runs took; an interrupted run counts up to its last finished chunk.
@@ -42,14 +44,16 @@ class Summary:
         rejects: File with one line of JSON for each refused row; None if there is none.
         refusals: The refused rows.
         table: The result, if no output was named.
-        already_complete: Whether the output was complete before this run. `nulls`, `tokens`, `seconds` and
-            `tokens_per_second` are then 0, because the output does not state them.
+        already_complete: Whether the output was complete before this run. `nulls`, `passages`, `truncated`,
+            `tokens`, `seconds` and `tokens_per_second` are then 0, because the output does not state them.
     """
 
     output: str | None
     rows: int
     refused: int
     nulls: int
+    passages: int
+    truncated: int
     tokens: int
     resumed_rows: int
     seconds: float

@@ -11,12 +11,14 @@ import pyarrow as pa
 
 from attention_client.enrich.arrow_ipc import ArrowFileWriter
 from attention_client.enrich.backend import Backend
+from attention_client.enrich.inputs import BatchInputs, InputReader
 from attention_client.enrich.journal import ChunkRecord, Journal
 from attention_client.enrich.options import JobOptions
 from attention_client.enrich.packing import BATCH_REQUESTS
 from attention_client.enrich.pending_batch import PendingBatch
 from attention_client.enrich.plan import Chunk, JobPlan
 from attention_client.enrich.progress import ProgressReporter
+from attention_client.enrich.read_ahead import read_ahead
 from attention_client.enrich.tables import RowBatch
 
 
@@ -41,9 +43,10 @@ def run_chunks(
         ):
             for _, batch in batches:
                 enriched = batch.finish()
-                part.write(enriched.rows)
+                for rows in enriched.output:
+                    part.write(rows)
                 record.add(enriched)
-                progress.add(enriched.rows.num_rows, enriched.tokens)
+                progress.add(enriched.rows, enriched.tokens)
         journal.write(chunk, record)
         yield chunk
 
@@ -52,15 +55,24 @@ def _pending(
     plan: JobPlan, chunks: Iterable[Chunk], backend: Backend, options: JobOptions
 ) -> Iterator[tuple[Chunk, PendingBatch]]:
     """Submitted batches, in order. Their number is bounded, so a slow writer slows the reader down."""
-    # Enough for the backend's concurrent requests, one batch to read and one to write.
+    # Enough for the backend's concurrent requests, one batch to submit and one to write.
     limit = 2 + ceil(backend.concurrency / BATCH_REQUESTS)
     pending: deque[tuple[Chunk, PendingBatch]] = deque()
-    for chunk, batch in _batches(plan, chunks):
-        if len(pending) >= limit:
-            yield pending.popleft()
-        pending.append((chunk, PendingBatch(batch, plan.output_schema, backend, options)))
+    # Cells are read and texts are encoded on a thread, while requests are computed and results are written.
+    with closing(read_ahead(_inputs(plan, chunks, InputReader(backend, options)))) as ready:
+        for chunk, inputs in ready:
+            if len(pending) >= limit:
+                yield pending.popleft()
+            pending.append((chunk, PendingBatch(inputs, plan.output_schema, backend, options)))
     while pending:
         yield pending.popleft()
+
+
+def _inputs(
+    plan: JobPlan, chunks: Iterable[Chunk], reader: InputReader
+) -> Generator[tuple[Chunk, BatchInputs], None, None]:
+    for chunk, batch in _batches(plan, chunks):
+        yield chunk, reader.read(batch)
 
 
 def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, RowBatch]]:

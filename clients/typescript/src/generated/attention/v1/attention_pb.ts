@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file attention/v1/attention.proto.
  */
 export const file_attention_v1_attention: GenFile = /*@__PURE__*/
-  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiYgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCRITCgZwcm9tcHQYAiABKAlIAIgBARIVCgh0cnVuY2F0ZRgDIAEoCEgBiAEBQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlIiYKEEVtYmVkZGluZ09wdGlvbnMSEgoKZGltZW5zaW9ucxgBIAEoDSKaAQoNQXR0ZW50aW9uTWFzaxIuCgRraW5kGAEgASgOMiAuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2suS2luZBIMCgRiaXRzGAIgASgMIksKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEg0KCUtJTkRfS0VZUxABEg4KCktJTkRfUEFJUlMQAhIOCgpLSU5EX0hFQURTEAMi7gMKDUF0dGVuZFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEi4KBXF1ZXJ5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlc0gAEjEKCXRva2VuX2lkcxgEIAEoCzIcLmF0dGVudGlvbi52MS5Ub2tlblNlcXVlbmNlc0gAEisKBHRleHQYBSABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlc0gAEioKA2tleRgGIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSLAoFdmFsdWUYByABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEikKBG1hc2sYCCABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzaxIWCg5yZXR1cm5fd2VpZ2h0cxgJIAEoCBIRCglwb3NpdGlvbnMYCiADKAMSMAoQb3V0cHV0X2RhdGFfdHlwZRgLIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIxCgllbWJlZGRpbmcYDCABKAsyHi5hdHRlbnRpb24udjEuRW1iZWRkaW5nT3B0aW9uc0INCgtxdWVyeV9pbnB1dCKeAQoQQXR0ZW50aW9uV2VpZ2h0cxIpCglkYXRhX3R5cGUYASABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSEQoJbnVtX2hlYWRzGAIgASgNEhUKDXF1ZXJ5X2xlbmd0aHMYAyADKA0SEwoLa2V5X2xlbmd0aHMYBCADKA0SDAoEZGF0YRgFIAEoDBISCgpudW1fbGF5ZXJzGAYgASgNItcBCg5BdHRlbmRSZXNwb25zZRISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSNgoPY29udGV4dF92ZWN0b3JzGAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxI5ChFhdHRlbnRpb25fd2VpZ2h0cxgEIAEoCzIeLmF0dGVudGlvbi52MS5BdHRlbnRpb25XZWlnaHRzEhQKDHRva2VuX2NvdW50cxgFIAMoDRIRCgl0cnVuY2F0ZWQYBiADKA0iTwoTQXR0ZW5kU3RyZWFtUmVxdWVzdBIKCgJpZBgBIAEoCRIsCgdyZXF1ZXN0GAIgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QiSwoLU3RyZWFtRXJyb3ISDAoEY29kZRgBIAEoBRIOCgZyZWFzb24YAiABKAkSDwoHbWVzc2FnZRgDIAEoCRINCgVmaWVsZBgEIAEoCSKKAQoUQXR0ZW5kU3RyZWFtUmVzcG9uc2USCgoCaWQYASABKAkSMAoIcmVzcG9uc2UYAiABKAsyHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2VIABIqCgVlcnJvchgDIAEoCzIZLmF0dGVudGlvbi52MS5TdHJlYW1FcnJvckgAQggKBnJlc3VsdCI2CgRBeGlzEgwKBG5hbWUYASABKAkSDAoEc2l6ZRgCIAEoAxISCgptYXhfbGVuZ3RoGAMgASgEInUKBlRlbnNvchIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIgCgRheGVzGAMgAygLMhIuYXR0ZW50aW9uLnYxLkF4aXMSEAoIb3B0aW9uYWwYBCABKAgiYAoGUGFyaXR5EhoKEnJlbGF0aXZlX3RvbGVyYW5jZRgBIAEoARIaChJhYnNvbHV0ZV90b2xlcmFuY2UYAiABKAESHgoWbWVhc3VyZWRfbWF4X2Fic19lcnJvchgDIAEoASJOCgRDb3N0EhcKD2Zsb3BzX3Blcl9xdWVyeRgBIAEoBBIVCg1mbG9wc19wZXJfa2V5GAIgASgEEhYKDmZsb3BzX3Blcl9wYWlyGAMgASgEIp4BCgtUZXh0RW5jb2RlchISCgpudW1fbGF5ZXJzGAEgASgNEhcKD2VtYmVkZGluZ193aWR0aBgCIAEoDRISCgpub3JtYWxpc2VkGAMgASgIEhIKCmRpbWVuc2lvbnMYBCADKA0SDwoHcHJvbXB0cxgFIAMoCRIWCg5kZWZhdWx0X3Byb21wdBgGIAEoCRIRCgl0cnVuY2F0ZXMYByABKAgi9gMKBU1vZGVsEgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCRIoCgVzdGF0ZRgDIAEoDjIZLmF0dGVudGlvbi52MS5Nb2RlbC5TdGF0ZRIUCgxzdGF0ZV9yZWFzb24YBCABKAkSEwoLZGVzY3JpcHRpb24YBSABKAkSJAoGaW5wdXRzGAYgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIlCgdvdXRwdXRzGAcgAygLMhQuYXR0ZW50aW9uLnYxLlRlbnNvchIWCgludW1faGVhZHMYCCABKA1IAIgBARIOCgZjYXVzYWwYCSABKAgSFAoMYWNjZXB0c190ZXh0GAogASgIEiQKBnBhcml0eRgLIAEoCzIULmF0dGVudGlvbi52MS5QYXJpdHkSEgoKcGFyYW1ldGVycxgMIAEoBBIgCgRjb3N0GA0gASgLMhIuYXR0ZW50aW9uLnYxLkNvc3QSEAoIcHJvdmlkZXIYDiABKAkSLwoMdGV4dF9lbmNvZGVyGA8gASgLMhkuYXR0ZW50aW9uLnYxLlRleHRFbmNvZGVyIkEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASDwoLU1RBVEVfUkVBRFkQARIQCgxTVEFURV9GQUlMRUQQAkIMCgpfbnVtX2hlYWRzIhMKEUxpc3RNb2RlbHNSZXF1ZXN0IjkKEkxpc3RNb2RlbHNSZXNwb25zZRIjCgZtb2RlbHMYASADKAsyEy5hdHRlbnRpb24udjEuTW9kZWwiMAoPR2V0TW9kZWxSZXF1ZXN0EgwKBG5hbWUYASABKAkSDwoHdmVyc2lvbhgCIAEoCSI2ChBHZXRNb2RlbFJlc3BvbnNlEiIKBW1vZGVsGAEgASgLMhMuYXR0ZW50aW9uLnYxLk1vZGVsKqABCghEYXRhVHlwZRIZChVEQVRBX1RZUEVfVU5TUEVDSUZJRUQQABISCg5EQVRBX1RZUEVfRlAzMhABEhIKDkRBVEFfVFlQRV9GUDE2EAISEgoOREFUQV9UWVBFX0JGMTYQAxITCg9EQVRBX1RZUEVfSU5UNjQQBBISCg5EQVRBX1RZUEVfQk9PTBAFEhQKEERBVEFfVFlQRV9TVFJJTkcQBjLOAgoQQXR0ZW50aW9uU2VydmljZRJDCgZBdHRlbmQSGy5hdHRlbnRpb24udjEuQXR0ZW5kUmVxdWVzdBocLmF0dGVudGlvbi52MS5BdHRlbmRSZXNwb25zZRJZCgxBdHRlbmRTdHJlYW0SIS5hdHRlbnRpb24udjEuQXR0ZW5kU3RyZWFtUmVxdWVzdBoiLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXNwb25zZSgBMAESTwoKTGlzdE1vZGVscxIfLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVxdWVzdBogLmF0dGVudGlvbi52MS5MaXN0TW9kZWxzUmVzcG9uc2USSQoIR2V0TW9kZWwSHS5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXF1ZXN0Gh4uYXR0ZW50aW9uLnYxLkdldE1vZGVsUmVzcG9uc2ViBnByb3RvMw");
+  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiYgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCRITCgZwcm9tcHQYAiABKAlIAIgBARIVCgh0cnVuY2F0ZRgDIAEoCEgBiAEBQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlIjYKBVNwYW5zEg8KB2xlbmd0aHMYASADKA0SDgoGc3RhcnRzGAIgAygHEgwKBGVuZHMYAyADKAciSgoQRW1iZWRkaW5nT3B0aW9ucxISCgpkaW1lbnNpb25zGAEgASgNEiIKBXNwYW5zGAIgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zIpoBCg1BdHRlbnRpb25NYXNrEi4KBGtpbmQYASABKA4yIC5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzay5LaW5kEgwKBGJpdHMYAiABKAwiSwoES2luZBIUChBLSU5EX1VOU1BFQ0lGSUVEEAASDQoJS0lORF9LRVlTEAESDgoKS0lORF9QQUlSUxACEg4KCktJTkRfSEVBRFMQAyKGBAoNQXR0ZW5kUmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSLgoFcXVlcnkYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzSAASMQoJdG9rZW5faWRzGAQgASgLMhwuYXR0ZW50aW9uLnYxLlRva2VuU2VxdWVuY2VzSAASKwoEdGV4dBgFIAEoCzIbLmF0dGVudGlvbi52MS5UZXh0U2VxdWVuY2VzSAASKgoDa2V5GAYgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIsCgV2YWx1ZRgHIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSKQoEbWFzaxgIIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrEhYKDnJldHVybl93ZWlnaHRzGAkgASgIEhEKCXBvc2l0aW9ucxgKIAMoAxIwChBvdXRwdXRfZGF0YV90eXBlGAsgASgOMhYuYXR0ZW50aW9uLnYxLkRhdGFUeXBlEjEKCWVtYmVkZGluZxgMIAEoCzIeLmF0dGVudGlvbi52MS5FbWJlZGRpbmdPcHRpb25zEhYKDnJldHVybl9vZmZzZXRzGA0gASgIQg0KC3F1ZXJ5X2lucHV0Ip4BChBBdHRlbnRpb25XZWlnaHRzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIRCgludW1faGVhZHMYAiABKA0SFQoNcXVlcnlfbGVuZ3RocxgDIAMoDRITCgtrZXlfbGVuZ3RocxgEIAMoDRIMCgRkYXRhGAUgASgMEhIKCm51bV9sYXllcnMYBiABKA0igwIKDkF0dGVuZFJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRI2Cg9jb250ZXh0X3ZlY3RvcnMYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEjkKEWF0dGVudGlvbl93ZWlnaHRzGAQgASgLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvbldlaWdodHMSFAoMdG9rZW5fY291bnRzGAUgAygNEhEKCXRydW5jYXRlZBgGIAMoDRIqCg10b2tlbl9vZmZzZXRzGAcgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zIk8KE0F0dGVuZFN0cmVhbVJlcXVlc3QSCgoCaWQYASABKAkSLAoHcmVxdWVzdBgCIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbmRSZXF1ZXN0IksKC1N0cmVhbUVycm9yEgwKBGNvZGUYASABKAUSDgoGcmVhc29uGAIgASgJEg8KB21lc3NhZ2UYAyABKAkSDQoFZmllbGQYBCABKAkiigEKFEF0dGVuZFN0cmVhbVJlc3BvbnNlEgoKAmlkGAEgASgJEjAKCHJlc3BvbnNlGAIgASgLMhwuYXR0ZW50aW9uLnYxLkF0dGVuZFJlc3BvbnNlSAASKgoFZXJyb3IYAyABKAsyGS5hdHRlbnRpb24udjEuU3RyZWFtRXJyb3JIAEIICgZyZXN1bHQiNgoEQXhpcxIMCgRuYW1lGAEgASgJEgwKBHNpemUYAiABKAMSEgoKbWF4X2xlbmd0aBgDIAEoBCJ1CgZUZW5zb3ISDAoEbmFtZRgBIAEoCRIpCglkYXRhX3R5cGUYAiABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSIAoEYXhlcxgDIAMoCzISLmF0dGVudGlvbi52MS5BeGlzEhAKCG9wdGlvbmFsGAQgASgIImAKBlBhcml0eRIaChJyZWxhdGl2ZV90b2xlcmFuY2UYASABKAESGgoSYWJzb2x1dGVfdG9sZXJhbmNlGAIgASgBEh4KFm1lYXN1cmVkX21heF9hYnNfZXJyb3IYAyABKAEiTgoEQ29zdBIXCg9mbG9wc19wZXJfcXVlcnkYASABKAQSFQoNZmxvcHNfcGVyX2tleRgCIAEoBBIWCg5mbG9wc19wZXJfcGFpchgDIAEoBCKeAQoLVGV4dEVuY29kZXISEgoKbnVtX2xheWVycxgBIAEoDRIXCg9lbWJlZGRpbmdfd2lkdGgYAiABKA0SEgoKbm9ybWFsaXNlZBgDIAEoCBISCgpkaW1lbnNpb25zGAQgAygNEg8KB3Byb21wdHMYBSADKAkSFgoOZGVmYXVsdF9wcm9tcHQYBiABKAkSEQoJdHJ1bmNhdGVzGAcgASgIIjIKEEF0dGVudGlvblBhdHRlcm4SDgoGY2F1c2FsGAEgASgIEg4KBndpbmRvdxgCIAEoDSKyBAoFTW9kZWwSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYXR0ZW50aW9uLnYxLk1vZGVsLlN0YXRlEhQKDHN0YXRlX3JlYXNvbhgEIAEoCRITCgtkZXNjcmlwdGlvbhgFIAEoCRIkCgZpbnB1dHMYBiADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEiUKB291dHB1dHMYByADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEhYKCW51bV9oZWFkcxgIIAEoDUgAiAEBEg4KBmNhdXNhbBgJIAEoCBIUCgxhY2NlcHRzX3RleHQYCiABKAgSJAoGcGFyaXR5GAsgASgLMhQuYXR0ZW50aW9uLnYxLlBhcml0eRISCgpwYXJhbWV0ZXJzGAwgASgEEiAKBGNvc3QYDSABKAsyEi5hdHRlbnRpb24udjEuQ29zdBIQCghwcm92aWRlchgOIAEoCRIvCgx0ZXh0X2VuY29kZXIYDyABKAsyGS5hdHRlbnRpb24udjEuVGV4dEVuY29kZXISOgoSYXR0ZW50aW9uX3BhdHRlcm5zGBAgAygLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvblBhdHRlcm4iQQoFU3RhdGUSFQoRU1RBVEVfVU5TUEVDSUZJRUQQABIPCgtTVEFURV9SRUFEWRABEhAKDFNUQVRFX0ZBSUxFRBACQgwKCl9udW1faGVhZHMiEwoRTGlzdE1vZGVsc1JlcXVlc3QiOQoSTGlzdE1vZGVsc1Jlc3BvbnNlEiMKBm1vZGVscxgBIAMoCzITLmF0dGVudGlvbi52MS5Nb2RlbCIwCg9HZXRNb2RlbFJlcXVlc3QSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJIjYKEEdldE1vZGVsUmVzcG9uc2USIgoFbW9kZWwYASABKAsyEy5hdHRlbnRpb24udjEuTW9kZWwqoAEKCERhdGFUeXBlEhkKFURBVEFfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRBVEFfVFlQRV9GUDMyEAESEgoOREFUQV9UWVBFX0ZQMTYQAhISCg5EQVRBX1RZUEVfQkYxNhADEhMKD0RBVEFfVFlQRV9JTlQ2NBAEEhIKDkRBVEFfVFlQRV9CT09MEAUSFAoQREFUQV9UWVBFX1NUUklORxAGMs4CChBBdHRlbnRpb25TZXJ2aWNlEkMKBkF0dGVuZBIbLmF0dGVudGlvbi52MS5BdHRlbmRSZXF1ZXN0GhwuYXR0ZW50aW9uLnYxLkF0dGVuZFJlc3BvbnNlElkKDEF0dGVuZFN0cmVhbRIhLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXF1ZXN0GiIuYXR0ZW50aW9uLnYxLkF0dGVuZFN0cmVhbVJlc3BvbnNlKAEwARJPCgpMaXN0TW9kZWxzEh8uYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXF1ZXN0GiAuYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXNwb25zZRJJCghHZXRNb2RlbBIdLmF0dGVudGlvbi52MS5HZXRNb2RlbFJlcXVlc3QaHi5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXNwb25zZWIGcHJvdG8z");
 
 /**
  * Sequences of vectors: all rows of all sequences, concatenated in order.
@@ -130,6 +130,42 @@ export const TextSequencesSchema: GenMessage<TextSequences> = /*@__PURE__*/
   messageDesc(file_attention_v1_attention, 2);
 
 /**
+ * Ranges of characters of texts, or of tokens, of all sequences in order.
+ * Characters are Unicode code points, not bytes and not UTF-16 code units.
+ *
+ * @generated from message attention.v1.Spans
+ */
+export type Spans = Message<"attention.v1.Spans"> & {
+  /**
+   * Number of ranges of each sequence; may be 0.
+   *
+   * @generated from field: repeated uint32 lengths = 1;
+   */
+  lengths: number[];
+
+  /**
+   * First character or token of each range, counted from 0 in each sequence.
+   *
+   * @generated from field: repeated fixed32 starts = 2;
+   */
+  starts: number[];
+
+  /**
+   * Exclusive upper bound of each range.
+   *
+   * @generated from field: repeated fixed32 ends = 3;
+   */
+  ends: number[];
+};
+
+/**
+ * Describes the message attention.v1.Spans.
+ * Use `create(SpansSchema)` to create a new message.
+ */
+export const SpansSchema: GenMessage<Spans> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 3);
+
+/**
  * Asks a text encoder for one vector for each text.
  *
  * @generated from message attention.v1.EmbeddingOptions
@@ -143,6 +179,18 @@ export type EmbeddingOptions = Message<"attention.v1.EmbeddingOptions"> & {
    * @generated from field: uint32 dimensions = 1;
    */
   dimensions: number;
+
+  /**
+   * If present, one vector for each of these parts of a text in place of one for
+   * the text: the vectors of the tokens that overlap the part, computed in the
+   * context of the whole text, are pooled. Characters of texts, or positions of
+   * token ids. Each range has a start below its end, lies within its text, and
+   * overlaps at least one token; ranges may overlap each other. Refused for models
+   * whose pooling takes one token for the whole text, or has further layers.
+   *
+   * @generated from field: attention.v1.Spans spans = 2;
+   */
+  spans?: Spans | undefined;
 };
 
 /**
@@ -150,7 +198,7 @@ export type EmbeddingOptions = Message<"attention.v1.EmbeddingOptions"> & {
  * Use `create(EmbeddingOptionsSchema)` to create a new message.
  */
 export const EmbeddingOptionsSchema: GenMessage<EmbeddingOptions> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 3);
+  messageDesc(file_attention_v1_attention, 4);
 
 /**
  * Which keys each query row may attend to, one mask per sequence.
@@ -183,7 +231,7 @@ export type AttentionMask = Message<"attention.v1.AttentionMask"> & {
  * Use `create(AttentionMaskSchema)` to create a new message.
  */
 export const AttentionMaskSchema: GenMessage<AttentionMask> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 4);
+  messageDesc(file_attention_v1_attention, 5);
 
 /**
  * The shape of one sequence's mask.
@@ -224,7 +272,7 @@ export enum AttentionMask_Kind {
  * Describes the enum attention.v1.AttentionMask.Kind.
  */
 export const AttentionMask_KindSchema: GenEnum<AttentionMask_Kind> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 4, 0);
+  enumDesc(file_attention_v1_attention, 5, 0);
 
 /**
  * Asks a model for the context vectors of one or more sequences.
@@ -333,6 +381,13 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
    * @generated from field: attention.v1.EmbeddingOptions embedding = 12;
    */
   embedding?: EmbeddingOptions | undefined;
+
+  /**
+   * For texts: whether to return where in its text each token comes from.
+   *
+   * @generated from field: bool return_offsets = 13;
+   */
+  returnOffsets: boolean;
 };
 
 /**
@@ -340,7 +395,7 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
  * Use `create(AttendRequestSchema)` to create a new message.
  */
 export const AttendRequestSchema: GenMessage<AttendRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 5);
+  messageDesc(file_attention_v1_attention, 6);
 
 /**
  * Attention weights of all sequences.
@@ -397,7 +452,7 @@ export type AttentionWeights = Message<"attention.v1.AttentionWeights"> & {
  * Use `create(AttentionWeightsSchema)` to create a new message.
  */
 export const AttentionWeightsSchema: GenMessage<AttentionWeights> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 6);
+  messageDesc(file_attention_v1_attention, 7);
 
 /**
  * The response to one AttendRequest.
@@ -422,7 +477,8 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
   /**
    * Context vectors: one row for each query row, in the order of the request. For
    * non-attention modules, the first output. If the request asked for embeddings,
-   * one row for each sequence.
+   * one row for each sequence; with spans, one row for each span, and so a length
+   * of 0 for a sequence without spans.
    *
    * @generated from field: attention.v1.VectorSequences context_vectors = 3;
    */
@@ -449,6 +505,16 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
    * @generated from field: repeated uint32 truncated = 6;
    */
   truncated: number[];
+
+  /**
+   * Present if the request set return_offsets: one range of characters for each
+   * token, of the text as it was sent. Special tokens, and those of the prompt,
+   * have start and end 0. Tokens without characters of their own have an end that
+   * equals their start. Several tokens may share a character.
+   *
+   * @generated from field: attention.v1.Spans token_offsets = 7;
+   */
+  tokenOffsets?: Spans | undefined;
 };
 
 /**
@@ -456,7 +522,7 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
  * Use `create(AttendResponseSchema)` to create a new message.
  */
 export const AttendResponseSchema: GenMessage<AttendResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 7);
+  messageDesc(file_attention_v1_attention, 8);
 
 /**
  * One request of a stream.
@@ -484,7 +550,7 @@ export type AttendStreamRequest = Message<"attention.v1.AttendStreamRequest"> & 
  * Use `create(AttendStreamRequestSchema)` to create a new message.
  */
 export const AttendStreamRequestSchema: GenMessage<AttendStreamRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 8);
+  messageDesc(file_attention_v1_attention, 9);
 
 /**
  * Why one request of a stream failed.
@@ -526,7 +592,7 @@ export type StreamError = Message<"attention.v1.StreamError"> & {
  * Use `create(StreamErrorSchema)` to create a new message.
  */
 export const StreamErrorSchema: GenMessage<StreamError> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 9);
+  messageDesc(file_attention_v1_attention, 10);
 
 /**
  * One response of a stream.
@@ -570,7 +636,7 @@ export type AttendStreamResponse = Message<"attention.v1.AttendStreamResponse"> 
  * Use `create(AttendStreamResponseSchema)` to create a new message.
  */
 export const AttendStreamResponseSchema: GenMessage<AttendStreamResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 10);
+  messageDesc(file_attention_v1_attention, 11);
 
 /**
  * One axis of a tensor.
@@ -606,7 +672,7 @@ export type Axis = Message<"attention.v1.Axis"> & {
  * Use `create(AxisSchema)` to create a new message.
  */
 export const AxisSchema: GenMessage<Axis> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 11);
+  messageDesc(file_attention_v1_attention, 12);
 
 /**
  * A named input or output of a model.
@@ -649,7 +715,7 @@ export type Tensor = Message<"attention.v1.Tensor"> & {
  * Use `create(TensorSchema)` to create a new message.
  */
 export const TensorSchema: GenMessage<Tensor> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 12);
+  messageDesc(file_attention_v1_attention, 13);
 
 /**
  * How close served results are to eager PyTorch. A result is accepted if, for
@@ -686,7 +752,7 @@ export type Parity = Message<"attention.v1.Parity"> & {
  * Use `create(ParitySchema)` to create a new message.
  */
 export const ParitySchema: GenMessage<Parity> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 13);
+  messageDesc(file_attention_v1_attention, 14);
 
 /**
  * Floating-point operations of a model; a multiply-add counts as two.
@@ -721,7 +787,7 @@ export type Cost = Message<"attention.v1.Cost"> & {
  * Use `create(CostSchema)` to create a new message.
  */
 export const CostSchema: GenMessage<Cost> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 14);
+  messageDesc(file_attention_v1_attention, 15);
 
 /**
  * What sets a text encoder apart from a single attention module.
@@ -784,7 +850,36 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
  * Use `create(TextEncoderSchema)` to create a new message.
  */
 export const TextEncoderSchema: GenMessage<TextEncoder> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 15);
+  messageDesc(file_attention_v1_attention, 16);
+
+/**
+ * Which keys a query row may attend to, by the rule of the model itself.
+ *
+ * @generated from message attention.v1.AttentionPattern
+ */
+export type AttentionPattern = Message<"attention.v1.AttentionPattern"> & {
+  /**
+   * Whether a query row attends only to keys up to its own position.
+   *
+   * @generated from field: bool causal = 1;
+   */
+  causal: boolean;
+
+  /**
+   * A query row attends only to keys fewer than this many rows away; 0 if the
+   * distance does not matter.
+   *
+   * @generated from field: uint32 window = 2;
+   */
+  window: number;
+};
+
+/**
+ * Describes the message attention.v1.AttentionPattern.
+ * Use `create(AttentionPatternSchema)` to create a new message.
+ */
+export const AttentionPatternSchema: GenMessage<AttentionPattern> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 17);
 
 /**
  * One version of one model.
@@ -897,6 +992,14 @@ export type Model = Message<"attention.v1.Model"> & {
    * @generated from field: attention.v1.TextEncoder text_encoder = 15;
    */
   textEncoder?: TextEncoder | undefined;
+
+  /**
+   * The rule of each layer of a text encoder, or that of a single attention
+   * module. Empty for a non-attention module.
+   *
+   * @generated from field: repeated attention.v1.AttentionPattern attention_patterns = 16;
+   */
+  attentionPatterns: AttentionPattern[];
 };
 
 /**
@@ -904,7 +1007,7 @@ export type Model = Message<"attention.v1.Model"> & {
  * Use `create(ModelSchema)` to create a new message.
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 16);
+  messageDesc(file_attention_v1_attention, 18);
 
 /**
  * Whether a model can be used.
@@ -938,7 +1041,7 @@ export enum Model_State {
  * Describes the enum attention.v1.Model.State.
  */
 export const Model_StateSchema: GenEnum<Model_State> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 16, 0);
+  enumDesc(file_attention_v1_attention, 18, 0);
 
 /**
  * Asks for the description of every model.
@@ -953,7 +1056,7 @@ export type ListModelsRequest = Message<"attention.v1.ListModelsRequest"> & {
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 17);
+  messageDesc(file_attention_v1_attention, 19);
 
 /**
  * Describes every model of the repository.
@@ -974,7 +1077,7 @@ export type ListModelsResponse = Message<"attention.v1.ListModelsResponse"> & {
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 18);
+  messageDesc(file_attention_v1_attention, 20);
 
 /**
  * Asks for the description of one model.
@@ -1002,7 +1105,7 @@ export type GetModelRequest = Message<"attention.v1.GetModelRequest"> & {
  * Use `create(GetModelRequestSchema)` to create a new message.
  */
 export const GetModelRequestSchema: GenMessage<GetModelRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 19);
+  messageDesc(file_attention_v1_attention, 21);
 
 /**
  * Describes one model.
@@ -1023,7 +1126,7 @@ export type GetModelResponse = Message<"attention.v1.GetModelResponse"> & {
  * Use `create(GetModelResponseSchema)` to create a new message.
  */
 export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 20);
+  messageDesc(file_attention_v1_attention, 22);
 
 /**
  * Element types, all little-endian.

@@ -1,0 +1,253 @@
+"""The command `weights`: prints attention weights, draws them, or writes a page that explores them."""
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from attention_client._commands.arrays import check_inputs, is_list_of_sequences, read_array, read_token_ids
+from attention_client._commands.compute import Mask, input_option, output_option
+from attention_client._commands.models import ModelName, ModelVersion
+from attention_client._commands.session import Session, fail
+from attention_client._commands.tables import print_json, weights_table, word_labels
+from attention_client._values import AnyResult, FloatArray
+from attention_client._weights_page import PageAnswer, save
+
+_ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
+
+
+class _Computed(NamedTuple):
+    """What one model computed: weights (H, Tq, Tk), or (L, H, Tq, Tk) of a text encoder.
+
+    `offsets` are the characters of each token (T, 2); None if the input is not a text.
+    """
+
+    model: str
+    version: str
+    weights: FloatArray
+    offsets: NDArray[np.int64] | None
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, version {self.version}"
+
+
+def weights(
+    session: Session,
+    *,
+    model: ModelName,
+    version: ModelVersion = "",
+    text: Annotated[
+        str | None, input_option("--text", "Text whose words attend to each other.", "TEXT")
+    ] = None,
+    ids: Annotated[
+        str | None,
+        input_option("--ids", "In place of a text: token ids of one sequence, as `tokens` reads them."),
+    ] = None,
+    query: Annotated[
+        str | None, input_option("--query", f"In place of a text: (Tq, d) vectors: {_ARRAY}.")
+    ] = None,
+    key: Annotated[str | None, input_option("--key", "Keys (Tk, d), for cross-attention.")] = None,
+    value: Annotated[
+        str | None, input_option("--value", "Values (Tk, d), for models that separate them from the keys.")
+    ] = None,
+    mask: Mask = None,
+    head: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Only this head, from 0. Default: all.", show_default=False),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Of a text encoder: this layer, from 0. Default: the last.",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        output_option("--plot", "Draw heat maps to this file (.png, .svg, .pdf); needs the extra plot."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        output_option(
+            "--html", "Write a page that explores all layers and heads to this file; prints no weights."
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        output_option("--compare", "With --html: show the differences to this model as well.", "NAME"),
+    ] = None,
+    compare_version: Annotated[
+        str,
+        output_option("--compare-version", "Version of --compare. Default: the highest that is ready.", "N"),
+    ] = "",
+) -> None:
+    """Print or draw the attention weights of a text, of token ids or of vectors, or write a page of them."""
+    if (compare is not None or compare_version) and html is None:
+        raise typer.BadParameter("--compare needs --html", param_hint="--compare")
+    if html is not None:
+        _check_page(html, plot, head, layer)
+    heat_maps = None if plot is None else _heat_maps()  # before the server computes in vain
+    given = {"text": text, "ids": ids, "query": query, "key": key, "value": value, "mask": mask}
+    inputs = _inputs(given)
+    result = _computed(session, model, version, inputs)
+    if html is not None:
+        results = [result]
+        if compare is not None or compare_version:
+            results.append(_computed(session, compare or model, compare_version, inputs))
+        _write_page(session, results, inputs, html)
+        return
+    found = _layer(result.weights, layer)
+    heads, labels = _heads(head, len(found)), word_labels(text or "", found.shape[-1])
+    if heat_maps is not None:
+        if found.shape[1] != found.shape[2]:
+            fail("--plot draws as many queries as keys; --html draws any number")
+        maps = heat_maps.HeatMaps(weights=found[heads], heads=heads, labels=labels, title=result.title)
+        heat_maps.save(maps, plot)
+    if session.json:
+        shown = {str(index): found[index].tolist() for index in heads}
+        model_names = {"model_name": result.model, "model_version": result.version}
+        print_json({**model_names, "labels": labels, "heads": shown})
+        return
+    typer.echo(f"{_subject(inputs)}  {found.shape}, {result.title}; rows are queries, columns keys")
+    rows = labels if found.shape[1] == len(labels) else word_labels("", found.shape[1])
+    for index in heads:
+        typer.echo(f"\nhead {index}\n{weights_table(labels, found[index], rows)}", nl=False)
+
+
+def _check_page(path: Path, *narrowed: Path | int | None) -> None:
+    """Refuses what a page cannot be, before the server computes in vain."""
+    if any(each is not None for each in narrowed):
+        raise typer.BadParameter("a page has all layers and heads: leave out --plot, --head and --layer")
+    if not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{path}: the folder does not exist", param_hint="--html")
+
+
+def _inputs(given: dict[str, str | None]) -> dict[str, Any]:
+    """What attends: the text, the ids or the arrays of one sequence.
+
+    Raises:
+        typer.BadParameter: There is not exactly one of text, ids and query, or it is not one sequence.
+    """
+    sources = [name for name in ("text", "ids", "query") if given[name] is not None]
+    if len(sources) != 1:
+        raise typer.BadParameter("give one of --text, --ids and --query")
+    if sources != ["query"] and (given["key"] or given["value"]):
+        raise typer.BadParameter("--key and --value need --query")
+    read = {name: value for name, value in given.items() if value is not None}
+    check_inputs([value for name, value in read.items() if name != "text"])
+    inputs: dict[str, Any] = {
+        name: value if name == "text" else _read(f"--{name}", value) for name, value in read.items()
+    }
+    return inputs
+
+
+def _read(option: str, value: str) -> Any:
+    """The array of one sequence."""
+    found = read_token_ids(option, value) if option == "--ids" else read_array(option, value)
+    if option == "--mask":
+        return np.asarray(found)
+    rank = 1 if option == "--ids" else 2
+    if is_list_of_sequences(found, rank=rank) or np.ndim(found) == rank + 1:
+        if len(found) != 1:
+            raise typer.BadParameter(f"{value}: holds {len(found)} sequences; give one", param_hint=option)
+        found = found[0]
+    if np.ndim(found) != rank:
+        message = f"{value}: has {np.ndim(found)} axes; one sequence has {rank}"
+        raise typer.BadParameter(message, param_hint=option)
+    return np.asarray(found)
+
+
+def _computed(session: Session, model: str, version: str, inputs: dict[str, Any]) -> _Computed:
+    client, mask = session.client, inputs.get("mask")
+    if "text" in inputs:
+        result: AnyResult = client.attend_text(
+            model,
+            inputs["text"],
+            mask=mask,
+            version=version,
+            return_weights=True,
+            return_offsets=True,
+        )
+    elif "ids" in inputs:
+        result = client.attend_tokens(model, inputs["ids"], mask=mask, version=version, return_weights=True)
+    else:
+        result = client.attend(model, version=version, return_weights=True, **inputs)
+    if result.attention_weights is None:
+        fail(f"model {result.model_name!r} does not return attention weights")
+    offsets: Any = result.offsets
+    return _Computed(result.model_name, result.model_version, result.attention_weights, offsets)
+
+
+def _write_page(session: Session, results: list[_Computed], inputs: dict[str, Any], path: Path) -> None:
+    answers = []
+    for result in results:
+        patterns = session.client.model(result.model, result.version).attention_patterns
+        shape = result.weights.shape
+        answers.append(
+            PageAnswer(
+                model=result.model,
+                version=result.version,
+                subject=_subject(inputs),
+                queries=_labels(inputs, result, shape[-2]),
+                keys=_labels(inputs, result, shape[-1]),
+                weights=result.weights.reshape(-1, *shape[-3:]),
+                patterns=patterns,
+                mask=inputs.get("mask"),
+            )
+        )
+    size = save(answers, path)
+    names = " and ".join(result.title for result in results)
+    if session.json:
+        print_json({"html": str(path), "bytes": size})
+    else:
+        typer.echo(f"{path}: {size} bytes, {names}")
+
+
+def _subject(inputs: dict[str, Any]) -> str:
+    if "text" in inputs:
+        return str(inputs["text"])
+    return ", ".join(f"{name} {value.shape}" for name, value in inputs.items())
+
+
+def _labels(inputs: dict[str, Any], result: _Computed, count: int) -> list[str]:
+    """One label for each row: the characters of a token, its id, or its number.
+
+    Special tokens, which have no characters, are dots.
+    """
+    if result.offsets is not None and len(result.offsets) == count:
+        return [inputs["text"][start:end] or "·" for start, end in result.offsets.tolist()]
+    if "ids" in inputs and len(inputs["ids"]) == count:
+        return [str(each) for each in inputs["ids"].tolist()]
+    return [str(index) for index in range(count)]
+
+
+def _layer(found: FloatArray, chosen: int | None) -> FloatArray:
+    """(H, Tq, Tk): the weights of one layer, if the model has layers."""
+    if found.ndim == 3:  # noqa: PLR2004 - without layers
+        if chosen is not None:
+            fail("--layer: the model is a single attention module")
+        return found
+    if chosen is not None and chosen >= len(found):
+        fail(f"--layer: expected 0 to {len(found) - 1}; found {chosen}")
+    layer: FloatArray = found[-1 if chosen is None else chosen]
+    return layer
+
+
+def _heads(chosen: int | None, count: int) -> list[int]:
+    if chosen is not None and chosen >= count:
+        fail(f"--head: expected 0 to {count - 1}; found {chosen}")
+    return list(range(count)) if chosen is None else [chosen]
+
+
+def _heat_maps() -> ModuleType:
+    try:
+        return import_module("attention_client._heat_maps")
+    except ModuleNotFoundError as error:
+        fail(f"--plot needs {error.name}: install attention-client with its extra 'plot'")

@@ -1,0 +1,120 @@
+"""Parts of texts and offsets of tokens: what the client sends, refuses and reads."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from attention_client import InternalError, InvalidArgumentError
+from attention_client import _embeddings as embeddings
+from attention_client._decoding import decode_result
+from attention_client._embeddings import EmbedOptions, decode_embeddings, encode_embeddings
+from attention_client._encoding import encode_texts
+from attention_client._generated.attention.v1 import attention_pb2 as pb
+from attention_client._values import RequestOptions
+
+OPTIONS = RequestOptions(model="m")
+
+
+def sent(inputs: Any, spans: Any) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """The lengths and the spans of each request."""
+    call = encode_embeddings(OPTIONS, inputs, EmbedOptions(spans=spans))
+    found = [request.embedding.spans for request in call.requests]
+    return [(list(each.lengths), list(zip(each.starts, each.ends, strict=True))) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "spans", "expected"),
+    [
+        pytest.param("eat first", [(0, 3), (4, 9)], ([2], [(0, 3), (4, 9)]), id="one-text"),
+        pytest.param("eat first", np.array([[0, 3]]), ([1], [(0, 3)]), id="one-array"),
+        pytest.param(["eat", "first"], [[(0, 3)], []], ([1, 0], [(0, 3)]), id="a-text-without"),
+        pytest.param(["eat", "eat"], np.array([[[0, 3]], [[1, 2]]]), ([1, 1], [(0, 3), (1, 2)]), id="array"),
+        pytest.param(["eat"], pd.Series([[(0, 3)]]), ([1], [(0, 3)]), id="series"),
+        pytest.param("\U0001f370", [(0, 1)], ([1], [(0, 1)]), id="one-character-of-four-bytes"),
+        pytest.param([5, 6, 7], [(0, 3)], ([1], [(0, 3)]), id="one-sequence-of-ids"),
+        pytest.param([[5, 6], [7]], [[(0, 2)], [(0, 1)]], ([1, 1], [(0, 2), (0, 1)]), id="ids"),
+    ],
+)
+def test_spans_in_every_form(inputs: Any, spans: Any, expected: tuple[list[int], list[Any]]) -> None:
+    assert sent(inputs, spans) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "spans", "field"),
+    [
+        pytest.param("eat", [(0, 4)], "spans[0]", id="beyond"),
+        pytest.param("\U0001f370", [(0, 4)], "spans[0]", id="in-bytes"),
+        pytest.param("eat", [(0, 1), (2, 2)], "spans[1]", id="empty"),
+        pytest.param(["eat", "eat"], [[(0, 1)], [(2, 1)]], "spans[1][0]", id="reversed"),
+        pytest.param("eat", [(-1, 1)], "spans[0]", id="negative"),
+        pytest.param("eat", [[(0, 1)]], "spans", id="list-of-lists-for-one-text"),
+        pytest.param(["eat"], [(0, 1)], "spans[0]", id="pairs-for-a-list"),
+        pytest.param(["eat", "eat"], [[(0, 1)]], "spans", id="fewer"),
+        pytest.param(["eat"], [[(0, 1)], [(0, 1)]], "spans", id="more"),
+        pytest.param(["eat"], {"eat": [(0, 1)]}, "spans", id="a-dict"),
+        pytest.param("eat", [(0.0, 1.0)], "spans", id="floats"),
+        pytest.param("eat", [(False, True)], "spans", id="booleans"),
+        pytest.param("eat", [(0, 1), (2,)], "spans", id="ragged"),
+        pytest.param("eat", [(0, 2**70)], "spans", id="huge"),
+        pytest.param([5, 6], [(0, 3)], "spans[0]", id="beyond-the-ids"),
+    ],
+)
+def test_wrong_spans_are_refused_by_name(inputs: Any, spans: Any, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        sent(inputs, spans)
+    assert caught.value.field == field
+
+
+def test_without_spans_requests_are_as_before() -> None:
+    (request,) = encode_embeddings(OPTIONS, "eat", EmbedOptions()).requests
+    expected = pb.AttendRequest(model_name="m", text=pb.TextSequences(texts=["eat"]))
+    expected.embedding.SetInParent()
+    assert request == expected
+    plain = encode_texts(OPTIONS, "eat").request
+    assert plain == pb.AttendRequest(model_name="m", text=pb.TextSequences(texts=["eat"]))
+
+
+def test_many_spans_are_divided_among_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "MAX_SPANS", 3)
+    spans = [[(0, 1)] * count for count in (2, 1, 1, 5, 0, 0)]
+    for inputs in (["eat"] * 6, [[5]] * 6):
+        assert [lengths for lengths, _ in sent(inputs, spans)] == [[2, 1], [1], [5], [0, 0]]
+
+
+def response(lengths: list[int], rows: int) -> pb.AttendResponse:
+    data = np.arange(rows * 2, dtype=np.float32).tobytes()
+    vectors = pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=2, lengths=lengths, data=data)
+    return pb.AttendResponse(context_vectors=vectors)
+
+
+def test_the_embeddings_of_each_text_are_told_apart() -> None:
+    call = encode_embeddings(OPTIONS, ["eat"] * 3, EmbedOptions(spans=[[(0, 1)] * 2, [], [(0, 2)]]))
+    found = decode_embeddings([response([2, 0, 1], 3)], call)
+    assert [each.tolist() for each in found] == [[[0, 1], [2, 3]], [], [[4, 5]]]
+    assert [each.shape for each in found] == [(2, 2), (0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("wrong", [response([1, 2], 3), response([2, 1], 2), response([3], 3)])
+def test_a_response_with_other_embeddings_cannot_be_read(wrong: pb.AttendResponse) -> None:
+    call = encode_embeddings(OPTIONS, ["eat"] * 2, EmbedOptions(spans=[[(0, 1)] * 2, [(0, 2)]]))
+    with pytest.raises(InternalError, match="does not contain 3 embeddings"):
+        decode_embeddings([wrong], call)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        pb.Spans(lengths=[2], starts=[0], ends=[0, 1]),
+        pb.Spans(lengths=[1, 1], starts=[0, 0], ends=[0, 1]),
+        pb.Spans(lengths=[3], starts=[0, 0], ends=[0, 1]),
+    ],
+)
+def test_offsets_that_contradict_themselves_cannot_be_read(offsets: pb.Spans) -> None:
+    call = encode_texts(OPTIONS, "eat", return_offsets=True)
+    assert call.request.return_offsets
+    found = response([2], 2)
+    found.token_offsets.CopyFrom(offsets)
+    with pytest.raises(InternalError, match="token_offsets"):
+        decode_result(found, call.response_shape)

@@ -1,0 +1,149 @@
+"""Texts cut into passages, with tokenizers of several kinds."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from attention_client.enrich import EnrichError
+from attention_client.enrich.passages import Passage, PassageSplitter, count_tokens, load_tokenizer
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import BPE, WordPiece
+
+from tests.support.encoders import make_tokenizer
+
+TEXT = (
+    "Life is short, eat dessert first. Das Leben ist kurz: iß den Nachtisch zuerst! "
+    "人生短暂 先吃甜点 \U0001f370\U0001f370"
+)
+
+
+def word_pieces() -> Tokenizer:
+    """Words and their letters, in lower case without accents, as BERT splits them."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    unknown = "[UNK]"
+    words = [unknown, "dessert", "first", *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Tokenizer(WordPiece({word: number for number, word in enumerate(words)}, unk_token=unknown))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def whole_text() -> Tokenizer:
+    """Letters of a text that is not split into words first, with a mark for spaces, as Llama has them."""
+    letters = sorted({*TEXT, "▁"})
+    unknown = "<unk>"
+    vocabulary = {letter: number for number, letter in enumerate([unknown, *letters])}
+    tokenizer = Tokenizer(BPE(vocabulary, [], unk_token=unknown))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return tokenizer
+
+
+TOKENIZERS = {"bytes": make_tokenizer(), "word pieces": word_pieces(), "whole text": whole_text()}
+named = pytest.mark.parametrize("name", TOKENIZERS)
+
+
+def split(name: str, text: str, room: int, overlap: int = 0) -> list[Passage]:
+    (found,) = PassageSplitter(TOKENIZERS[name], room, overlap).split([text])
+    assert isinstance(found, list), found
+    return found
+
+
+def check(name: str, text: str, room: int, overlap: int, passages: list[Passage]) -> None:
+    """Every passage fits and is where it says, and nothing but what has no token is left out."""
+    for passage in passages:
+        assert text[passage.start : passage.end] == passage.text
+        assert count_tokens(TOKENIZERS[name], passage.text) <= room
+    for (_, start, end), (_, following, following_end) in pairwise(passages):
+        assert start < following
+        assert end < following_end
+        assert count_tokens(TOKENIZERS[name], text[following:end]) <= overlap + 1  # a mark for its start
+        if following > end:
+            assert count_tokens(TOKENIZERS[name], text[end:following].strip()) == 0
+    assert not text[: passages[0].start].strip()
+    assert not text[passages[-1].end :].strip()
+
+
+@named
+@pytest.mark.parametrize("overlap", [0, 3, 8])
+@pytest.mark.parametrize("room", [16, 17, 40])
+def test_passages_fit_and_cover_the_text(name: str, room: int, overlap: int) -> None:
+    passages = split(name, TEXT, room, overlap)
+    assert len(passages) > 1
+    check(name, TEXT, room, overlap, passages)
+
+
+@named
+def test_words_are_whole_where_they_fit(name: str) -> None:
+    words = ["dessert", "first", "eat", "short"] * 9
+    passages = split(name, " ".join(words), 20, 6)
+    assert {word for passage in passages for word in passage.text.split()} == set(words)
+
+
+@named
+def test_a_word_longer_than_a_passage_is_cut(name: str) -> None:
+    text = "eat " + "zuckers" * 6
+    passages = split(name, text, 10)
+    check(name, text, 10, 0, passages)
+    assert len(passages) > 4
+
+
+@named
+def test_a_text_that_fits_is_one_passage_unchanged(name: str) -> None:
+    for text in ("", "  \n", " eat ", "dessert first"):
+        assert split(name, text, 16) == [Passage(text, 0, len(text))]
+
+
+def test_a_character_is_never_divided() -> None:
+    text = "\U0001f370" * 7  # four tokens each
+    passages = split("bytes", text, 10)
+    assert [passage.text for passage in passages] == ["\U0001f370" * 2] * 3 + ["\U0001f370"]
+    (found,) = PassageSplitter(TOKENIZERS["bytes"], 3, 0).split(["ab" + text])
+    assert isinstance(found, EnrichError)
+    assert str(found) == "the character at 2 has more tokens than the 3 of a passage"
+
+
+@pytest.mark.filterwarnings("error")
+@given(
+    text=st.text(st.sampled_from("ab é人\U0001f370\n.,"), max_size=120),
+    room=st.integers(4, 30),
+    share=st.floats(0, 0.5),
+)
+@example(text="a" * 50, room=4, share=0.5)
+@example(text="a.\U0001f370", room=4, share=0.5)
+def test_any_text_is_covered(text: str, room: int, share: float) -> None:
+    overlap = int(room * share)
+    passages = split("bytes", text, room, overlap)
+    check("bytes", text, room, overlap, passages)
+    covered = {place for passage in passages for place in range(passage.start, passage.end)}
+    assert covered == set(range(len(text)))  # each of its characters has a token
+
+
+def test_texts_are_cut_in_their_order_whatever_their_sizes() -> None:
+    texts = ["a " * size + "b" for size in (0, 70_000, 5, 70_000, 1)]
+    found = list(PassageSplitter(TOKENIZERS["bytes"], 1000, 0).split(texts))
+    assert [
+        sum(passage.end - passage.start for passage in cut) for cut in found if isinstance(cut, list)
+    ] == [len(text) for text in texts]
+
+
+def test_a_text_with_too_many_characters_is_refused() -> None:
+    short, long = PassageSplitter(TOKENIZERS["bytes"], 10, 0).split(["a", "a" * (4 << 20) + "a"])
+    assert isinstance(short, list)
+    assert isinstance(long, EnrichError)
+    assert str(long) == "it has 4,194,305 characters; passages are cut of at most 4,194,304"
+
+
+def test_a_tokenizer_is_a_file_or_a_folder_with_one(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        assert count_tokens(load_tokenizer(path), "dessert") == 7
+    with pytest.raises(EnrichError, match=r"the tokenizer .*missing cannot be read: "):
+        load_tokenizer(tmp_path / "missing")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(EnrichError, match="cannot be read"):
+        load_tokenizer(tmp_path)

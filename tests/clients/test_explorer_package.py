@@ -1,0 +1,86 @@
+"""The source of the page that draws attention weights: its own tests, and the page that is committed."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from scripts.local_server import ROOT
+
+PACKAGE = ROOT / "clients/explorer"
+COPIES = (ROOT / "server/http/explorer.html", ROOT / "clients/python/src/attention_client/_explorer.html")
+MOST_BYTES = 200_000
+OLDEST_NODE = 20
+
+
+def run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Runs node or npm in the package."""
+    return subprocess.run(
+        [shutil.which(program) or program, *arguments],
+        cwd=PACKAGE,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("EXPLORER_")},
+    )
+
+
+def test_the_copies_are_equal_and_small() -> None:
+    first, second = (path.read_bytes() for path in COPIES)
+    assert first == second
+    assert len(first) < MOST_BYTES
+
+
+def test_the_page_was_built_from_this_source() -> None:
+    names = ["build.mjs", "package.json", "package-lock.json"]
+    names += [f"src/{path.name}" for path in (PACKAGE / "src").iterdir()]
+    lines = [
+        f"{hashlib.sha256((PACKAGE / name).read_bytes()).hexdigest()}  {name}\n" for name in sorted(names)
+    ]
+    expected = hashlib.sha256("".join(lines).encode()).hexdigest()
+    stated = re.search(r'<meta name="source-sha256" content="(\w+)">', COPIES[0].read_text())
+    assert stated is not None
+    assert stated[1] == expected, "run `npm run build` in clients/explorer"
+
+
+def test_the_page_names_the_licences_of_what_it_contains() -> None:
+    page = COPIES[0].read_text()
+    notices = page.partition('<pre id="licences">')[2].partition("</pre>")[0]
+    for name in json.loads((PACKAGE / "package.json").read_text())["dependencies"]:
+        assert f"{name}\n\nCopyright" in notices
+
+
+def test_the_lock_file_names_no_registry() -> None:
+    packages = json.loads((PACKAGE / "package-lock.json").read_text())["packages"]
+    assert [name for name, entry in packages.items() if "resolved" in entry] == []
+    assert all("integrity" in entry for name, entry in packages.items() if name)
+
+
+@pytest.fixture(scope="module")
+def package() -> None:
+    """The installed dependencies, as the lock file states them."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    version = run("node", "--version").stdout
+    if int(version.lstrip("v").split(".")[0]) < OLDEST_NODE:
+        pytest.skip(f"node {version.strip()} is older than {OLDEST_NODE}")
+    lock, installed_lock = PACKAGE / "package-lock.json", PACKAGE / "node_modules/.package-lock.json"
+    if installed_lock.exists() and installed_lock.stat().st_mtime >= lock.stat().st_mtime:
+        return
+    installed = run("npm", "ci", "--no-audit", "--no-fund")
+    # A lock file that does not match package.json is a mistake here; other errors are the registry's.
+    if installed.returncode != 0 and "EUSAGE" not in installed.stderr:
+        pytest.skip(f"npm cannot install the dependencies: {installed.stderr.strip()[-300:]}")
+    assert installed.returncode == 0, installed.stderr
+
+
+def test_the_tests_of_the_package_pass_and_its_source_builds_the_page(package: None) -> None:  # noqa: ARG001
+    tested = run("npm", "test")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    built = run("npm", "run", "build", "--", "--check")
+    assert built.returncode == 0, built.stdout + built.stderr

@@ -1,0 +1,264 @@
+"""Columns of texts become columns of embeddings, equal to those of `embed`."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from attention_client import AttentionClient
+from attention_client.enrich import EnrichError, Summary, plan
+from attention_client.enrich.backend import EncodedTexts
+from numpy.testing import assert_allclose
+
+from clients.enrich import enrich
+from clients.enrich.local import LocalBackend
+from scripts.local_server import ServerProcess
+from server.engine.in_process import InProcessModel
+from tests.encoders.repository import INT8, SENTENCE, SHORT, TRUNCATING
+from tests.encoders.texts import ATOL, RTOL, TEXTS, Options, rows_of, token_ids
+from tests.server.samples import SELF, TEXT
+from tests.support import encoders
+
+LONG = "dessert " * 40
+
+
+@pytest.fixture(params=["in process", "on a server"])
+def where(request: pytest.FixtureRequest, encoder_repository: Path) -> Options:
+    """The options that choose a backend."""
+    if request.param == "in process":
+        return {"model_repository": encoder_repository}
+    server: ServerProcess = request.getfixturevalue("encoder_server")
+    return {"servers": [server.target]}
+
+
+def texts_of(rows: int) -> list[str | None]:
+    """Texts of mixed lengths, and nulls."""
+    return [None if row % 11 == 5 else TEXTS[row % len(TEXTS)] + " x" * (row % 7) for row in range(rows)]
+
+
+def table_of(texts: Sequence[str | None]) -> pa.Table:
+    return pa.table({"id": range(len(texts)), "text": pa.array(texts, pa.string())})
+
+
+def run(table: pa.Table, **options: Any) -> tuple[pa.Table, Summary]:
+    summary = enrich(table, **{"text_column": "text", **options})
+    assert summary.table is not None
+    return summary.table, summary
+
+
+@pytest.mark.parametrize("name", [SENTENCE, "modernbert", "qwen3", "clip_text_model", INT8])
+def test_every_row_has_the_embedding_of_its_text(
+    encoder_client: AttentionClient, where: Options, name: str
+) -> None:
+    table = table_of(texts_of(300))
+    result, summary = run(table, model=name, **where)
+    assert result.select(["id", "text"]).equals(table)
+    assert result.column_names == ["id", "text", "embedding"]
+    given = [text for text in texts_of(300) if text is not None]
+    expected = encoder_client.embed(name, given)
+    assert result.schema.field("embedding").type == pa.list_(pa.float32(), expected.shape[1])
+    assert_allclose(rows_of(result["embedding"].drop_null()), expected, rtol=RTOL, atol=ATOL)
+    assert result["embedding"].is_null().equals(table["text"].is_null())
+    assert (summary.nulls, summary.refused, summary.truncated, summary.passages) == (27, 0, 0, 0)
+    family = name if name in encoders.CASES else "bert"
+    assert summary.tokens == sum(len(token_ids(family, text)) for text in given)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt": "query"},
+        {"prompt": ""},
+        {"dimensions": 8},
+        {"prompt": "query", "dimensions": 16, "truncate": True},
+    ],
+    ids=str,
+)
+def test_the_options_are_those_of_embed(
+    encoder_client: AttentionClient, where: Options, options: Options
+) -> None:
+    texts = [*TEXTS, LONG] if options.get("truncate") else list(TEXTS)
+    result, summary = run(table_of(texts), model=SENTENCE, **options, **where)
+    expected = encoder_client.embed(SENTENCE, texts, **options)
+    assert result.schema.field("embedding").type.list_size == expected.shape[1]
+    assert_allclose(rows_of(result["embedding"]), expected, rtol=RTOL, atol=ATOL)
+    assert summary.truncated == (1 if options.get("truncate") else 0)
+
+
+def test_the_settings_of_the_model_hold_without_options(
+    encoder_client: AttentionClient, where: Options
+) -> None:
+    result, summary = run(table_of(TEXTS), model=TRUNCATING, **where)
+    expected = encoder_client.embed(TRUNCATING, list(TEXTS), truncate=True)
+    assert_allclose(rows_of(result["embedding"]), expected, rtol=RTOL, atol=ATOL)
+    prompted = [len(token_ids("bert", f"query: {text}")) for text in TEXTS]
+    assert summary.truncated == sum(count > SHORT for count in prompted)
+    assert summary.tokens == sum(min(count, SHORT) for count in prompted)
+
+
+def test_several_columns_are_joined_by_a_template(encoder_client: AttentionClient, where: Options) -> None:
+    titles, bodies = ["A", None, "", None], ["b c", "d", None, None]
+    table = pa.table({"title": titles, "body": pa.array(bodies).dictionary_encode()})
+    result, summary = run(table, model=SENTENCE, text_column=None, template="{title}\n{body}", **where)
+    assert result.column_names == ["title", "body", "embedding"]
+    expected = encoder_client.embed(SENTENCE, ["A\nb c", "\nd", "\n"])
+    assert_allclose(rows_of(result["embedding"].slice(0, 3)), expected, rtol=RTOL, atol=ATOL)
+    assert result["embedding"][3].as_py() is None
+    assert summary.nulls == 1
+
+
+def test_a_column_of_another_name_may_be_named_and_takes_another_name(
+    encoder_client: AttentionClient, where: Options
+) -> None:
+    options = {"text_column": None, "column": "text", "output_column": "vector"}
+    result, _ = run(table_of(TEXTS), model=SENTENCE, **options, **where)
+    expected = encoder_client.embed(SENTENCE, list(TEXTS))
+    assert_allclose(rows_of(result["vector"]), expected, rtol=RTOL, atol=ATOL)
+
+
+def test_a_long_text_is_refused_and_others_are_not(encoder_client: AttentionClient, where: Options) -> None:
+    table = table_of(["a", LONG, None, "b"])
+    with pytest.raises(EnrichError, match=r"row 1 is refused: .* tokens; the limit is 160; --on-error skip"):
+        run(table, model=SENTENCE, **where)
+    result, summary = run(table, model=SENTENCE, on_error="skip", **where)
+    assert [(refusal.row, refusal.reason) for refusal in summary.refusals] == [(1, "LIMIT_EXCEEDED")]
+    assert (summary.refused, summary.nulls) == (1, 1)
+    assert [cell.is_valid for cell in result["embedding"]] == [True, False, False, True]
+    assert_allclose(result["embedding"][3].as_py(), encoder_client.embed(SENTENCE, "b"), rtol=RTOL, atol=ATOL)
+    with pytest.raises(EnrichError, match="nothing was computed: 1 rows were refused; the first is row 0: "):
+        run(table.slice(1, 2), model=SENTENCE, on_error="skip", **where)
+
+
+def test_an_interrupted_job_continues_and_keeps_the_order(
+    tmp_path: Path, where: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "CHUNK_ROWS", 50)
+    texts = texts_of(300)
+    texts[120] = LONG
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(table_of(texts), source, row_group_size=70)
+    wanted: Options = {"model": SENTENCE, "text_column": "text", "prompt": "query", **where}
+    wanted["on_error"] = "skip"
+    with pytest.raises(EnrichError, match="1 rows are refused, more than max_errors=0"):
+        enrich(source, output, **wanted, max_errors=0)
+    with pytest.raises(EnrichError, match="differs in texts and cannot be resumed"):
+        enrich(source, output, **{**wanted, "prompt": ""}, resume=True)
+    summary = enrich(source, output, **wanted, resume=True)
+    assert (summary.rows, summary.refused) == (300, 1)
+    assert summary.resumed_rows >= 150
+    assert enrich(source, output, **wanted, resume=True).already_complete
+    result, whole = run(table_of(texts), **wanted)
+    stored = pq.read_table(output)
+    assert stored["id"].to_pylist() == list(range(300))
+    assert stored.schema.field("embedding").type == result.schema.field("embedding").type
+    for one, other in zip(stored["embedding"].to_pylist(), result["embedding"].to_pylist(), strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or np.allclose(one, other, rtol=RTOL, atol=ATOL)
+    assert (whole.tokens, whole.nulls) == (summary.tokens, summary.nulls)
+
+
+def test_texts_are_encoded_ahead_on_a_thread_of_their_own(
+    encoder_repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, threads = LocalBackend.encode_texts, []
+
+    def noted(backend: LocalBackend, texts: Sequence[str]) -> EncodedTexts:
+        threads.append(threading.current_thread().name)
+        encoded = encode(backend, texts)
+        assert all(isinstance(ids, np.ndarray) for ids in encoded.values)
+        return encoded
+
+    monkeypatch.setattr(LocalBackend, "encode_texts", noted)
+    monkeypatch.setattr(InProcessModel, "_compute", _only_with_ids(InProcessModel._compute))
+    run(table_of(texts_of(3000)), model=SENTENCE, model_repository=encoder_repository)
+    assert len(threads) == 3
+    assert all(name.startswith("read-ahead") for name in threads)
+
+
+def _only_with_ids(compute: Any) -> Any:
+    def checked(model: InProcessModel, inputs: Options, texts: tuple[str, ...], **options: Any) -> Any:
+        assert not texts
+        return compute(model, inputs, texts, **options)
+
+    return checked
+
+
+def test_a_frame_of_pandas_becomes_rows_of_passages(encoder_repository: Path) -> None:
+    frame = pd.DataFrame(
+        {"text": ["dessert " * 9, "a"], "id": [7, 8]}, index=pd.Index(["x", "y"], name="key")
+    )
+    options: Options = {"model_repository": encoder_repository, "passage_tokens": 30}
+    summary = enrich(frame, model=SENTENCE, text_column="text", **options)
+    assert summary.table is not None
+    found = summary.table.to_pandas()
+    assert list(found.columns) == ["id", "source_row", "passage", "passage_start", "passage_end", "embedding"]
+    assert found["id"].tolist() == [7] * (len(found) - 1) + [8]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt": "query"}, "prompt needs a text encoder, which model 'sentence-self-attention' is not"),
+        ({"dimensions": 8}, "dimensions needs a text encoder"),
+        ({"truncate": False}, "truncate needs a text encoder"),
+        (
+            {"model": SELF, "text_column": "text"},
+            "model 'tiny-self' does not take text; --column .* its query",
+        ),
+    ],
+    ids=str,
+)
+def test_options_of_encoders_are_refused_for_other_models(
+    artifacts: Path, options: Options, words: str
+) -> None:
+    with pytest.raises(EnrichError, match=words):
+        run(table_of(["a"]), **{"model": TEXT, "model_repository": artifacts, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt": "answer"}, "prompt is 'answer'; model 'sentence' has query, document"),
+        ({"model": "bert", "prompt": "query"}, "prompt is 'query'; model 'bert' has no prompts"),
+        ({"dimensions": 9}, "dimensions is 9; model 'sentence' allows 8, 16, 32"),
+        ({"pool": "mean"}, "model 'sentence' already returns one vector per sequence"),
+        ({"weights": True}, "is a text encoder, whose attention weights are not stored"),
+        ({"text_column": "missing"}, "no column 'missing' for the text; the columns are id, text"),
+        ({"text_column": "id"}, "column 'id' is int64; the model takes strings"),
+        ({"text_column": None, "template": "{text} {title}"}, "no column 'title' for the text"),
+        ({"output_column": "id"}, "already has a column 'id'; choose another name with --output-column"),
+        ({"key_column": "text"}, "takes query; columns are given for query, key"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_computed(
+    where: Options, options: Options, words: str
+) -> None:
+    with pytest.raises(EnrichError, match=words):
+        run(table_of(["a"]), **{"model": SENTENCE, **options, **where})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"text_column": None}, "exactly one of column, text_column and template is required; given: none"),
+        ({"column": "text"}, "is required; given: column and text_column"),
+        ({"text_column": None, "template": "{text"}, "expected '}' before end of string"),
+        ({"dimensions": 0}, "dimensions is 0; it must be 1 or more"),
+        ({"passage_overlap": 3}, "passage_overlap needs passage_tokens"),
+        ({"passages": "rows"}, "passages needs passage_tokens"),
+        ({"passage_tokens": 0}, "passage_tokens is 0; it must be 1 or more"),
+        ({"passage_tokens": 9, "passage_overlap": -1}, "passage_overlap is -1; it must be 0 or more"),
+        ({"passage_tokens": 9, "passages": "all"}, "passages is 'all'; it must be one of rows, lists"),
+        ({"passage_tokens": 9, "tokenizer": "x"}, "tokenizer .--tokenizer. needs servers"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_options_that_contradict_each_other_are_refused(options: Options, words: str) -> None:
+    with pytest.raises(EnrichError, match=words):
+        run(table_of(["a"]), **{"model": SENTENCE, "model_repository": "nowhere", **options})

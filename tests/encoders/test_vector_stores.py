@@ -1,0 +1,111 @@
+"""The examples of vector stores find the passages that NumPy finds."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from attention_client import AttentionClient
+from numpy.testing import assert_allclose
+from numpy.typing import NDArray
+
+from clients.enrich import enrich
+from scripts.local_server import ServerProcess
+from tests.encoders.repository import SENTENCE
+from tests.encoders.texts import Options, rows_of
+from tests.server.samples import ROOT
+from tests.support import encoders
+
+EXAMPLES = ROOT / "examples/vector_stores"
+QUERY, COUNT = "eat dessert first", 3
+ODD = "a\ttab, a \\ and a\nnew line"
+Found = list[tuple[str, float]]
+
+
+@pytest.fixture(scope="module")
+def passages(encoder_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of passages, one of which has characters with a meaning, and a row without."""
+    folder = tmp_path_factory.mktemp("vector-stores")
+    texts = ["Life is short, eat dessert first. " * 6, None, ODD, "人生短暂 先吃甜点 " * 7]
+    pq.write_table(pa.table({"text": texts}), folder / "in.parquet")
+    options: Options = {"model": SENTENCE, "text_column": "text", "passage_tokens": 48}
+    enrich(folder / "in.parquet", folder / "out.parquet", model_repository=encoder_repository, **options)
+    return folder / "out.parquet"
+
+
+@pytest.fixture(scope="module")
+def query(encoder_client: AttentionClient) -> NDArray[np.float32]:
+    return encoder_client.embed(SENTENCE, QUERY)
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check(found: Found, passages: Path, query: NDArray[np.float32]) -> None:
+    table = pq.read_table(passages)
+    table = table.filter(table["embedding"].is_valid())
+    similarities = rows_of(table["embedding"]) @ query  # vectors of length 1
+    best = np.argsort(-similarities)[:COUNT]
+    assert_allclose([similarity for _, similarity in found], similarities[best], atol=1e-5)
+    by_text = dict(zip(table["passage"].to_pylist(), similarities.tolist(), strict=True))
+    assert len({text for text, _ in found}) == COUNT
+    assert_allclose([by_text[text] for text, _ in found], similarities[best], atol=1e-5)
+
+
+def test_duckdb_finds_the_nearest_passages(passages: Path, query: NDArray[np.float32]) -> None:
+    check(example("duckdb_search").search(str(passages), query, COUNT), passages, query)
+
+
+def test_faiss_finds_the_nearest_passages(passages: Path, query: NDArray[np.float32]) -> None:
+    pytest.importorskip("faiss")
+    check(example("faiss_search").search(str(passages), query, COUNT), passages, query)
+
+
+def test_lancedb_finds_the_nearest_passages(
+    passages: Path, query: NDArray[np.float32], tmp_path: Path
+) -> None:
+    pytest.importorskip("lancedb")
+    module = example("lancedb_search")
+    module.store(str(passages), str(tmp_path))
+    check(module.search(str(tmp_path), query, COUNT), passages, query)
+
+
+def test_the_script_for_pgvector_has_every_passage(passages: Path) -> None:
+    """In the text format of COPY: a line for each row, tabs between columns, vectors in brackets."""
+    text = "".join(example("pgvector_load").script(str(passages)))
+    head, _, rest = text.partition("COPY passages FROM STDIN;\n")
+    assert f"embedding vector({encoders.WIDTH})" in head
+    lines, _, tail = rest.partition("\\.\n")
+    assert "USING hnsw (embedding vector_cosine_ops)" in tail
+    table = pq.read_table(passages)
+    table = table.filter(table["embedding"].is_valid())
+    rows = [line.split("\t") for line in lines.splitlines()]
+    assert [int(row) for row, _, _ in rows] == table["source_row"].to_pylist()
+    escaped = re.compile(r"\\(.)")
+    letters = {"t": "\t", "n": "\n", "r": "\r", "\\": "\\"}
+    read = [escaped.sub(lambda match: letters[match[1]], passage) for _, passage, _ in rows]
+    assert read == table["passage"].to_pylist()
+    assert ODD in read
+    vectors = np.array([vector.strip("[]").split(",") for *_, vector in rows], np.float32)
+    assert (vectors == rows_of(table["embedding"])).all()
+
+
+def test_an_example_runs_as_a_program(passages: Path, encoder_server: ServerProcess) -> None:
+    command = [sys.executable, str(EXAMPLES / "duckdb_search.py"), str(passages), encoder_server.target]
+    done = subprocess.run(
+        [*command, SENTENCE, QUERY], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^-?\d\.\d{3}  \S", done.stdout, re.MULTILINE)) == COUNT

@@ -1,0 +1,123 @@
+"""The asyncio service: answers, refusals, overload, a frozen server, and its end."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import numpy as np
+import pytest
+from attention_client import AttentionClient
+from numpy.testing import assert_allclose
+from starlette.testclient import TestClient
+
+from examples.asyncio_service import make_app
+from scripts.local_server import ROOT, ServerProcess
+from tests.encoders.repository import SENTENCE
+from tests.encoders.texts import ATOL, RTOL, TEXTS
+from tests.examples.conftest import MAX_CALLS
+from tests.server.http.clients import head
+from tests.server.samples import SELF
+
+# A port on which nothing listens.
+NOWHERE = "127.0.0.1:9"
+BODY = b'{"texts": ["dessert"]}'
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def web(example_server: ServerProcess) -> Iterator[TestClient]:
+    with TestClient(make_app(example_server.target, SENTENCE, timeout=PATIENCE_SECONDS)) as web:
+        yield web
+
+
+@pytest.fixture
+def client(example_server: ServerProcess) -> Iterator[AttentionClient]:
+    with AttentionClient(example_server.target) as client:
+        yield client
+
+
+def test_embeddings_are_those_of_the_server(web: TestClient, client: AttentionClient) -> None:
+    answer = web.post("/embed", json={"texts": TEXTS})
+    assert answer.status_code == 200
+    assert_allclose(answer.json()["embeddings"], client.embed(SENTENCE, list(TEXTS)), rtol=RTOL, atol=ATOL)
+    assert web.get("/ready").json() == {"ready": True}
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "{}", '{"texts": "a"}', '{"texts": [1, 2]}', '{"texts": []}'])
+def test_a_wrong_body_is_refused(web: TestClient, body: str) -> None:
+    answer = web.post("/embed", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+
+
+def test_a_text_that_the_model_refuses_is_the_callers_mistake(web: TestClient) -> None:
+    answer = web.post("/embed", json={"texts": ["dessert " * 200]})
+    assert answer.status_code == 400
+    assert "the limit is" in answer.json()["error"]
+
+
+def test_an_overloaded_server_is_503_with_the_time_of_the_next_attempt(
+    web: TestClient, client: AttentionClient
+) -> None:
+    def endless() -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+        while True:
+            yield np.ones((1, 4), np.float32)
+
+    with ExitStack() as stack:
+        for _ in range(MAX_CALLS):
+            stream = client.attend_stream(SELF, endless(), max_in_flight=1)
+            stack.enter_context(closing(stream))
+            next(stream)  # the server has accepted it
+        answer = web.post("/embed", content=BODY)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_an_absent_server_is_503() -> None:
+    with TestClient(make_app(NOWHERE, SENTENCE, timeout=PATIENCE_SECONDS)) as web:
+        for answer in (web.post("/embed", content=BODY), web.get("/ready")):
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "1"
+
+
+def test_a_server_that_does_not_answer_in_time_is_504(example_server: ServerProcess) -> None:
+    with TestClient(make_app(example_server.target, SENTENCE, timeout=1)) as web:
+        # A busy machine may need more than a second to connect.
+        assert any(web.post("/embed", content=BODY).status_code == 200 for _ in range(PATIENCE_SECONDS))
+        example_server.process.send_signal(signal.SIGSTOP)
+        try:
+            answer = web.post("/embed", content=BODY)
+        finally:
+            example_server.process.send_signal(signal.SIGCONT)
+    assert answer.status_code == 504
+
+
+@pytest.fixture
+def service(example_server: ServerProcess) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "examples.asyncio_service", "--port=0", f"--model={SENTENCE}"]
+    command.append(f"--server={example_server.target}")
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_a_signal_ends_the_service_after_the_request_in_progress(service: "subprocess.Popen[str]") -> None:
+    assert service.stderr
+    lines = iter(service.stderr.readline, "")
+    port = next(int(found[1]) for line in lines if (found := re.search(r"running on http://.*:(\d+)", line)))
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
+        connection.sendall(head("/embed", f"Content-Length: {len(BODY)}", "Expect: 100-continue"))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # the request has begun
+        service.send_signal(signal.SIGTERM)
+        assert any("Shutting down" in line for line in lines)
+        connection.sendall(BODY)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
+    assert service.wait(PATIENCE_SECONDS) == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)

@@ -1,0 +1,205 @@
+"""Spans: which tokens overlap them, how they are pooled, and which are refused."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from artifact.manifest import GraphKind
+from model.encoder.config import POOLINGS as EVERY_POOLING
+from model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
+from server.engine.errors import InvalidRequestError, LimitExceededError
+from server.engine.model import LoadedModel
+from server.engine.text_spans import (
+    BLOCK_SPANS,
+    POOLINGS,
+    check_pooling,
+    check_spans,
+    pooled,
+    token_spans,
+    with_spans,
+)
+from server.engine.tokenizer import EncodedTexts
+from server.engine.types import Array, Ragged
+
+WIDTH, TOKENS = 8, 40
+REFUSED_POOLINGS = [name for name in EVERY_POOLING if name not in POOLINGS]
+
+
+def facts(*pooling: str, normalised: bool = False) -> EncoderFacts:
+    return EncoderFacts(
+        family="bert",
+        layers=1,
+        width=WIDTH,
+        embedding_width=WIDTH * len(pooling),
+        row_elements=1,
+        pooling=pooling,
+        normalised=normalised,
+    )
+
+
+def token_vectors(count: int = TOKENS, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((count, WIDTH), np.float32)
+
+
+def ranges(most: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    """Spans that are not empty, in any order, which may overlap and repeat."""
+    own = st.tuples(st.integers(0, most - 1), st.integers(1, most)).filter(lambda span: span[0] < span[1])
+    return st.lists(own, max_size=12)
+
+
+def by_torch(name: str, rows: Array, start: int, end: int) -> torch.Tensor:
+    """What the model's own pooling makes of some rows alone, which is right if positions do not count."""
+    given = Sequences(torch.from_numpy(rows[start:end][None]), torch.zeros(1, end - start), None, 0)
+    return FUNCTIONS_BY_POOLING[name](given)[0]
+
+
+def weighted_by_hand(rows: Array, start: int, end: int) -> torch.Tensor:
+    weights = torch.arange(start + 1, end + 1, dtype=torch.float32)[:, None]
+    return (torch.from_numpy(rows[start:end]) * weights).sum(dim=0) / weights.sum()
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+@given(spans=ranges(TOKENS))
+def test_each_span_is_pooled_as_torch_pools_its_rows(name: str, spans: list[tuple[int, int]]) -> None:
+    rows = token_vectors()
+    found = pooled(rows, np.array(spans, np.int64).reshape(-1, 2), facts(name))
+    assert found.dtype == np.float32
+    assert found.shape == (len(spans), WIDTH)
+    for vector, (start, end) in zip(found, spans, strict=True):
+        own = weighted_by_hand if name == "weighted_mean" else lambda *given: by_torch(name, *given)
+        np.testing.assert_allclose(vector, own(rows, start, end).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_a_span_of_all_tokens_is_the_models_own_pooling(name: str) -> None:
+    rows = token_vectors()
+    found = pooled(rows, np.array([[0, TOKENS]]), facts(name))[0]
+    np.testing.assert_allclose(found, by_torch(name, rows, 0, TOKENS).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_several_poolings_are_concatenated_and_then_normalised() -> None:
+    rows = token_vectors()
+    found = pooled(rows, np.array([[2, 9]]), facts("mean", "max", normalised=True))[0]
+    both = torch.cat([by_torch(name, rows, 2, 9) for name in ("mean", "max")])
+    np.testing.assert_allclose(found, F.normalize(both, dim=0).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_a_span_does_not_depend_on_the_others(name: str) -> None:
+    rows, rng = token_vectors(700), np.random.default_rng(1)
+    starts = rng.integers(0, 699, 2 * BLOCK_SPANS + 5)
+    spans = np.stack([starts, rng.integers(starts + 1, 701)], axis=1)
+    together = pooled(rows, spans, facts(name, normalised=True))
+    for index in (0, 1, BLOCK_SPANS - 1, BLOCK_SPANS, len(spans) - 1):
+        alone = pooled(rows, spans[index : index + 1], facts(name, normalised=True))[0]
+        np.testing.assert_array_equal(together[index], alone)
+
+
+def test_small_rows_after_large_ones_keep_their_precision() -> None:
+    rows = np.concatenate([np.full((500, WIDTH), 1e4, np.float32), token_vectors(4) * 1e-3])
+    found = pooled(rows, np.array([[500, 504]]), facts("mean"))[0]
+    np.testing.assert_allclose(found, rows[500:].mean(axis=0, dtype=np.float64), rtol=1e-5, atol=1e-9)
+
+
+def test_a_vector_of_zeros_is_not_divided_by_zero() -> None:
+    found = pooled(np.zeros((3, WIDTH), np.float32), np.array([[0, 3]]), facts("mean", normalised=True))
+    np.testing.assert_array_equal(found, np.zeros((1, WIDTH)))
+
+
+def test_spans_replace_token_vectors_and_the_embedding_and_nothing_else() -> None:
+    outputs = {EMBEDDING: np.ones(WIDTH), CONTEXT_VECTORS: token_vectors(), "attention_weights": np.ones(3)}
+    found = with_spans(outputs, np.array([[0, 1]]), facts("mean"))
+    assert set(found) == {EMBEDDING, "attention_weights"}
+    np.testing.assert_allclose(found[EMBEDDING], outputs[CONTEXT_VECTORS][:1], rtol=1e-6)
+
+
+texts = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=4)
+
+
+@given(data=st.data(), steps=texts)
+def test_the_tokens_of_a_span_are_those_that_share_a_character_with_it(
+    data: st.DataObject, steps: list[list[int]]
+) -> None:
+    """Tokens may share characters, leave some out, or have none."""
+    offsets, ends, spans = [], [], []
+    for own in steps:
+        bounds = [(at, at + step) for at, step in zip(np.cumsum([0, *own]).tolist(), own, strict=False)]
+        bounds += bounds[-1:]  # two tokens of one character
+        offsets.append([(0, 0), *bounds, (0, 0)])
+        ends.append(sum(own) + 1)
+        spans.append(data.draw(ranges(ends[-1])))
+    encoded = EncodedTexts(Ragged(np.empty(0), ()), (), ragged(offsets, np.uint32), tuple(ends))
+    expected = [
+        [[t for t, (a, b) in enumerate(own) if a < b and a < end and start < b] for start, end in wanted]
+        for own, wanted in zip(offsets, spans, strict=True)
+    ]
+    if any(not tokens for own in expected for tokens in own):
+        with pytest.raises(InvalidRequestError, match="does not overlap any token") as caught:
+            token_spans(ragged(spans), encoded)
+        assert caught.value.field == "spans"
+        return
+    found = token_spans(ragged(spans), encoded)
+    assert found.rows.tolist() == [[tokens[0], tokens[-1] + 1] for own in expected for tokens in own]
+    assert found.lengths == tuple(map(len, spans))
+
+
+def ragged(pairs: list[list[tuple[int, int]]], dtype: Any = np.int64) -> Ragged:
+    rows = np.array([pair for own in pairs for pair in own], dtype).reshape(-1, 2)
+    return Ragged(rows, tuple(map(len, pairs)))
+
+
+@pytest.mark.parametrize(
+    ("spans", "error", "message"),
+    [
+        ([[(0, 2)], [(3, 3)]], InvalidRequestError, r"span 0 of text 1, \(3, 3\), has no characters"),
+        ([[(0, 2), (5, 4)], []], InvalidRequestError, r"span 1 of text 0, \(5, 4\), has no characters"),
+        ([[(0, 11)], []], InvalidRequestError, r"span 0 of text 0, \(0, 11\), ends beyond the 10 characters"),
+        ([[], [(0, 1), (0, 6)]], LimitExceededError, r"\(0, 6\), ends beyond character 5, where the text is"),
+        ([[(0, 1)]], InvalidRequestError, "are given for 1 texts of 2"),
+        ([[(0, 1)], [], []], InvalidRequestError, "are given for 3 texts of 2"),
+    ],
+)
+def test_spans_outside_their_text_are_refused(
+    spans: list[list[tuple[int, int]]], error: type[InvalidRequestError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        check_spans(ragged(spans), (10, 5), truncated=(1,), unit="character", noun="text")
+    assert caught.value.field == "spans"
+
+
+def with_pooling(model: LoadedModel, **changes: Any) -> LoadedModel:
+    """A model that states to be an encoder."""
+    manifest = model.manifest
+    graphs = {**manifest.graphs, GraphKind.TOKENS: manifest.graphs[GraphKind.PLAIN]}
+    return dataclasses.replace(model, manifest=manifest.model_copy(update={"graphs": graphs, **changes}))
+
+
+@pytest.mark.parametrize("name", REFUSED_POOLINGS)
+def test_a_pooling_that_takes_one_token_is_refused_by_name(text_model: LoadedModel, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"pools by {name}, where one token stands") as caught:
+        check_pooling(with_pooling(text_model, encoder=facts("mean", name)))
+    assert caught.value.field == "spans"
+
+
+def test_layers_after_pooling_are_refused(text_model: LoadedModel) -> None:
+    check_pooling(with_pooling(text_model, encoder=facts("mean"), config={"dense": []}))
+    dense = {"dense": [{"d_in": WIDTH}]}
+    with pytest.raises(InvalidRequestError, match="linear layers after pooling"):
+        check_pooling(with_pooling(text_model, encoder=facts("mean"), config=dense))
+
+
+def test_a_model_without_token_vectors_is_refused(text_model: LoadedModel) -> None:
+    with pytest.raises(InvalidRequestError, match="is not a text encoder with token vectors"):
+        check_pooling(text_model)
+
+
+def test_every_pooling_is_either_computed_or_refused() -> None:
+    assert {*POOLINGS, *REFUSED_POOLINGS} == set(FUNCTIONS_BY_POOLING)
+    assert REFUSED_POOLINGS == ["cls", "last", "end_token", "highest_token"]
