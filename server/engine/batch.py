@@ -61,7 +61,10 @@ class PendingRequest:
 
     def resolve(self) -> None:
         """Resolves the request's future with its results."""
-        result = Result(shortened(gather(self.results), self.request.model, self.request.dimensions))
+        outputs = gather(self.results)
+        if self.request.dimensions:
+            outputs = shortened(outputs, self.request.model, self.request.dimensions)
+        result = Result(outputs)
         with suppress(InvalidStateError):  # cancelled during the run
             self.request.future.set_result(result)
 

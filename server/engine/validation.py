@@ -62,7 +62,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         LimitExceededError: The request or its result would be too large.
     """
     graph = _choose_graph(request, model)
-    check_dimensions(request.dimensions, model)
+    if request.dimensions:
+        check_dimensions(request.dimensions, model)
     if request.spans is not None:
         check_pooling(model)
     texts = request.texts
@@ -77,7 +78,9 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
         _check_lengths(spec.name, own.lengths, limits, model_limit)
     first = TEXT if texts else model.inputs[0].name
-    size, work = _with_spans(request, model, lengths[0], size)
+    work = 0
+    if request.spans is not None or request.offsets is not None:
+        size, work = _with_spans(request, model, lengths[0], size)
     _check_result_bytes(size, _field_of_result(request, first), limits)
     _check_run_bytes(shapes[largest].run_bytes, largest, first, limits)
     rows = [_split(own) for own in ragged]

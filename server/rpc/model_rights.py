@@ -7,7 +7,6 @@ from server.engine.engine import Engine
 from server.engine.errors import ModelNotFoundError
 from server.engine.model import LoadedModel
 from server.engine.repository import Model, Repository
-from server.engine.types import Request
 from server.rpc.transport.seam import Call
 from server.security.rights import Right
 
@@ -81,12 +80,6 @@ def readable(models: Iterable[N], call: Call) -> Iterator[N]:
         yield from models
         return
     yield from (model for model in models if identity.rights.covers(Right.READ, model.name))
-
-
-def set_caller(request: Request, call: Call) -> None:
-    """Notes whose request it is."""
-    if call.identity is not None:
-        request.caller = call.identity.caller
 
 
 def _for(call: Call, name: str, error: ModelNotFoundError) -> ModelNotFoundError:

@@ -1,14 +1,16 @@
 """What handlers add to the record of a request, if there is one."""
 
 from server.engine.budget import Reservation
+from server.engine.engine import Engine
 from server.engine.model import LoadedModel
 from server.rpc.records import RequestRecord
 
 
-def note_model(reservation: Reservation, model: LoadedModel) -> None:
-    """The model of a request was found."""
+def note_refusal(engine: Engine, reservation: Reservation, model: LoadedModel, error: Exception) -> None:
+    """A request was refused after its model was found, and before it was queued."""
     if (timeline := reservation.timeline) is not None:
         timeline.model, timeline.version = model.name, model.version
+    engine.refused(model, error)
 
 
 def note_failure(reservation: Reservation, error: Exception) -> None:

@@ -53,7 +53,7 @@ def prepare(
     """Reads, decodes and validates a request as the server does."""
     allowance = Allowance(limits, (budget or MemoryBudget(64 * MIB)).reserve(len(data)))
     parsed = fields.reader(limits)(data)
-    codec.check_embedding(parsed.message, model)
+    codec.check_embedding(model)
     request = codec.decode(parsed.message, math.inf, codec.input_names(model), parsed.fields, allowance)
     return validate(request, model, limits)
 

@@ -167,13 +167,13 @@ def _text_options(message: pb.TextSequences) -> _TextOptions:
     )
 
 
-def check_embedding(message: pb.AttendRequest, model: LoadedModel) -> None:
+def check_embedding(model: LoadedModel) -> None:
     """Refuses a request for embeddings to a model that has none.
 
     Raises:
         InvalidRequestError: The model is not a text encoder.
     """
-    if message.HasField("embedding") and model.encoder is None:
+    if model.encoder is None:
         raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
 
 

@@ -17,7 +17,8 @@ from server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
 from server.rpc.half_precision import WireFloat
-from server.rpc.notes import note_failure, note_model
+from server.rpc.model_rights import model_to_infer
+from server.rpc.notes import note_failure, note_refusal
 from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from server.rpc.status import code_of
 from server.rpc.transport.seam import Call
@@ -45,9 +46,10 @@ class AttentionService:
         self, request: Parsed[pb.AttendRequest], call: Call, reservation: Reservation
     ) -> DeferredReply:
         """Computes the context vectors of one request."""
-        model = self._model(request.message, call)
-        wire = codec.output_type(request.message)
-        submitted = self._submit(model, request.message, request.fields, call, reservation)
+        message = request.message
+        model = model_to_infer(self._engine, call, message.model_name, message.model_version)
+        wire = codec.output_type(message)
+        submitted = self._submit(model, message, request.fields, call, reservation)
         facts, embeds = submitted.facts, submitted.embeds
         return DeferredReply(
             submitted.future,
@@ -60,10 +62,11 @@ class AttentionService:
         """Answers one request of a stream. If it fails, an error takes its place and the stream goes on."""
         message = request.message
         try:
-            model = self._model(message.request, call)
+            own = message.request
+            model = model_to_infer(self._engine, call, own.model_name, own.model_version)
             _check_id(message.id)
-            wire = codec.output_type(message.request)
-            submitted = self._submit(model, message.request, request.fields, call, reservation)
+            wire = codec.output_type(own)
+            submitted = self._submit(model, own, request.fields, call, reservation)
         except Exception as error:
             note_failure(reservation, error)
             return _error_reply(message.id, error)
@@ -75,9 +78,6 @@ class AttentionService:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
         return _error_reply(leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER), error)
 
-    def _model(self, message: pb.AttendRequest, call: Call) -> LoadedModel:
-        return model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
-
     def _submit(
         self,
         model: LoadedModel,
@@ -86,21 +86,23 @@ class AttentionService:
         call: Call,
         reservation: Reservation,
     ) -> "_Submitted":
-        note_model(reservation, model)
         allowance = Allowance(self._engine.limits, reservation)
         facts = NO_FACTS
+        embeds = message.HasField("embedding")
         try:
-            codec.check_embedding(message, model)
+            if embeds:
+                codec.check_embedding(model)
             request = codec.decode(message, call.deadline, codec.input_names(model), fields, allowance)
-            model_rights.set_caller(request, call)
+            if call.identity is not None:
+                request.caller = call.identity.caller
             if request.texts:
                 request = self._engine.encode_texts(model, request, reservation)
                 facts = TextFacts.of(request, model)
             future = self._engine.submit(model, request, reservation)
         except Exception as error:
-            self._engine.refused(model, error)
+            note_refusal(self._engine, reservation, model, error)
             raise
-        return _Submitted(model, future, facts, message.HasField("embedding"))
+        return _Submitted(model, future, facts, embeds)
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes every model that the caller may read, those that failed to load included."""

@@ -120,7 +120,8 @@ def decode(
         truncate=options.truncate,
         deadline=min(deadline, parameters.timeout(message.parameters)),
     )
-    check_dimensions(request.dimensions, model)
+    if request.dimensions:
+        check_dimensions(request.dimensions, model)
     encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
     wants_tokens = TOKENS in outputs and has_tokens(model)
     computed = tuple(name for name in outputs if not (wants_tokens and name == TOKENS))

@@ -13,7 +13,7 @@ from server.model_control import ModelControl
 from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.calls.deferred import DeferredReply
-from server.rpc.notes import note_model
+from server.rpc.notes import note_refusal
 from server.rpc.open_inference import codec, response, stream
 from server.rpc.protobuf_bytes import Parsed
 from server.rpc.shared_memory import SharedMemory
@@ -78,14 +78,14 @@ class OpenInferenceService:
         """Computes the outputs of one request."""
         message = request.message
         model = model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
-        note_model(reservation, model)
         allowance = Allowance(self._engine.limits, reservation)
         try:
             decoded = codec.decode(message, model, call.deadline, request.fields, allowance, self._memory)
-            model_rights.set_caller(decoded.request, call)
+            if call.identity is not None:
+                decoded.request.caller = call.identity.caller
             future = self._engine.submit(model, decoded.request, reservation)
         except Exception as error:
-            self._engine.refused(model, error)
+            note_refusal(self._engine, reservation, model, error)
             raise
 
         def encode(resolved: Future[Result]) -> bytes:
