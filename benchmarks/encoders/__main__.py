@@ -4,6 +4,7 @@ All ways tokenize the same texts and compute the same BERT with random weights. 
 with a mean of 60 tokens.
 """
 
+import importlib.util
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.encoders import ways
+from benchmarks.encoders import table, ways
 from benchmarks.encoders.folder import random_texts, write_folder
 from server import cores
 
@@ -25,6 +26,7 @@ def main(
     width: Annotated[int, typer.Option(min=64, help="Width of a token vector.")] = 384,
     texts: Annotated[int, typer.Option(min=1, help="Number of texts of a round.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="How often each way is timed.")] = 5,
+    table_rows: Annotated[int, typer.Option(min=0, help="Rows of a table of short texts; 0 for none.")] = 0,
 ) -> None:
     """Print tokens per second of each way, and how far its embeddings are from those of the first."""
     torch.set_num_threads(cores.available())
@@ -37,6 +39,8 @@ def main(
         compared |= stack.enter_context(ways.in_process(repository))
         compared |= stack.enter_context(ways.served(repository, Path(name, "log")))
         _report(compared, random_texts(texts), rounds)
+        if table_rows:
+            _report_table(Path(name, "table.parquet"), table_rows, folder, repository)
 
 
 def _report(compared: dict[str, ways.Encode], texts: list[str], rounds: int) -> None:
@@ -59,6 +63,28 @@ def _report(compared: dict[str, ways.Encode], texts: list[str], rounds: int) -> 
         cosine = (results[name] * results[first]).sum(axis=1).min()
         typer.echo(
             f"| {name} | {tokens / median(own):,.0f} | {ratio:.2f} | {difference:.1e} | {cosine:.6f} |"
+        )
+
+
+def _report_table(file: Path, rows: int, folder: Path, repository: Path) -> None:
+    table.write_table(file, rows)
+    jobs = {
+        f"enrichment, {each.value}": table.enriched(file, repository, each.value) for each in ways.PRECISIONS
+    }
+    reference = None
+    if importlib.util.find_spec("sentence_transformers") is not None:
+        reference = jobs["sentence-transformers"] = table.encoded(file, folder)
+    typer.echo(
+        f"\n{rows:,} texts of {table.SHORT_LENGTH} words on average, from file to file, one run each\n"
+    )
+    typer.echo("| job | rows/s | ratio | peak memory, MB | smallest cosine |\n|---|---|---|---|---|")
+    for name, job in jobs.items():
+        ratio = cosine = "-"
+        if reference is not None:
+            ratio = f"{reference.seconds / job.seconds:.2f}"
+            cosine = f"{(job.embeddings * reference.embeddings).sum(axis=1).min():.6f}"
+        typer.echo(
+            f"| {name} | {rows / job.seconds:,.0f} | {ratio} | {job.peak_bytes / 1e6:,.0f} | {cosine} |"
         )
 
 

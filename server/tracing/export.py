@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 1.5
 # How long a call to the collector may take to end once it was cancelled.
 CANCEL_SECONDS = 1.0
+# Calls whose spans are made before other threads may have the interpreter: 0.5 ms. To hand it over costs more
+# than the spans of one call.
+MADE_AT_ONCE = 16
 SCOPE = InstrumentationScope(name=NAME, version=VERSION)
 SPANS = (ScopeSpans.SPANS_FIELD_NUMBER,)
 
@@ -70,11 +73,12 @@ class Exporter(OTLPSpanExporter):
 
     def _encode(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
         spans = ScopeSpans(scope=SCOPE)
-        for finished in data:
+        for at, finished in enumerate(data, 1):
             if isinstance(finished, Finished):
                 spans.MergeFromString(_made(finished))
             # Otherwise the thread that takes calls would wait for the interpreter until all are made.
-            time.sleep(0)
+            if not at % MADE_AT_ONCE:
+                time.sleep(0)
         return ExportTraceServiceRequest(
             resource_spans=[ResourceSpans(resource=self._resource, scope_spans=[spans])]
         )
