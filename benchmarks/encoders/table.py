@@ -4,10 +4,10 @@ Each is a process of its own: `python -m clients.enrich`, and this module with t
 result and the model's folder.
 """
 
-import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from benchmarks.encoders.folder import random_texts
 
 SHORT_LENGTH, ROW_GROUP = 10, 20_000
+POLL_SECONDS = 0.05
 
 
 class Job(NamedTuple):
@@ -55,16 +56,27 @@ def encoded(table: Path, folder: Path) -> Job:
 
 
 def _run(arguments: list[str], output: Path) -> Job:
-    started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *arguments], stderr=subprocess.DEVNULL)  # noqa: S603 - as above
-    _, status, usage = os.wait4(process.pid, 0)
+    started, peak = time.perf_counter(), 0
+    command = [sys.executable, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+    while process.poll() is None:
+        peak = max(peak, _peak_bytes(process.pid))
+        time.sleep(POLL_SECONDS)
     seconds = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{' '.join(arguments[:2])} ended with status {process.returncode}")
     column = pq.read_table(output).column("embedding").combine_chunks()
     embeddings = column.flatten().to_numpy().reshape(len(column), -1)
-    return Job(seconds, usage.ru_maxrss * 1024, embeddings)
+    return Job(seconds, peak, embeddings)
+
+
+def _peak_bytes(pid: int) -> int:
+    """The largest memory of a process so far. That of wait4 includes the parent's before exec."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _main() -> None:
