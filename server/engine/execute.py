@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from artifact.encoder import ATTENTION_WEIGHTS
 from artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
@@ -19,6 +20,7 @@ from artifact.manifest import (
     GraphKind,
     TensorSpec,
 )
+from server.engine.head_selection import select
 from server.engine.model import LoadedModel
 from server.engine.session import RunControl
 from server.engine.statistics import RunTimes
@@ -76,8 +78,10 @@ def run_batch(
 def _split(
     model: LoadedModel, graph: Graph, outputs: Outputs, sequence: SequenceInputs, index: int
 ) -> Outputs:
-    """The outputs of one sequence, and the embeddings of its spans if it has any."""
+    """The outputs of one sequence: the selected weights, and the embeddings of its spans if it has any."""
     own = {spec.name: outputs[spec.name][_window(spec, sequence, index)] for spec in graph.outputs}
+    if sequence.head_selection is not None:
+        own[ATTENTION_WEIGHTS] = select(own[ATTENTION_WEIGHTS], sequence.head_selection)
     if sequence.spans is None or model.encoder is None:
         return own
     return with_spans(own, sequence.spans, model.encoder)

@@ -74,6 +74,18 @@ class Mask:
         return np.unpackbits(self.data.view(np.uint8), count=count, bitorder="little").view(np.bool_)
 
 
+class HeadSelection(NamedTuple):
+    """Some layers and heads of attention weights, counted from 0, in the order of the result.
+
+    Attributes:
+        layers: Empty for all.
+        heads: Empty for all.
+    """
+
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request:
     """A decoded request, not yet validated.
@@ -83,6 +95,7 @@ class Request:
         texts: Texts in place of `inputs`, for models with a tokenizer.
         mask: None if every key may be attended to.
         return_weights: Whether the result contains the attention weights.
+        head_selection: Which of them, if the result contains them; None for all.
         return_tokens: For text encoders: whether the result contains a vector for each token.
         dimensions: For text encoders: number of leading elements of each embedding; 0 for all.
         prompt: For texts: the name of the prompt that is put before each, empty for none; None for that of
@@ -101,6 +114,7 @@ class Request:
     texts: tuple[Text, ...] = ()
     mask: Mask | None = None
     return_weights: bool = False
+    head_selection: HeadSelection | None = None
     return_tokens: bool = False
     dimensions: int = 0
     prompt: str | None = None
@@ -144,12 +158,14 @@ class SequenceInputs(NamedTuple):
         shape: What follows from its lengths.
         spans: First and exclusive last token (n, 2) of the parts whose embeddings are returned; None for one
             embedding of the sequence.
+        head_selection: Which attention weights are returned; None for all.
     """
 
     inputs: Mapping[str, Array]
     mask: NDArray[np.bool_] | None
     shape: SequenceShape
     spans: Array | None = None
+    head_selection: HeadSelection | None = None
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from server.engine.caller import ANYONE, Caller
 from server.engine.dimensions import DTYPES, dimensions
 from server.engine.embeddings import check_dimensions
 from server.engine.errors import InvalidRequestError, LimitExceededError
+from server.engine.head_selection import check_selection, left_out_bytes
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
 from server.engine.text_spans import SPANS, check_pooling, check_spans, result_bytes, sum_bytes
@@ -23,7 +24,7 @@ from server.engine.tokenizer import TEXT
 from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result, SequenceInputs, SequenceShape
 
 MASK = "mask"
-RETURN_WEIGHTS = "return_weights"
+RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         check_dimensions(request.dimensions, model)
     if request.spans is not None:
         check_pooling(model)
+    if request.head_selection is not None:
+        check_selection(request.head_selection, model)
     texts = request.texts
     request = encode_texts(request, model, limits)
     inputs = _with_positions(_inputs(request, model), model)
@@ -78,6 +81,8 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
         _check_lengths(spec.name, own.lengths, limits, model_limit)
     first = TEXT if texts else model.inputs[0].name
+    if request.head_selection is not None:
+        size -= left_out_bytes(request.head_selection, model, shapes)
     work = 0
     if request.spans is not None or request.offsets is not None:
         size, work = _with_spans(request, model, lengths[0], size)
@@ -87,7 +92,9 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     masks = _split_mask(request.mask, model, shapes)
     spans = _split_spans(request, shapes)
     sequences = [
-        SequenceInputs(dict(zip(model.inputs_by_name, arrays, strict=True)), mask, shape, own)
+        SequenceInputs(
+            dict(zip(model.inputs_by_name, arrays, strict=True)), mask, shape, own, request.head_selection
+        )
         for shape, mask, own, *arrays in zip(shapes, masks, spans, *rows, strict=True)
     ]
     mask_bytes = sum([mask.nbytes for mask in masks if mask is not None]) if request.mask else 0
@@ -108,6 +115,8 @@ def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
     graphs = model.manifest.graphs
     if request.mask is not None and GraphKind.MASK not in graphs:
         raise InvalidRequestError(MASK, f"model {model.name!r} does not take a mask")
+    if request.head_selection is not None and not request.return_weights:
+        raise InvalidRequestError(HEAD_SELECTION, "needs return_weights")
     if request.return_weights and GraphKind.WEIGHTS not in graphs:
         raise InvalidRequestError(RETURN_WEIGHTS, f"model {model.name!r} does not have attention weights")
     if request.return_weights:

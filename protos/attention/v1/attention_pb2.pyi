@@ -332,6 +332,7 @@ class AttendRequest(_message.Message):
     OUTPUT_DATA_TYPE_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
     RETURN_OFFSETS_FIELD_NUMBER: _builtins.int
+    HEAD_SELECTION_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -386,6 +387,10 @@ class AttendRequest(_message.Message):
         (or sequence of token ids) in place of one for each token.
         """
 
+    @_builtins.property
+    def head_selection(self) -> Global___HeadSelection:
+        """If return_weights is set: which layers and heads to return; if absent, all."""
+
     def __init__(
         self,
         *,
@@ -402,16 +407,49 @@ class AttendRequest(_message.Message):
         output_data_type: Global___DataType.ValueType = ...,
         embedding: Global___EmbeddingOptions | None = ...,
         return_offsets: _builtins.bool = ...,
+        head_selection: Global___HeadSelection | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head_selection", b"head_selection", "key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_offsets", b"return_offsets", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head_selection", b"head_selection", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_offsets", b"return_offsets", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_query_input: _TypeAlias = _typing.Literal["query", "token_ids", "text"]  # noqa: Y015
     _WhichOneofArgType_query_input: _TypeAlias = _typing.Literal["query_input", b"query_input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_query_input) -> _WhichOneofReturnType_query_input | None: ...
 
 Global___AttendRequest: _TypeAlias = AttendRequest  # noqa: Y015
+
+@_typing.final
+class HeadSelection(_message.Message):
+    """Some layers and heads of attention weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers of a text encoder, counted from 0, in the order in which they are
+        returned; if empty, all. Must be empty for any other model.
+        """
+
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Heads, counted from 0, in the order in which they are returned; if empty, all."""
+
+    def __init__(
+        self,
+        *,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        heads: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads", "layers", b"layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadSelection: _TypeAlias = HeadSelection  # noqa: Y015
 
 @_typing.final
 class AttentionWeights(_message.Message):

@@ -14,7 +14,17 @@ from server.engine.errors import InvalidRequestError
 from server.engine.model import LoadedModel
 from server.engine.model_caches import cached_by_model
 from server.engine.text_spans import SPANS
-from server.engine.types import BITS_PER_BYTE, Array, Mask, MaskKind, Ragged, Request, Result, Text
+from server.engine.types import (
+    BITS_PER_BYTE,
+    Array,
+    HeadSelection,
+    Mask,
+    MaskKind,
+    Ragged,
+    Request,
+    Result,
+    Text,
+)
 from server.rpc import protobuf_bytes
 from server.rpc.allowance import UNCOUNTED, Allowance
 from server.rpc.attention.fields import (
@@ -138,6 +148,7 @@ def decode(
         texts=texts,
         mask=decoder.mask(message.mask) if message.HasField("mask") else None,
         return_weights=message.return_weights,
+        head_selection=_head_selection(message),
         return_tokens=not embeds,
         dimensions=message.embedding.dimensions if embeds else 0,
         spans=decoder.spans(message.embedding.spans)
@@ -158,6 +169,12 @@ class _TextOptions(NamedTuple):
 
 
 _NO_OPTIONS = _TextOptions()
+
+
+def _head_selection(message: pb.AttendRequest) -> HeadSelection | None:
+    if not message.HasField("head_selection"):
+        return None
+    return HeadSelection(tuple(message.head_selection.layers), tuple(message.head_selection.heads))
 
 
 def _text_options(message: pb.TextSequences) -> _TextOptions:

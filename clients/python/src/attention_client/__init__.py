@@ -25,6 +25,7 @@ from attention_client._values import (
     AttendInputs,
     AttentionResult,
     EmbeddingInputs,
+    HeadSelection,
     TextInputs,
     TokenInputs,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "EmbeddingInputs",
     "EncoderInfo",
     "FailedPreconditionError",
+    "HeadSelection",
     "InternalError",
     "InvalidArgumentError",
     "LimitExceededError",

@@ -25,6 +25,7 @@ from attention_client._values import (
     FloatArray,
     PaddedOptions,
     RequestOptions,
+    ReturnWeights,
     StreamItem,
     StreamOptions,
     TextLists,
@@ -81,7 +82,7 @@ class AsyncAttentionClient(AsyncConnection):
         mask: Arrays | None = None,
         lengths: ArrayLike | None = None,
         positions: Arrays | None = None,
-        return_weights: bool = False,
+        return_weights: ReturnWeights = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> AttentionResult[Any]:
@@ -104,7 +105,7 @@ class AsyncAttentionClient(AsyncConnection):
         text: str | Texts,
         *,
         mask: Arrays | None = None,
-        return_weights: bool = False,
+        return_weights: ReturnWeights = False,
         return_offsets: bool = False,
         timeout: float | None = None,
         version: Version = "",
@@ -133,7 +134,7 @@ class AsyncAttentionClient(AsyncConnection):
         *,
         mask: Arrays | None = None,
         lengths: ArrayLike | None = None,
-        return_weights: bool = False,
+        return_weights: ReturnWeights = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> AttentionResult[Any]:
@@ -205,7 +206,7 @@ class AsyncAttentionClient(AsyncConnection):
         requests: Iterable[StreamItem] | AsyncIterable[StreamItem],
         *,
         return_exceptions: bool = False,
-        return_weights: bool = False,
+        return_weights: ReturnWeights = False,
         max_in_flight: int = 64,
         timeout: float | None = None,
         version: Version = "",
@@ -237,7 +238,7 @@ class AsyncAttentionClient(AsyncConnection):
         response = await self._call(self._stub.GetModel, request, timeout)
         return ModelInfo.from_proto(response.model)
 
-    def _options(self, model: str, version: Version, *, return_weights: bool) -> RequestOptions:
+    def _options(self, model: str, version: Version, *, return_weights: ReturnWeights) -> RequestOptions:
         wire = self._settings.wire
         return request_options(model, version, return_weights=return_weights, wire=wire)
 

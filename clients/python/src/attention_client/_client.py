@@ -29,6 +29,7 @@ from attention_client._values import (
     FloatArray,
     PaddedOptions,
     RequestOptions,
+    ReturnWeights,
     StreamItem,
     StreamOptions,
     TextLists,
@@ -121,7 +122,7 @@ class AttentionClient(Connection):
         mask: Arrays | None = None,
         lengths: ArrayLike | None = None,
         positions: Arrays | None = None,
-        return_weights: bool = False,
+        return_weights: ReturnWeights = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> AttentionResult[Any]:
@@ -144,7 +145,8 @@ class AttentionClient(Connection):
                 their results are zeros.
             positions: For models with rotary position embedding: integers (Tq,), (..., Tq) or a list of
                 (Tq_i,), in the form of the query. None means 0 to Tq - 1 in each sequence.
-            return_weights: Whether to return the attention weights as well.
+            return_weights: Whether to return the attention weights as well; a `HeadSelection` chooses layers
+                and heads.
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
 
@@ -172,7 +174,7 @@ class AttentionClient(Connection):
         text: str | Texts,
         *,
         mask: Arrays | None = None,
-        return_weights: bool = False,
+        return_weights: ReturnWeights = False,
         return_offsets: bool = False,
         timeout: float | None = None,
         version: Version = "",
@@ -183,7 +185,8 @@ class AttentionClient(Connection):
             model: Name of the model.
             text: One text, or a list of texts.
             mask: As in `attend`.
-            return_weights: Whether to return the attention weights as well.
+            return_weights: Whether to return the attention weights as well; a `HeadSelection` chooses layers
+                and heads.
             return_offsets: Whether to return the characters of each token as well, as `offsets`.
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
@@ -211,7 +214,7 @@ class AttentionClient(Connection):
         *,
         mask: Arrays | None = None,
         lengths: ArrayLike | None = None,
-        return_weights: bool = False,
+        return_weights: ReturnWeights = False,
         timeout: float | None = None,
         version: Version = "",
     ) -> AttentionResult[Any]:
@@ -222,7 +225,8 @@ class AttentionClient(Connection):
             token_ids: Integers (T,), (..., T) or a list of (T_i,).
             mask: As in `attend`.
             lengths: As in `attend`.
-            return_weights: Whether to return the attention weights as well.
+            return_weights: Whether to return the attention weights as well; a `HeadSelection` chooses layers
+                and heads.
             timeout: Seconds; None means the client's timeout.
             version: Version of the model as an integer or a str; empty means the highest that is ready.
         """
@@ -323,7 +327,7 @@ class AttentionClient(Connection):
         requests: Iterable[StreamItem],
         *,
         return_exceptions: bool = False,
-        return_weights: bool = False,
+        return_weights: ReturnWeights = False,
         max_in_flight: int = 64,
         timeout: float | None = None,
         version: Version = "",
@@ -340,7 +344,8 @@ class AttentionClient(Connection):
                 EmbeddingInputs.
             return_exceptions: Whether to yield the error of a refused request in place of its result and
                 continue, rather than raise it.
-            return_weights: Whether to return the attention weights as well.
+            return_weights: Whether to return the attention weights as well; a `HeadSelection` chooses layers
+                and heads.
             max_in_flight: Largest number of requests read and not yet answered, 1 or more.
             timeout: Seconds for the whole stream. None means no limit; the client's timeout then bounds the
                 wait for each result.
@@ -375,7 +380,7 @@ class AttentionClient(Connection):
         request = pb.GetModelRequest(name=options.model, version=options.version)
         return ModelInfo.from_proto(self._call(self._stub.GetModel, request, timeout).model)
 
-    def _options(self, model: str, version: Version, *, return_weights: bool) -> RequestOptions:
+    def _options(self, model: str, version: Version, *, return_weights: ReturnWeights) -> RequestOptions:
         wire = self._settings.wire
         return request_options(model, version, return_weights=return_weights, wire=wire)
 

@@ -104,12 +104,17 @@ def encode_texts(
 
 def request_of(options: RequestOptions) -> pb.AttendRequest:
     """A request without inputs."""
-    return pb.AttendRequest(
+    request = pb.AttendRequest(
         model_name=options.model,
         model_version=options.version,
         return_weights=options.return_weights,
         output_data_type=DATA_TYPES[options.wire] if options.wire != "fp32" else pb.DATA_TYPE_UNSPECIFIED,
     )
+    if (selection := options.head_selection) is not None:
+        request.head_selection.SetInParent()
+        request.head_selection.layers.extend(selection.layers)
+        request.head_selection.heads.extend(selection.heads)
+    return request
 
 
 def _key_and_value(inputs: AttendInputs, query: Sequences) -> tuple[Sequences | None, Sequences | None]:

@@ -27,6 +27,8 @@ Texts: TypeAlias = TextLists | Array
 Version: TypeAlias = int | str
 # The type in which real numbers are sent.
 Wire: TypeAlias = Literal["fp32", "fp16", "bf16"]
+MAX_INDEX = 2**32 - 1
+MAX_INDEX = 2**32 - 1
 MAX_VERSION = 2**63 - 1
 ArraysT = TypeVar("ArraysT", FloatArray, list[FloatArray])
 
@@ -113,22 +115,40 @@ AnyResult: TypeAlias = AttentionResult[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSelection:
+    """Which attention weights are returned, as `return_weights=` of a call: the answer has no others.
+
+    Attributes:
+        layers: Layers of a text encoder, counted from 0, in the order of the result; empty for all.
+        heads: Heads, likewise.
+    """
+
+    layers: Sequence[int] = ()
+    heads: Sequence[int] = ()
+
+
+ReturnWeights: TypeAlias = bool | HeadSelection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     """What a request states in addition to its inputs."""
 
     model: str
     version: str = ""
     return_weights: bool = False
+    head_selection: HeadSelection | None = None
     wire: Wire = "fp32"
 
 
 def request_options(
-    model: str, version: Version, *, return_weights: bool, wire: Wire = "fp32"
+    model: str, version: Version, *, return_weights: ReturnWeights, wire: Wire = "fp32"
 ) -> RequestOptions:
     """Validates what every call takes.
 
     Raises:
-        InvalidArgumentError: The model is not a str, or the version is not a positive integer or a str.
+        InvalidArgumentError: The model is not a str, the version is not a positive integer or a str, or a
+            layer or head is not an integer from 0 on.
     """
     if not isinstance(model, str):
         raise invalid("model", "a str, the model's name", type_name(model))
@@ -136,7 +156,16 @@ def request_options(
         model=encodable("model", model),
         version=version_text(version),
         return_weights=bool(return_weights),
+        head_selection=_selection(return_weights) if isinstance(return_weights, HeadSelection) else None,
         wire=wire,
+    )
+
+
+def _selection(given: HeadSelection) -> HeadSelection:
+    layers = [whole_number("return_weights.layers", each, 0, MAX_INDEX) for each in given.layers]
+    return HeadSelection(
+        layers=layers,
+        heads=[whole_number("return_weights.heads", each, 0, MAX_INDEX) for each in given.heads],
     )
 
 
@@ -155,7 +184,7 @@ class CallOptions(TypedDict, total=False):
     """Keyword arguments of every call for context vectors."""
 
     mask: Arrays | None
-    return_weights: bool
+    return_weights: ReturnWeights
     timeout: float | None
     version: Version
 
@@ -191,7 +220,7 @@ class AttendOptions(PaddedOptions, total=False):
 class StreamOptions(TypedDict, total=False):
     """Keyword arguments of `attend_stream` that do not change what it yields."""
 
-    return_weights: bool
+    return_weights: ReturnWeights
     max_in_flight: int
     timeout: float | None
     version: Version

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file attention/v1/attention.proto.
  */
 export const file_attention_v1_attention: GenFile = /*@__PURE__*/
-  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiYgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCRITCgZwcm9tcHQYAiABKAlIAIgBARIVCgh0cnVuY2F0ZRgDIAEoCEgBiAEBQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlIjYKBVNwYW5zEg8KB2xlbmd0aHMYASADKA0SDgoGc3RhcnRzGAIgAygHEgwKBGVuZHMYAyADKAciSgoQRW1iZWRkaW5nT3B0aW9ucxISCgpkaW1lbnNpb25zGAEgASgNEiIKBXNwYW5zGAIgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zIpoBCg1BdHRlbnRpb25NYXNrEi4KBGtpbmQYASABKA4yIC5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzay5LaW5kEgwKBGJpdHMYAiABKAwiSwoES2luZBIUChBLSU5EX1VOU1BFQ0lGSUVEEAASDQoJS0lORF9LRVlTEAESDgoKS0lORF9QQUlSUxACEg4KCktJTkRfSEVBRFMQAyKGBAoNQXR0ZW5kUmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSLgoFcXVlcnkYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzSAASMQoJdG9rZW5faWRzGAQgASgLMhwuYXR0ZW50aW9uLnYxLlRva2VuU2VxdWVuY2VzSAASKwoEdGV4dBgFIAEoCzIbLmF0dGVudGlvbi52MS5UZXh0U2VxdWVuY2VzSAASKgoDa2V5GAYgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIsCgV2YWx1ZRgHIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSKQoEbWFzaxgIIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrEhYKDnJldHVybl93ZWlnaHRzGAkgASgIEhEKCXBvc2l0aW9ucxgKIAMoAxIwChBvdXRwdXRfZGF0YV90eXBlGAsgASgOMhYuYXR0ZW50aW9uLnYxLkRhdGFUeXBlEjEKCWVtYmVkZGluZxgMIAEoCzIeLmF0dGVudGlvbi52MS5FbWJlZGRpbmdPcHRpb25zEhYKDnJldHVybl9vZmZzZXRzGA0gASgIQg0KC3F1ZXJ5X2lucHV0Ip4BChBBdHRlbnRpb25XZWlnaHRzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIRCgludW1faGVhZHMYAiABKA0SFQoNcXVlcnlfbGVuZ3RocxgDIAMoDRITCgtrZXlfbGVuZ3RocxgEIAMoDRIMCgRkYXRhGAUgASgMEhIKCm51bV9sYXllcnMYBiABKA0igwIKDkF0dGVuZFJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRI2Cg9jb250ZXh0X3ZlY3RvcnMYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEjkKEWF0dGVudGlvbl93ZWlnaHRzGAQgASgLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvbldlaWdodHMSFAoMdG9rZW5fY291bnRzGAUgAygNEhEKCXRydW5jYXRlZBgGIAMoDRIqCg10b2tlbl9vZmZzZXRzGAcgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zIk8KE0F0dGVuZFN0cmVhbVJlcXVlc3QSCgoCaWQYASABKAkSLAoHcmVxdWVzdBgCIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbmRSZXF1ZXN0IksKC1N0cmVhbUVycm9yEgwKBGNvZGUYASABKAUSDgoGcmVhc29uGAIgASgJEg8KB21lc3NhZ2UYAyABKAkSDQoFZmllbGQYBCABKAkiigEKFEF0dGVuZFN0cmVhbVJlc3BvbnNlEgoKAmlkGAEgASgJEjAKCHJlc3BvbnNlGAIgASgLMhwuYXR0ZW50aW9uLnYxLkF0dGVuZFJlc3BvbnNlSAASKgoFZXJyb3IYAyABKAsyGS5hdHRlbnRpb24udjEuU3RyZWFtRXJyb3JIAEIICgZyZXN1bHQiNgoEQXhpcxIMCgRuYW1lGAEgASgJEgwKBHNpemUYAiABKAMSEgoKbWF4X2xlbmd0aBgDIAEoBCJ1CgZUZW5zb3ISDAoEbmFtZRgBIAEoCRIpCglkYXRhX3R5cGUYAiABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSIAoEYXhlcxgDIAMoCzISLmF0dGVudGlvbi52MS5BeGlzEhAKCG9wdGlvbmFsGAQgASgIImAKBlBhcml0eRIaChJyZWxhdGl2ZV90b2xlcmFuY2UYASABKAESGgoSYWJzb2x1dGVfdG9sZXJhbmNlGAIgASgBEh4KFm1lYXN1cmVkX21heF9hYnNfZXJyb3IYAyABKAEiTgoEQ29zdBIXCg9mbG9wc19wZXJfcXVlcnkYASABKAQSFQoNZmxvcHNfcGVyX2tleRgCIAEoBBIWCg5mbG9wc19wZXJfcGFpchgDIAEoBCKeAQoLVGV4dEVuY29kZXISEgoKbnVtX2xheWVycxgBIAEoDRIXCg9lbWJlZGRpbmdfd2lkdGgYAiABKA0SEgoKbm9ybWFsaXNlZBgDIAEoCBISCgpkaW1lbnNpb25zGAQgAygNEg8KB3Byb21wdHMYBSADKAkSFgoOZGVmYXVsdF9wcm9tcHQYBiABKAkSEQoJdHJ1bmNhdGVzGAcgASgIIjIKEEF0dGVudGlvblBhdHRlcm4SDgoGY2F1c2FsGAEgASgIEg4KBndpbmRvdxgCIAEoDSKyBAoFTW9kZWwSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYXR0ZW50aW9uLnYxLk1vZGVsLlN0YXRlEhQKDHN0YXRlX3JlYXNvbhgEIAEoCRITCgtkZXNjcmlwdGlvbhgFIAEoCRIkCgZpbnB1dHMYBiADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEiUKB291dHB1dHMYByADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEhYKCW51bV9oZWFkcxgIIAEoDUgAiAEBEg4KBmNhdXNhbBgJIAEoCBIUCgxhY2NlcHRzX3RleHQYCiABKAgSJAoGcGFyaXR5GAsgASgLMhQuYXR0ZW50aW9uLnYxLlBhcml0eRISCgpwYXJhbWV0ZXJzGAwgASgEEiAKBGNvc3QYDSABKAsyEi5hdHRlbnRpb24udjEuQ29zdBIQCghwcm92aWRlchgOIAEoCRIvCgx0ZXh0X2VuY29kZXIYDyABKAsyGS5hdHRlbnRpb24udjEuVGV4dEVuY29kZXISOgoSYXR0ZW50aW9uX3BhdHRlcm5zGBAgAygLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvblBhdHRlcm4iQQoFU3RhdGUSFQoRU1RBVEVfVU5TUEVDSUZJRUQQABIPCgtTVEFURV9SRUFEWRABEhAKDFNUQVRFX0ZBSUxFRBACQgwKCl9udW1faGVhZHMiEwoRTGlzdE1vZGVsc1JlcXVlc3QiOQoSTGlzdE1vZGVsc1Jlc3BvbnNlEiMKBm1vZGVscxgBIAMoCzITLmF0dGVudGlvbi52MS5Nb2RlbCIwCg9HZXRNb2RlbFJlcXVlc3QSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJIjYKEEdldE1vZGVsUmVzcG9uc2USIgoFbW9kZWwYASABKAsyEy5hdHRlbnRpb24udjEuTW9kZWwqoAEKCERhdGFUeXBlEhkKFURBVEFfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRBVEFfVFlQRV9GUDMyEAESEgoOREFUQV9UWVBFX0ZQMTYQAhISCg5EQVRBX1RZUEVfQkYxNhADEhMKD0RBVEFfVFlQRV9JTlQ2NBAEEhIKDkRBVEFfVFlQRV9CT09MEAUSFAoQREFUQV9UWVBFX1NUUklORxAGMs4CChBBdHRlbnRpb25TZXJ2aWNlEkMKBkF0dGVuZBIbLmF0dGVudGlvbi52MS5BdHRlbmRSZXF1ZXN0GhwuYXR0ZW50aW9uLnYxLkF0dGVuZFJlc3BvbnNlElkKDEF0dGVuZFN0cmVhbRIhLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXF1ZXN0GiIuYXR0ZW50aW9uLnYxLkF0dGVuZFN0cmVhbVJlc3BvbnNlKAEwARJPCgpMaXN0TW9kZWxzEh8uYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXF1ZXN0GiAuYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXNwb25zZRJJCghHZXRNb2RlbBIdLmF0dGVudGlvbi52MS5HZXRNb2RlbFJlcXVlc3QaHi5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXNwb25zZWIGcHJvdG8z");
+  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiYgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCRITCgZwcm9tcHQYAiABKAlIAIgBARIVCgh0cnVuY2F0ZRgDIAEoCEgBiAEBQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlIjYKBVNwYW5zEg8KB2xlbmd0aHMYASADKA0SDgoGc3RhcnRzGAIgAygHEgwKBGVuZHMYAyADKAciSgoQRW1iZWRkaW5nT3B0aW9ucxISCgpkaW1lbnNpb25zGAEgASgNEiIKBXNwYW5zGAIgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zIpoBCg1BdHRlbnRpb25NYXNrEi4KBGtpbmQYASABKA4yIC5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzay5LaW5kEgwKBGJpdHMYAiABKAwiSwoES2luZBIUChBLSU5EX1VOU1BFQ0lGSUVEEAASDQoJS0lORF9LRVlTEAESDgoKS0lORF9QQUlSUxACEg4KCktJTkRfSEVBRFMQAyK7BAoNQXR0ZW5kUmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSLgoFcXVlcnkYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzSAASMQoJdG9rZW5faWRzGAQgASgLMhwuYXR0ZW50aW9uLnYxLlRva2VuU2VxdWVuY2VzSAASKwoEdGV4dBgFIAEoCzIbLmF0dGVudGlvbi52MS5UZXh0U2VxdWVuY2VzSAASKgoDa2V5GAYgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIsCgV2YWx1ZRgHIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSKQoEbWFzaxgIIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrEhYKDnJldHVybl93ZWlnaHRzGAkgASgIEhEKCXBvc2l0aW9ucxgKIAMoAxIwChBvdXRwdXRfZGF0YV90eXBlGAsgASgOMhYuYXR0ZW50aW9uLnYxLkRhdGFUeXBlEjEKCWVtYmVkZGluZxgMIAEoCzIeLmF0dGVudGlvbi52MS5FbWJlZGRpbmdPcHRpb25zEhYKDnJldHVybl9vZmZzZXRzGA0gASgIEjMKDmhlYWRfc2VsZWN0aW9uGA4gASgLMhsuYXR0ZW50aW9uLnYxLkhlYWRTZWxlY3Rpb25CDQoLcXVlcnlfaW5wdXQiLgoNSGVhZFNlbGVjdGlvbhIOCgZsYXllcnMYASADKA0SDQoFaGVhZHMYAiADKA0ingEKEEF0dGVudGlvbldlaWdodHMSKQoJZGF0YV90eXBlGAEgASgOMhYuYXR0ZW50aW9uLnYxLkRhdGFUeXBlEhEKCW51bV9oZWFkcxgCIAEoDRIVCg1xdWVyeV9sZW5ndGhzGAMgAygNEhMKC2tleV9sZW5ndGhzGAQgAygNEgwKBGRhdGEYBSABKAwSEgoKbnVtX2xheWVycxgGIAEoDSKDAgoOQXR0ZW5kUmVzcG9uc2USEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEjYKD2NvbnRleHRfdmVjdG9ycxgDIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSOQoRYXR0ZW50aW9uX3dlaWdodHMYBCABKAsyHi5hdHRlbnRpb24udjEuQXR0ZW50aW9uV2VpZ2h0cxIUCgx0b2tlbl9jb3VudHMYBSADKA0SEQoJdHJ1bmNhdGVkGAYgAygNEioKDXRva2VuX29mZnNldHMYByABKAsyEy5hdHRlbnRpb24udjEuU3BhbnMiTwoTQXR0ZW5kU3RyZWFtUmVxdWVzdBIKCgJpZBgBIAEoCRIsCgdyZXF1ZXN0GAIgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QiSwoLU3RyZWFtRXJyb3ISDAoEY29kZRgBIAEoBRIOCgZyZWFzb24YAiABKAkSDwoHbWVzc2FnZRgDIAEoCRINCgVmaWVsZBgEIAEoCSKKAQoUQXR0ZW5kU3RyZWFtUmVzcG9uc2USCgoCaWQYASABKAkSMAoIcmVzcG9uc2UYAiABKAsyHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2VIABIqCgVlcnJvchgDIAEoCzIZLmF0dGVudGlvbi52MS5TdHJlYW1FcnJvckgAQggKBnJlc3VsdCI2CgRBeGlzEgwKBG5hbWUYASABKAkSDAoEc2l6ZRgCIAEoAxISCgptYXhfbGVuZ3RoGAMgASgEInUKBlRlbnNvchIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIgCgRheGVzGAMgAygLMhIuYXR0ZW50aW9uLnYxLkF4aXMSEAoIb3B0aW9uYWwYBCABKAgiYAoGUGFyaXR5EhoKEnJlbGF0aXZlX3RvbGVyYW5jZRgBIAEoARIaChJhYnNvbHV0ZV90b2xlcmFuY2UYAiABKAESHgoWbWVhc3VyZWRfbWF4X2Fic19lcnJvchgDIAEoASJOCgRDb3N0EhcKD2Zsb3BzX3Blcl9xdWVyeRgBIAEoBBIVCg1mbG9wc19wZXJfa2V5GAIgASgEEhYKDmZsb3BzX3Blcl9wYWlyGAMgASgEIp4BCgtUZXh0RW5jb2RlchISCgpudW1fbGF5ZXJzGAEgASgNEhcKD2VtYmVkZGluZ193aWR0aBgCIAEoDRISCgpub3JtYWxpc2VkGAMgASgIEhIKCmRpbWVuc2lvbnMYBCADKA0SDwoHcHJvbXB0cxgFIAMoCRIWCg5kZWZhdWx0X3Byb21wdBgGIAEoCRIRCgl0cnVuY2F0ZXMYByABKAgiMgoQQXR0ZW50aW9uUGF0dGVybhIOCgZjYXVzYWwYASABKAgSDgoGd2luZG93GAIgASgNIrIECgVNb2RlbBIMCgRuYW1lGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSKAoFc3RhdGUYAyABKA4yGS5hdHRlbnRpb24udjEuTW9kZWwuU3RhdGUSFAoMc3RhdGVfcmVhc29uGAQgASgJEhMKC2Rlc2NyaXB0aW9uGAUgASgJEiQKBmlucHV0cxgGIAMoCzIULmF0dGVudGlvbi52MS5UZW5zb3ISJQoHb3V0cHV0cxgHIAMoCzIULmF0dGVudGlvbi52MS5UZW5zb3ISFgoJbnVtX2hlYWRzGAggASgNSACIAQESDgoGY2F1c2FsGAkgASgIEhQKDGFjY2VwdHNfdGV4dBgKIAEoCBIkCgZwYXJpdHkYCyABKAsyFC5hdHRlbnRpb24udjEuUGFyaXR5EhIKCnBhcmFtZXRlcnMYDCABKAQSIAoEY29zdBgNIAEoCzISLmF0dGVudGlvbi52MS5Db3N0EhAKCHByb3ZpZGVyGA4gASgJEi8KDHRleHRfZW5jb2RlchgPIAEoCzIZLmF0dGVudGlvbi52MS5UZXh0RW5jb2RlchI6ChJhdHRlbnRpb25fcGF0dGVybnMYECADKAsyHi5hdHRlbnRpb24udjEuQXR0ZW50aW9uUGF0dGVybiJBCgVTdGF0ZRIVChFTVEFURV9VTlNQRUNJRklFRBAAEg8KC1NUQVRFX1JFQURZEAESEAoMU1RBVEVfRkFJTEVEEAJCDAoKX251bV9oZWFkcyITChFMaXN0TW9kZWxzUmVxdWVzdCI5ChJMaXN0TW9kZWxzUmVzcG9uc2USIwoGbW9kZWxzGAEgAygLMhMuYXR0ZW50aW9uLnYxLk1vZGVsIjAKD0dldE1vZGVsUmVxdWVzdBIMCgRuYW1lGAEgASgJEg8KB3ZlcnNpb24YAiABKAkiNgoQR2V0TW9kZWxSZXNwb25zZRIiCgVtb2RlbBgBIAEoCzITLmF0dGVudGlvbi52MS5Nb2RlbCqgAQoIRGF0YVR5cGUSGQoVREFUQV9UWVBFX1VOU1BFQ0lGSUVEEAASEgoOREFUQV9UWVBFX0ZQMzIQARISCg5EQVRBX1RZUEVfRlAxNhACEhIKDkRBVEFfVFlQRV9CRjE2EAMSEwoPREFUQV9UWVBFX0lOVDY0EAQSEgoOREFUQV9UWVBFX0JPT0wQBRIUChBEQVRBX1RZUEVfU1RSSU5HEAYyzgIKEEF0dGVudGlvblNlcnZpY2USQwoGQXR0ZW5kEhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QaHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2USWQoMQXR0ZW5kU3RyZWFtEiEuYXR0ZW50aW9uLnYxLkF0dGVuZFN0cmVhbVJlcXVlc3QaIi5hdHRlbnRpb24udjEuQXR0ZW5kU3RyZWFtUmVzcG9uc2UoATABEk8KCkxpc3RNb2RlbHMSHy5hdHRlbnRpb24udjEuTGlzdE1vZGVsc1JlcXVlc3QaIC5hdHRlbnRpb24udjEuTGlzdE1vZGVsc1Jlc3BvbnNlEkkKCEdldE1vZGVsEh0uYXR0ZW50aW9uLnYxLkdldE1vZGVsUmVxdWVzdBoeLmF0dGVudGlvbi52MS5HZXRNb2RlbFJlc3BvbnNlYgZwcm90bzM");
 
 /**
  * Sequences of vectors: all rows of all sequences, concatenated in order.
@@ -388,6 +388,13 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
    * @generated from field: bool return_offsets = 13;
    */
   returnOffsets: boolean;
+
+  /**
+   * If return_weights is set: which layers and heads to return; if absent, all.
+   *
+   * @generated from field: attention.v1.HeadSelection head_selection = 14;
+   */
+  headSelection?: HeadSelection | undefined;
 };
 
 /**
@@ -396,6 +403,35 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
  */
 export const AttendRequestSchema: GenMessage<AttendRequest> = /*@__PURE__*/
   messageDesc(file_attention_v1_attention, 6);
+
+/**
+ * Some layers and heads of attention weights.
+ *
+ * @generated from message attention.v1.HeadSelection
+ */
+export type HeadSelection = Message<"attention.v1.HeadSelection"> & {
+  /**
+   * Layers of a text encoder, counted from 0, in the order in which they are
+   * returned; if empty, all. Must be empty for any other model.
+   *
+   * @generated from field: repeated uint32 layers = 1;
+   */
+  layers: number[];
+
+  /**
+   * Heads, counted from 0, in the order in which they are returned; if empty, all.
+   *
+   * @generated from field: repeated uint32 heads = 2;
+   */
+  heads: number[];
+};
+
+/**
+ * Describes the message attention.v1.HeadSelection.
+ * Use `create(HeadSelectionSchema)` to create a new message.
+ */
+export const HeadSelectionSchema: GenMessage<HeadSelection> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 7);
 
 /**
  * Attention weights of all sequences.
@@ -452,7 +488,7 @@ export type AttentionWeights = Message<"attention.v1.AttentionWeights"> & {
  * Use `create(AttentionWeightsSchema)` to create a new message.
  */
 export const AttentionWeightsSchema: GenMessage<AttentionWeights> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 7);
+  messageDesc(file_attention_v1_attention, 8);
 
 /**
  * The response to one AttendRequest.
@@ -522,7 +558,7 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
  * Use `create(AttendResponseSchema)` to create a new message.
  */
 export const AttendResponseSchema: GenMessage<AttendResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 8);
+  messageDesc(file_attention_v1_attention, 9);
 
 /**
  * One request of a stream.
@@ -550,7 +586,7 @@ export type AttendStreamRequest = Message<"attention.v1.AttendStreamRequest"> & 
  * Use `create(AttendStreamRequestSchema)` to create a new message.
  */
 export const AttendStreamRequestSchema: GenMessage<AttendStreamRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 9);
+  messageDesc(file_attention_v1_attention, 10);
 
 /**
  * Why one request of a stream failed.
@@ -592,7 +628,7 @@ export type StreamError = Message<"attention.v1.StreamError"> & {
  * Use `create(StreamErrorSchema)` to create a new message.
  */
 export const StreamErrorSchema: GenMessage<StreamError> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 10);
+  messageDesc(file_attention_v1_attention, 11);
 
 /**
  * One response of a stream.
@@ -636,7 +672,7 @@ export type AttendStreamResponse = Message<"attention.v1.AttendStreamResponse"> 
  * Use `create(AttendStreamResponseSchema)` to create a new message.
  */
 export const AttendStreamResponseSchema: GenMessage<AttendStreamResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 11);
+  messageDesc(file_attention_v1_attention, 12);
 
 /**
  * One axis of a tensor.
@@ -672,7 +708,7 @@ export type Axis = Message<"attention.v1.Axis"> & {
  * Use `create(AxisSchema)` to create a new message.
  */
 export const AxisSchema: GenMessage<Axis> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 12);
+  messageDesc(file_attention_v1_attention, 13);
 
 /**
  * A named input or output of a model.
@@ -715,7 +751,7 @@ export type Tensor = Message<"attention.v1.Tensor"> & {
  * Use `create(TensorSchema)` to create a new message.
  */
 export const TensorSchema: GenMessage<Tensor> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 13);
+  messageDesc(file_attention_v1_attention, 14);
 
 /**
  * How close served results are to eager PyTorch. A result is accepted if, for
@@ -752,7 +788,7 @@ export type Parity = Message<"attention.v1.Parity"> & {
  * Use `create(ParitySchema)` to create a new message.
  */
 export const ParitySchema: GenMessage<Parity> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 14);
+  messageDesc(file_attention_v1_attention, 15);
 
 /**
  * Floating-point operations of a model; a multiply-add counts as two.
@@ -787,7 +823,7 @@ export type Cost = Message<"attention.v1.Cost"> & {
  * Use `create(CostSchema)` to create a new message.
  */
 export const CostSchema: GenMessage<Cost> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 15);
+  messageDesc(file_attention_v1_attention, 16);
 
 /**
  * What sets a text encoder apart from a single attention module.
@@ -850,7 +886,7 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
  * Use `create(TextEncoderSchema)` to create a new message.
  */
 export const TextEncoderSchema: GenMessage<TextEncoder> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 16);
+  messageDesc(file_attention_v1_attention, 17);
 
 /**
  * Which keys a query row may attend to, by the rule of the model itself.
@@ -879,7 +915,7 @@ export type AttentionPattern = Message<"attention.v1.AttentionPattern"> & {
  * Use `create(AttentionPatternSchema)` to create a new message.
  */
 export const AttentionPatternSchema: GenMessage<AttentionPattern> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 17);
+  messageDesc(file_attention_v1_attention, 18);
 
 /**
  * One version of one model.
@@ -1007,7 +1043,7 @@ export type Model = Message<"attention.v1.Model"> & {
  * Use `create(ModelSchema)` to create a new message.
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 18);
+  messageDesc(file_attention_v1_attention, 19);
 
 /**
  * Whether a model can be used.
@@ -1041,7 +1077,7 @@ export enum Model_State {
  * Describes the enum attention.v1.Model.State.
  */
 export const Model_StateSchema: GenEnum<Model_State> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 18, 0);
+  enumDesc(file_attention_v1_attention, 19, 0);
 
 /**
  * Asks for the description of every model.
@@ -1056,7 +1092,7 @@ export type ListModelsRequest = Message<"attention.v1.ListModelsRequest"> & {
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 19);
+  messageDesc(file_attention_v1_attention, 20);
 
 /**
  * Describes every model of the repository.
@@ -1077,7 +1113,7 @@ export type ListModelsResponse = Message<"attention.v1.ListModelsResponse"> & {
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 20);
+  messageDesc(file_attention_v1_attention, 21);
 
 /**
  * Asks for the description of one model.
@@ -1105,7 +1141,7 @@ export type GetModelRequest = Message<"attention.v1.GetModelRequest"> & {
  * Use `create(GetModelRequestSchema)` to create a new message.
  */
 export const GetModelRequestSchema: GenMessage<GetModelRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 21);
+  messageDesc(file_attention_v1_attention, 22);
 
 /**
  * Describes one model.
@@ -1126,7 +1162,7 @@ export type GetModelResponse = Message<"attention.v1.GetModelResponse"> & {
  * Use `create(GetModelResponseSchema)` to create a new message.
  */
 export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 22);
+  messageDesc(file_attention_v1_attention, 23);
 
 /**
  * Element types, all little-endian.
