@@ -1,6 +1,7 @@
 """The metrics of real servers: named by the conventions, documented, and bounded in number."""
 
 import re
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,13 +20,14 @@ from scripts.generate_operations_page import PAGE
 from scripts.local_server import ServerProcess, serving
 from scripts.operations_tables import SUPERVISOR
 from tests.server.samples import TEXT
-from tests.server.test_metrics import scrape
+from tests.server.test_metrics import Samples, scrape
 from tests.support.metric_conventions import problems
 from tests.support.prometheus import check_metrics, page
 
 UNKNOWN_MODELS = 10_000
 MOST_SERIES_OF_A_MODEL = 100
 PATIENCE_SECONDS = 120
+CALLS, STREAM = "attention_requests_total", ("method", "/attention.v1.AttentionService/AttendStream")
 FAMILY = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
 DOCUMENTED = re.compile(r"^\| `(\w+)` \| (\w+) \| [^|]* \| ([\w ]+) \|", re.MULTILINE)
 # Name and type.
@@ -89,13 +91,28 @@ def test_the_series_of_a_model_are_bounded(one: str) -> None:
 
 
 def test_unknown_names_of_models_add_no_series(server: ServerProcess) -> None:
+    streams = ended_streams(scrape(server.metrics_port))
     with grpc.insecure_channel(server.target) as channel:
         ask(channel, "warm")
-        before = scrape(server.metrics_port).keys()
+        before = once_counted(server.metrics_port, streams + 1).keys()
         ask(channel, "unknown")
-        after = scrape(server.metrics_port).keys()
+        after = once_counted(server.metrics_port, streams + 2).keys()
     assert after == before
     assert not any("unknown-" in label for _, labels in after for _, label in labels)
+
+
+def ended_streams(samples: Samples) -> float:
+    """How many streams of attention.v1 have ended."""
+    ended = (value for (name, labels), value in samples.items() if name == CALLS and STREAM in labels)
+    return sum(ended)
+
+
+def once_counted(port: int, streams: float) -> Samples:
+    """The samples once so many streams have ended: a call is counted after its reply has been sent."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while ended_streams(samples := scrape(port)) < streams:
+        assert time.monotonic() < until
+    return samples
 
 
 def ask(channel: grpc.Channel, prefix: str) -> None:
