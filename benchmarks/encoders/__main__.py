@@ -18,6 +18,7 @@ import typer
 
 from benchmarks.encoders import table, ways
 from benchmarks.encoders.folder import random_texts, write_folder
+from export.precision import Precision
 from server import cores
 
 
@@ -35,12 +36,12 @@ def main(
         model = write_folder(folder, layers, width)
         compared = ways.sentence_transformers(folder) or ways.eager(model, folder)
         compared |= ways.padded_onnx(model, folder)
-        ways.write_repository(folder, repository)
-        compared |= stack.enter_context(ways.in_process(repository))
-        compared |= stack.enter_context(ways.served(repository, Path(name, "log")))
+        precisions = ways.write_repository(folder, repository)
+        compared |= stack.enter_context(ways.in_process(repository, precisions))
+        compared |= stack.enter_context(ways.served(repository, precisions, Path(name, "log")))
         _report(compared, random_texts(texts), rounds)
         if table_rows:
-            _report_table(Path(name, "table.parquet"), table_rows, folder, repository)
+            _report_table(Path(name, "table.parquet"), table_rows, folder, repository, precisions)
 
 
 def _report(compared: dict[str, ways.Encode], texts: list[str], rounds: int) -> None:
@@ -66,11 +67,9 @@ def _report(compared: dict[str, ways.Encode], texts: list[str], rounds: int) -> 
         )
 
 
-def _report_table(file: Path, rows: int, folder: Path, repository: Path) -> None:
+def _report_table(file: Path, rows: int, folder: Path, repository: Path, precisions: list[Precision]) -> None:
     table.write_table(file, rows)
-    jobs = {
-        f"enrichment, {each.value}": table.enriched(file, repository, each.value) for each in ways.PRECISIONS
-    }
+    jobs = {f"enrichment, {each.value}": table.enriched(file, repository, each.value) for each in precisions}
     reference = None
     if importlib.util.find_spec("sentence_transformers") is not None:
         reference = jobs["sentence-transformers"] = table.encoded(file, folder)
