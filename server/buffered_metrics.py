@@ -11,10 +11,31 @@ from threading import Lock
 from typing import Any
 
 from prometheus_client import Counter, Histogram
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.samples import Sample
 
 
-class BufferedCounter(Counter):
+class _Buffered(MetricWrapperBase):
+    """What the buffered metrics share: when they are published."""
+
+    def flush(self) -> None:
+        """Adds what happened since the last time to the metric, or to the metrics of all labels."""
+        if self._labelnames and not self._labelvalues:
+            children: tuple[Any, ...] = tuple(self._metrics.values())
+            for child in children:
+                child.flush()
+        else:
+            self._publish()
+
+    def _publish(self) -> None:
+        raise NotImplementedError
+
+    def _child_samples(self) -> Iterable[Sample]:
+        self._publish()
+        return super()._child_samples()
+
+
+class BufferedCounter(_Buffered, Counter):
     """A counter of events that are frequent. Any thread may call its methods."""
 
     def _metric_init(self) -> None:
@@ -32,22 +53,14 @@ class BufferedCounter(Counter):
         with self._buffer_lock:
             self._buffered += amount
 
-    def flush(self) -> None:
-        """Adds what was counted since the last time to the metric, or to the metrics of all labels."""
-        if self._labelnames and not self._labelvalues:
-            _flush_children(self)
-            return
+    def _publish(self) -> None:
         with self._buffer_lock:
             amount, self._buffered = self._buffered, 0.0
         if amount:
             super().inc(amount)
 
-    def _child_samples(self) -> Iterable[Sample]:
-        self.flush()
-        return super()._child_samples()
 
-
-class BufferedHistogram(Histogram):
+class BufferedHistogram(_Buffered, Histogram):
     """A histogram of values that are observed frequently. Any thread may call its methods."""
 
     _buckets: list[Any]
@@ -74,11 +87,7 @@ class BufferedHistogram(Histogram):
             self._buffered[bisect_left(self._upper_bounds, amount)] += 1
             self._buffered_sum += amount
 
-    def flush(self) -> None:
-        """Adds what was observed since the last time to the metric, or to the metrics of all labels."""
-        if self._labelnames and not self._labelvalues:
-            _flush_children(self)
-            return
+    def _publish(self) -> None:
         with self._buffer_lock:
             counts, total = self._buffered, self._buffered_sum
             self._clear()
@@ -88,12 +97,3 @@ class BufferedHistogram(Histogram):
         for bucket, count in zip(self._buckets, counts, strict=True):
             if count:
                 bucket.inc(count)
-
-    def _child_samples(self) -> Iterable[Sample]:
-        self.flush()
-        return super()._child_samples()
-
-
-def _flush_children(metric: Any) -> None:
-    for child in tuple(metric._metrics.values()):
-        child.flush()

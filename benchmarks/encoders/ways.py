@@ -34,7 +34,7 @@ REQUESTS = 2
 
 
 def sentence_transformers(folder: Path) -> dict[str, Encode]:
-    """sentence-transformers with torch; nothing where it is not installed."""
+    """The package sentence-transformers with PyTorch; empty if it is not installed."""
     if importlib.util.find_spec("sentence_transformers") is None:
         return {}
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415

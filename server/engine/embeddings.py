@@ -14,13 +14,11 @@ DIMENSIONS = "dimensions"
 
 
 def check_dimensions(dimensions: int, model: LoadedModel) -> None:
-    """Checks whether embeddings of a model can be shortened to a number of elements; 0 asks for all.
+    """Checks whether embeddings of a model can be shortened to a number of elements.
 
     Raises:
         InvalidRequestError: The model does not allow it.
     """
-    if not dimensions:
-        return
     if model.encoder is None:
         raise InvalidRequestError(DIMENSIONS, f"model {model.name!r} is not a text encoder")
     allowed = (*model.encoder.dimensions, model.encoder.embedding_width)

@@ -55,11 +55,9 @@ def select(weights: Array, selection: HeadSelection) -> Array:
         weights: (L, H, Tq, Tk), or (H, Tq, Tk) of a model that is not a text encoder.
         selection: Layers and heads, in the order of the result.
     """
-    *_, heads, _, _ = weights.shape
-    chosen = [selection.heads or range(heads)]
-    if weights.ndim > len(("head", "query", "key")):
-        chosen = [selection.layers or range(len(weights)), *chosen]
-    found: Array = weights[np.ix_(*chosen)]
+    *layers, heads, _, _ = weights.shape
+    chosen = [selection.layers or range(count) for count in layers]
+    found: Array = weights[np.ix_(*chosen, selection.heads or range(heads))]
     return found
 
 

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -71,9 +71,9 @@ def _value(value: Value) -> AnyValue:
             return AnyValue(string_value=value)
 
 
-def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
+def attributes(values: Attributes) -> list[KeyValue]:
     """Attributes; those that are empty texts are left out."""
-    return [attribute(key, value) for key, value in values.items() if value != ""]
+    return [attribute(key, value) for key, value in values if value != ""]
 
 
 def plain_attributes(values: Mapping[str, object]) -> Iterator[KeyValue]:
@@ -141,7 +141,7 @@ def _shared(
         name=name,
         kind=kind,
         flags=flags,
-        attributes=attributes(dict(values)),
+        attributes=attributes(values),
         status=ERROR if is_error else None,
     ).SerializeToString()
 

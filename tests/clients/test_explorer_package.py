@@ -4,30 +4,21 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import subprocess
 
 import pytest
 
 from scripts.local_server import ROOT
+from tests.support import node_package
 
 PACKAGE = ROOT / "clients/explorer"
 COPIES = (ROOT / "server/http/explorer.html", ROOT / "clients/python/src/attention_client/_explorer.html")
 MOST_BYTES = 200_000
-OLDEST_NODE = 20
 
 
-def run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def run(program: str, *arguments: str) -> node_package.Finished:
     """Runs node or npm in the package."""
-    return subprocess.run(
-        [shutil.which(program) or program, *arguments],
-        cwd=PACKAGE,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={name: value for name, value in os.environ.items() if not name.startswith("EXPLORER_")},
-    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("EXPLORER_")}
+    return node_package.run(PACKAGE, program, *arguments, env=env)
 
 
 def test_the_copies_are_equal_and_small() -> None:
@@ -64,23 +55,9 @@ def test_the_lock_file_names_no_registry() -> None:
 @pytest.fixture(scope="module")
 def package() -> None:
     """The installed dependencies, as the lock file states them."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed")
-    version = run("node", "--version").stdout
-    if int(version.lstrip("v").split(".")[0]) < OLDEST_NODE:
-        pytest.skip(f"node {version.strip()} is older than {OLDEST_NODE}")
-    lock, installed_lock = PACKAGE / "package-lock.json", PACKAGE / "node_modules/.package-lock.json"
-    if installed_lock.exists() and installed_lock.stat().st_mtime >= lock.stat().st_mtime:
-        return
-    installed = run("npm", "ci", "--no-audit", "--no-fund")
-    # A lock file that does not match package.json is a mistake here; other errors are the registry's.
-    if installed.returncode != 0 and "EUSAGE" not in installed.stderr:
-        pytest.skip(f"npm cannot install the dependencies: {installed.stderr.strip()[-300:]}")
-    assert installed.returncode == 0, installed.stderr
+    node_package.install(PACKAGE)
 
 
 def test_the_tests_of_the_package_pass_and_its_source_builds_the_page(package: None) -> None:  # noqa: ARG001
-    tested = run("npm", "test")
-    assert tested.returncode == 0, tested.stdout + tested.stderr
-    built = run("npm", "run", "build", "--", "--check")
-    assert built.returncode == 0, built.stdout + built.stderr
+    node_package.succeed(run("npm", "test"))
+    node_package.succeed(run("npm", "run", "build", "--", "--check"))

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,11 +22,12 @@ from scripts.local_server import ROOT, ServerProcess, serving
 from tests.clients.typescript_cases import CASES, Case, model_json
 from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server import samples
+from tests.support import node_package
 from tests.support.artifacts import cached_repositories, link_tree
+from tests.support.node_package import succeed
 from tests.support.recording import recording
 
 PACKAGE = ROOT / "clients/typescript"
-OLDEST_NODE = 20
 # The TypeScript client always states the type of the results.
 STATED_OUTPUT_TYPE = pb.AttendRequest(output_data_type=pb.DATA_TYPE_FP32).SerializeToString()
 STREAMS = 2
@@ -45,40 +45,15 @@ console.log(JSON.stringify([embeddings, [one.truncated, cut.truncated]]));
 """
 
 
-def run(program: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run(program: str, *arguments: str, **environment: str) -> node_package.Finished:
     """Runs node or npm in the package."""
-    return subprocess.run(
-        [shutil.which(program) or program, *arguments],
-        cwd=PACKAGE,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
-def succeed(process: "subprocess.CompletedProcess[str]") -> None:
-    """Fails with the output of a command that did not exit with status 0."""
-    assert process.returncode == 0, process.stdout + process.stderr
+    return node_package.run(PACKAGE, program, *arguments, env={**os.environ, **environment})
 
 
 @pytest.fixture(scope="module")
 def package() -> None:
     """The installed dependencies of the package, as its lock file states them."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed")
-    version = run("node", "--version").stdout
-    if int(version.lstrip("v").split(".")[0]) < OLDEST_NODE:
-        pytest.skip(f"node {version.strip()} is older than {OLDEST_NODE}")
-    lock, installed_lock = PACKAGE / "package-lock.json", PACKAGE / "node_modules/.package-lock.json"
-    if installed_lock.exists() and installed_lock.stat().st_mtime >= lock.stat().st_mtime:
-        return
-    installed = run("npm", "ci", "--no-audit", "--no-fund")
-    # A lock file that does not match package.json is a mistake here; other errors are the registry's.
-    if installed.returncode != 0 and "EUSAGE" not in installed.stderr:
-        pytest.skip(f"npm cannot install the dependencies: {installed.stderr.strip()[-300:]}")
-    succeed(installed)
+    node_package.install(PACKAGE)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
 from server.rpc.half_precision import WireFloat
-from server.rpc.model_rights import model_to_infer
 from server.rpc.notes import note_failure, note_refusal
 from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from server.rpc.status import code_of
@@ -47,7 +46,7 @@ class AttentionService:
     ) -> DeferredReply:
         """Computes the context vectors of one request."""
         message = request.message
-        model = model_to_infer(self._engine, call, message.model_name, message.model_version)
+        model = model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
         wire = codec.output_type(message)
         submitted = self._submit(model, message, request.fields, call, reservation)
         facts, embeds = submitted.facts, submitted.embeds
@@ -63,7 +62,7 @@ class AttentionService:
         message = request.message
         try:
             own = message.request
-            model = model_to_infer(self._engine, call, own.model_name, own.model_version)
+            model = model_rights.model_to_infer(self._engine, call, own.model_name, own.model_version)
             _check_id(message.id)
             wire = codec.output_type(own)
             submitted = self._submit(model, own, request.fields, call, reservation)
