@@ -7,15 +7,15 @@ from server import logs
 from server.command_line import make_application, unknown_variables
 from server.errors import ServerError
 from server.settings import Settings
-from server.shutdown import Inbox, handle_signals
+from server.shutdown import Inbox, end, handle_signals
 from server.tls import exposure
 
 log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Runs the server and exits with its status."""
-    make_application(serve)(prog_name="python -m server")
+    """Runs the server and ends the process with its status."""
+    make_application(lambda settings: end(serve(settings)))(prog_name="python -m server")
 
 
 def serve(settings: Settings) -> int:

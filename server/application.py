@@ -2,8 +2,6 @@
 
 import gc
 import logging
-import os
-import threading
 import time
 
 from server.call_log import CallLog
@@ -24,7 +22,7 @@ from server.rpc.options import RpcOptions
 from server.rpc.server import RpcServer
 from server.rpc.transport import TransportKind
 from server.settings import Settings
-from server.shutdown import EXIT_SECONDS, Inbox, StopRequest
+from server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
 from server.tls.watch import current_certificates
 
 log = logging.getLogger(__name__)
@@ -133,7 +131,7 @@ def _serve(
         canary.start()
         lifecycle.serving(ready=ready.count(True), failed=ready.count(False))
         _wait_for_stop(inbox)
-        _end_after(settings.grace_seconds + EXIT_SECONDS)
+        end_after(settings.grace_seconds + EXIT_SECONDS)
         seconds = _drain(settings.grace_seconds, server, lifecycle)
         log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
     finally:
@@ -148,20 +146,6 @@ def _drain(grace_seconds: float, server: RpcServer, lifecycle: Lifecycle) -> flo
     lifecycle.draining()
     server.stop(max(0.0, grace_seconds - (time.monotonic() - started)))
     return time.monotonic() - started
-
-
-def _end_after(seconds: float) -> None:
-    """Ends the process after a time: a run or a thread that does not return must not hold it up for ever."""
-
-    def end() -> None:
-        log.error("ended: calls or runs did not end in time", extra={"seconds": seconds})
-        logging.shutdown()
-        os._exit(1)
-
-    if seconds <= threading.TIMEOUT_MAX:
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
 
 
 def _freeze_loaded_objects() -> None:

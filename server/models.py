@@ -1,7 +1,6 @@
 """Which models a process loads when it starts, and how they change while it serves."""
 
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -18,7 +17,7 @@ from server.engine.version_policy import VersionPolicy
 from server.errors import LoadError
 from server.model_control import ALL, ControlMode, ModelControl, read_loaded
 from server.settings import Settings
-from server.shutdown import Inbox, StopRequest
+from server.shutdown import Inbox, StopRequest, end
 from server.workers.peers import WorkerPeers
 
 log = logging.getLogger(__name__)
@@ -94,9 +93,7 @@ def load_models(settings: Settings, inbox: Inbox) -> Repository:
 
 def _abandon_loading(request: StopRequest) -> NoReturn:
     log.info("stopped while loading", extra=request.fields)
-    logging.shutdown()
-    # Not sys.exit: the interpreter would wait for the loader, and the runtime would be torn down below it.
-    os._exit(0)
+    end(0)
 
 
 def model_control(

@@ -1,13 +1,22 @@
-"""Requests to stop: what they carry, and how signals become one."""
+"""How a process ends: requests to stop, the signals that become one, and the last step."""
 
+import faulthandler
+import logging
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import NoReturn
 
+log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # How long a process may take to end after the grace, when every call has been cancelled. Then it is ended.
 EXIT_SECONDS = 3.0
+# How much longer it may take to say so.
+LAST_SECONDS = 2.0
 # Messages to the main thread. A signal handler may run while the main thread is inside `get`, and of the
 # standard library's means of waiting only this queue allows `put` there.
 Inbox = SimpleQueue[object]
@@ -36,6 +45,34 @@ def handle_signals(stop: Callable[[StopRequest], None]) -> None:
         if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
             continue
         signal.signal(number, lambda received, _frame: stop(_request(received)))
+
+
+def end_after(seconds: float) -> None:
+    """Ends the process with status 1 after a time, even if a run or a thread does not return.
+
+    A thread of Python logs the reason. If none can run, because native code holds the interpreter, a thread
+    of `faulthandler` writes where each thread is and ends the process.
+    """
+
+    def ended() -> None:
+        log.error("ended: calls or runs did not end in time", extra={"seconds": seconds})
+        end(1)
+
+    if seconds + LAST_SECONDS <= threading.TIMEOUT_MAX:
+        faulthandler.dump_traceback_later(seconds + LAST_SECONDS, exit=True)
+        timer = threading.Timer(seconds, ended)
+        timer.daemon = True
+        timer.start()
+
+
+def end(status: int) -> NoReturn:
+    """Ends the process at once; what it used has been closed.
+
+    The end of the interpreter would wait for threads that are inside gRPC or ONNX Runtime, perhaps for ever.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def _request(number: int) -> StopRequest:

@@ -13,7 +13,7 @@ from server import application, logs, providers
 from server.errors import ServerError
 from server.metrics import Metrics
 from server.rpc.server import RpcServer
-from server.shutdown import Inbox, StopRequest, handle_signals
+from server.shutdown import Inbox, StopRequest, end, handle_signals
 from server.workers import folder
 from server.workers import metrics as multiprocess_metrics
 from server.workers.assignment import Assignment, Failure, Heartbeat, Ping, State
@@ -149,4 +149,4 @@ def _prepare_process(assignment: Assignment) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())
