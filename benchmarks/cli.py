@@ -283,6 +283,7 @@ def _results(conditions: Conditions, findings: Findings) -> Results:
         grid=tuple(findings.grid),
         growth=tuple(findings.growth),
         open_loop=tuple(findings.open_loop),
+        perf_analyzer=tuple(findings.perf_analyzer),
         failures=tuple(findings.failures),
     )
 

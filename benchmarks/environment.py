@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,16 +15,32 @@ from benchmarks.channel import CallFailedError
 from benchmarks.checkout import VERSION, Checkout
 from benchmarks.load import MeasurementWindow
 from benchmarks.processes import ServerAddress, free_ports, is_running, running, worker
-from benchmarks.results import BATCH, EAGER, ECHO, ONNX, SERVICE, STREAM, TRITON, TRITON_CPP, TYPED
+from benchmarks.results import (
+    BATCH,
+    EAGER,
+    ECHO,
+    INT8,
+    LOWEST,
+    ONNX,
+    SERVICE,
+    STREAM,
+    TRITON,
+    TRITON_CPP,
+    TYPED,
+)
 from benchmarks.systems import InProcess, Served
 from benchmarks.wire import Api
-from benchmarks.workload import MIXED, AttentionKind, BenchmarkPlan, Cell, Model
+from benchmarks.workload import MIDDLE, MIXED, NARROW, SHORT, WIDE, AttentionKind, BenchmarkPlan, Cell, Model
 
 GRAPH = "model.onnx"
 """The graph without masks and lengths, which the peers serve."""
 ECHO_PORT = 19000
 READY_SECONDS = 120
 POLL_SECONDS = 0.1
+LOWEST_OPTION = "--latency=lowest"
+LOWEST_CELLS = (Cell(WIDE, SHORT, 1), Cell(NARROW, SHORT, 1))
+INT8_MODEL = replace(WIDE, precision="int8")
+INT8_CELLS = (Cell(WIDE, SHORT, 32), Cell(WIDE, MIDDLE, 8))
 BATCH_IN_FLIGHT = {BATCH: (1, 2, 4), TRITON: (8, 32, 64), TRITON_CPP: (8, 32, 64)}
 
 
@@ -63,11 +79,16 @@ class Workers:
 
 @dataclass(frozen=True)
 class Environment:
-    """The processes that last for a whole run."""
+    """The processes that last for a whole run.
+
+    Attributes:
+        lowest: The service with `--latency lowest`.
+    """
 
     setup: Setup
     workers: Workers
     service: ServerAddress
+    lowest: ServerAddress
     echo: ServerAddress
 
     def in_process(self) -> list[InProcess]:
@@ -79,16 +100,22 @@ class Environment:
             InProcess(EAGER, torch, seconds, eager.measure, batch_cells=False),
         ]
 
-    def own(self, kind: AttentionKind) -> list[Served]:
+    def own(self, model: Model) -> list[Served]:
         """Returns the echo and the service. attention.v1 is measured with self-attention only."""
         found = [
             self._served(ECHO, self.echo, Api.ECHO),
             self._served(SERVICE, self.service, Api.OPEN_INFERENCE),
         ]
-        if kind is AttentionKind.SELF:
+        if model.kind is AttentionKind.SELF:
             found.append(self._served(TYPED, self.service, Api.ATTENTION))
             found.append(self._served(STREAM, self.service, Api.ATTENTION_STREAM))
             found.append(self._served(BATCH, self.service, Api.ATTENTION))
+        if model in (WIDE, NARROW):
+            lowest = self._served(LOWEST, self.lowest, Api.OPEN_INFERENCE)
+            found.append(replace(lowest, only=LOWEST_CELLS))
+        if model == WIDE:
+            int8 = self._served(INT8, self.service, Api.OPEN_INFERENCE)
+            found.append(replace(int8, only=INT8_CELLS, precision=INT8_MODEL.precision))
         return found
 
     def _served(self, name: str, server: ServerAddress, api: Api) -> Served:
@@ -142,11 +169,16 @@ def open_environment(setup: Setup) -> Iterator[Environment]:
     setup.work.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         workers = Workers(*(stack.enter_context(worker()) for _ in range(3)))
-        export_models(Checkout(), setup.plan.models, setup.cache, workers.eager)
-        log = setup.work / "service.log"
-        service = stack.enter_context(Checkout().serving(setup.repository, log, *setup.server_options))
+        export_models(Checkout(), (*setup.plan.models, INT8_MODEL), setup.cache, workers.eager)
+        service, lowest = (
+            stack.enter_context(Checkout().serving(setup.repository, setup.work / log, *options))
+            for log, options in (
+                ("service.log", setup.server_options),
+                ("service.lowest.log", (LOWEST_OPTION, *setup.server_options)),
+            )
+        )
         echo = stack.enter_context(_open_echo(setup.work))
-        yield Environment(setup, workers, service, echo)
+        yield Environment(setup, workers, service, lowest, echo)
 
 
 def export_models(

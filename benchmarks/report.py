@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from benchmarks import tables
+from benchmarks import perf_analyzer, tables
 from benchmarks.plots import draw
 from benchmarks.results import (
     SERVICE,
@@ -53,6 +53,7 @@ def render(results: Results, memory: MemoryCurve | None, plots: list[str]) -> st
         _introduction(results.conditions),
         _rates(grid, results.conditions),
         _latencies(grid, results),
+        _second_generator(Index(results.perf_analyzer)),
         "\n\n".join(f"![{name.removesuffix('.png')}]({name})" for name in plots),
         "## Targets\n\n" + tables.targets_table(targets(grid, memory, cores)),
         "## Many sequences in one request\n\n" + tables.batch_requests_table(grid),
@@ -95,6 +96,12 @@ def _latencies(grid: Index, results: Results) -> str:
     if results.open_loop:
         text += "\n\nAt fixed rates (open loop), µs:\n\n" + tables.open_loop_table(results.open_loop)
     return text
+
+
+def _second_generator(found: Index) -> str:
+    if not found.measurements:
+        return ""
+    return f"## The same loads from {perf_analyzer.NAME}\n\n" + tables.generator_table(found)
 
 
 def _graph(grid: Index) -> str:

@@ -21,8 +21,11 @@ SERVICE = "service"
 TYPED = "service, attention.v1"
 STREAM = "service, stream"
 BATCH = "service, 64 in one request"
+LOWEST = "service, --latency lowest"
+INT8 = "service, int8"
 TRITON = "Triton (Python backend)"
 TRITON_CPP = "Triton (C++ backend)"
+TRITON_CPP_SINGLE = "Triton (C++ backend, one instance)"
 TORCHSERVE = "TorchServe"
 
 NANOSECONDS_PER_MICROSECOND = 1_000
@@ -145,6 +148,7 @@ class Results:
     """A complete run.
 
     Attributes:
+        perf_analyzer: Cells that Triton's load generator measured as well.
         failures: What could not be measured, and why.
     """
 
@@ -152,6 +156,7 @@ class Results:
     grid: tuple[Measurement, ...]
     growth: tuple[Measurement, ...]
     open_loop: tuple[OpenLoopMeasurement, ...]
+    perf_analyzer: tuple[Measurement, ...] = ()
     failures: tuple[str, ...] = ()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks import load
+from benchmarks import load, perf_analyzer
 from benchmarks.channel import CallFailedError
 from benchmarks.environment import Environment
 from benchmarks.load import Endpoint, LoadResult
@@ -20,6 +20,7 @@ from benchmarks.results import (
     TORCHSERVE,
     TRITON,
     TRITON_CPP,
+    TRITON_CPP_SINGLE,
     Index,
     Measurement,
     MemoryCurve,
@@ -47,6 +48,7 @@ class Findings:
     grid: list[Measurement] = field(default_factory=list)
     growth: list[Measurement] = field(default_factory=list)
     open_loop: list[OpenLoopMeasurement] = field(default_factory=list)
+    perf_analyzer: list[Measurement] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
@@ -61,14 +63,15 @@ def run(environment: Environment, findings: Findings, report_progress: Progress)
     for model in environment.setup.plan.models:
         report_progress(f"{model.name}: starting the peers")
         with environment.peers(model) as others:
-            served = _valid(environment, model, [*environment.own(model.kind), *others], findings.failures)
+            served = _valid(environment, model, [*environment.own(model), *others], findings.failures)
             _measure_model(environment, model, served, findings, report_progress)
 
 
 def steps(plan: BenchmarkPlan) -> int:
     """Returns how often `run` reports progress."""
     cells = sum(len(plan.cells(model)) + len(plan.growth_cells(model)) for model in plan.models)
-    return len(plan.models) + cells + len(plan.open_cells)
+    second = len(plan.perf_analyzer_cells) if perf_analyzer.is_installed() else 0
+    return len(plan.models) + cells + len(plan.open_cells) + second
 
 
 def _valid(environment: Environment, model: Model, served: list[Served], failures: list[str]) -> list[Served]:
@@ -104,6 +107,11 @@ def _measure_model(
         if cell.model == model:
             report_progress(f"open loop: {cell.name}")
             findings.open_loop += _measure_open_loop(cell, served, plan, Index(tuple(findings.grid)))
+    if perf_analyzer.is_installed():
+        for cell in plan.perf_analyzer_cells:
+            if cell.model == model:
+                report_progress(f"{perf_analyzer.NAME}: {cell.name}")
+                findings.perf_analyzer += _measure_with_perf_analyzer(cell, served, plan, findings.failures)
 
 
 def measure_in_rounds(
@@ -139,6 +147,31 @@ def _measure_open_loop(
                     job = system.generator.submit(load.open_loop, endpoint, rate, plan.open_seconds, seed)
                     results[system.name].append(job.result())
         found += [_merge(cell, name, share, rates[name], results[name]) for name in rates]
+    return found
+
+
+def _measure_with_perf_analyzer(
+    cell: Cell, served: Sequence[Served], plan: BenchmarkPlan, failures: list[str]
+) -> list[Measurement]:
+    """Measures the servers of the Open Inference Protocol, in rounds."""
+    systems = [one for one in served if one.api is Api.OPEN_INFERENCE and one.only is None]
+    found = []
+    for at in range(plan.rounds):
+        for system in systems if at % 2 == 0 else reversed(systems):
+            batch_axis = system.name == TRITON_CPP_SINGLE
+            try:
+                found.append(
+                    perf_analyzer.measure(
+                        cell,
+                        system.name,
+                        system.server,
+                        at,
+                        seconds=plan.perf_analyzer_seconds,
+                        batch_axis=batch_axis,
+                    )
+                )
+            except MeasurementError as error:
+                failures.append(f"{system.name}, {cell.name}: {error}")
     return found
 
 

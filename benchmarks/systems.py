@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,11 +12,13 @@ from benchmarks.load import Endpoint, LoadResult, MeasurementWindow
 from benchmarks.processes import ServerAddress
 from benchmarks.results import Measurement, Percentiles
 from benchmarks.wire import Api
-from benchmarks.workload import Array, Cell, Lengths, Model
+from benchmarks.workload import FP32, Array, Cell, Lengths, Model
 
 MICROSECONDS = 1e6
 # Between two versions of ONNX Runtime. Tests verify the tolerance of the service itself.
 RTOL, ATOL = 1e-4, 1e-4
+LOW_PRECISION_ATOL = 0.1
+"""For int8: the tolerance of its export."""
 
 
 class MeasurementError(Exception):
@@ -31,6 +33,8 @@ class Served:
         batch_requests: Whether the server receives all sequences of a batch cell in one request.
         batch_in_flight: Numbers of requests in flight to try in a batch cell, of which the fastest counts;
             empty if the server is not measured in batch cells.
+        only: The cells in which the server is measured; None for all.
+        precision: Precision of the model that is asked for.
     """
 
     name: str
@@ -40,15 +44,20 @@ class Served:
     window: MeasurementWindow
     batch_requests: bool = False
     batch_in_flight: tuple[int, ...] = ()
+    only: tuple[Cell, ...] | None = None
+    precision: str = FP32
 
     def measures(self, cell: Cell) -> bool:
         """Returns whether the system is measured in a cell."""
+        if self.only is not None and cell not in self.only:
+            return False
         return bool(self.batch_in_flight) if cell.per_request > 1 else not self.batch_requests
 
     def endpoint(self, cell: Cell) -> Endpoint:
         """Returns the requests that the load generator sends."""
         count = cell.per_request if self.batch_requests else 1
-        return Endpoint(self.server.address, self.server.pid, self.api, cell.model, cell.lengths, count)
+        model = replace(cell.model, precision=self.precision)
+        return Endpoint(self.server.address, self.server.pid, self.api, model, cell.lengths, count)
 
     def measure(self, cell: Cell, at_round: int) -> Measurement:
         """Measures the system once.
@@ -75,14 +84,15 @@ class Served:
             CallFailedError: The call failed.
         """
         found = self.generator.submit(load.first_response, self.endpoint(cell)).result()
-        if self.api is not Api.ECHO and not agree(found, expected):
+        atol = ATOL if self.precision == FP32 else LOW_PRECISION_ATOL
+        if self.api is not Api.ECHO and not agree(found, expected, atol=atol):
             raise MeasurementError("the context vectors differ from those computed in process")
 
 
-def agree(found: list[Array], expected: list[Array]) -> bool:
+def agree(found: list[Array], expected: list[Array], *, atol: float = ATOL) -> bool:
     """Returns whether two lists hold as many arrays, of equal shapes and of values within the tolerance."""
     return len(found) == len(expected) and all(
-        one.shape == other.shape and np.allclose(one, other, rtol=RTOL, atol=ATOL)
+        one.shape == other.shape and np.allclose(one, other, rtol=RTOL, atol=atol)
         for one, other in zip(found, expected, strict=True)
     )
 

@@ -6,22 +6,24 @@ from benchmarks.results import (
     BATCH,
     EAGER,
     ECHO,
+    LOWEST,
     ONNX,
     SERVICE,
     STREAM,
     TORCHSERVE,
     TRITON,
     TRITON_CPP,
+    TRITON_CPP_SINGLE,
     TYPED,
     Index,
     OpenLoopMeasurement,
 )
 from benchmarks.summary import Metric, Spread, of, p50, ratio, sequence_rate, token_rate
-from benchmarks.targets import Target
+from benchmarks.targets import BEST, Target, beside_best
 from benchmarks.workload import MIDDLE, MIXED, NARROW, SHORT, WIDE, Cell, Model
 
 NOTHING = "-"
-PEERS = (TRITON, TRITON_CPP, TORCHSERVE)
+PEERS = (TRITON, TRITON_CPP, TRITON_CPP_SINGLE, TORCHSERVE)
 HEADLINE_CELLS = (
     Cell(WIDE, SHORT, 1),
     Cell(WIDE, SHORT, 32),
@@ -75,7 +77,7 @@ def rates_table(grid: Index) -> str:
 
 def single_latency_table(grid: Index) -> str:
     """The median latency of one request in flight, in microseconds: self-attention, service and peers."""
-    systems = [name for name in (SERVICE, STREAM, *PEERS) if name in grid.systems()]
+    systems = [name for name in (SERVICE, LOWEST, STREAM, *PEERS) if name in grid.systems()]
     cells = [
         cell
         for cell in grid.cells()
@@ -111,6 +113,23 @@ def metric_table(index: Index, cells: Sequence[Cell], metric: Metric) -> str:
         for cell in cells
     ]
     return table(("length, load", *systems), rows)
+
+
+def generator_table(found: Index) -> str:
+    """Rates and latencies from another load generator: requests per second, and the p50 in microseconds."""
+    systems = found.systems()
+    rows = [
+        (
+            cell.name,
+            *(
+                f"{with_ratio(of(found, cell, name, sequence_rate))}; {_middle(of(found, cell, name, p50))}"
+                for name in systems
+            ),
+            with_range(beside_best(found, cell, SERVICE)),
+        )
+        for cell in found.cells()
+    ]
+    return table(("requests/s; p50, µs", *systems, f"{SERVICE} / {BEST}"), rows)
 
 
 def model_tables(grid: Index, model: Model) -> str:
@@ -196,6 +215,10 @@ def open_loop_table(found: Sequence[OpenLoopMeasurement]) -> str:
     rate_column = "requests/s (share of closed-loop rate)"
     header = ("case", "system", rate_column, "p50", "p90", "p99", "p99.9", "requests", "failed")
     return table(header, rows)
+
+
+def _middle(value: Spread | None) -> str:
+    return number(value.median if value else None)
 
 
 def _sum(one: Spread | None, other: Spread | None) -> str:

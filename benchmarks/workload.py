@@ -161,6 +161,8 @@ class BenchmarkPlan:
         shares: Rates of the open loop, as shares of the closed-loop rate with 32 requests in flight.
         open_seconds: Length of one open-loop measurement.
         open_cells: Cells that are also measured in open loop.
+        perf_analyzer_cells: Cells that are also measured with Triton's load generator.
+        perf_analyzer_seconds: Length of one of its measurements.
     """
 
     name: str
@@ -176,6 +178,13 @@ class BenchmarkPlan:
     shares: tuple[float, ...] = (0.2, 0.5, 0.8)
     open_seconds: float = 1.0
     open_cells: tuple[Cell, ...] = (Cell(WIDE, SHORT, 32), Cell(WIDE, MIXED, 32), Cell(NARROW, SHORT, 32))
+    perf_analyzer_cells: tuple[Cell, ...] = (
+        Cell(WIDE, SHORT, 1),
+        Cell(WIDE, SHORT, 32),
+        Cell(WIDE, MIDDLE, 8),
+        Cell(NARROW, SHORT, 32),
+    )
+    perf_analyzer_seconds: float = 0.9
 
     def cells(self, model: Model) -> list[Cell]:
         """Returns all cells of a model; self-attention also has a cell of many sequences in one request."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.peers import torchserve, triton
 from benchmarks.peers.launch import Command, Launch
 from benchmarks.processes import ServerAddress, free_ports, running
-from benchmarks.results import TORCHSERVE, TRITON, TRITON_CPP
+from benchmarks.results import TORCHSERVE, TRITON, TRITON_CPP, TRITON_CPP_SINGLE
 from benchmarks.wire import Api
 from benchmarks.workload import AttentionKind, Model
 
@@ -79,6 +79,15 @@ PEERS = (
         version="2.51",
         first_port=22000,
         command=triton.onnxruntime_backend,
+    ),
+    Peer(
+        name=TRITON_CPP_SINGLE,
+        requirement=f"{triton.CPP_BACKENDS}/onnxruntime",
+        api=Api.OPEN_INFERENCE,
+        kinds=tuple(AttentionKind),
+        version="2.51",
+        first_port=23000,
+        command=triton.onnxruntime_backend_single_instance,
     ),
     Peer(
         name=TORCHSERVE,

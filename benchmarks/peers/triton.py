@@ -18,17 +18,19 @@ CONFIG = """\
 name: "{name}"
 backend: "{backend}"
 max_batch_size: {max_batch}
-{inputs}output [ {{ name: "context_vectors" data_type: TYPE_FP32 dims: [ -1, {width} ] }} ]
-dynamic_batching {{ max_queue_delay_microseconds: {delay} }}
+{inputs}output [ {{ name: "context_vectors" data_type: TYPE_FP32 dims: [ {dims} ] }} ]
 instance_group [ {{ kind: KIND_CPU count: {instances} }} ]
 """
-INPUT = 'input [ {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1, {width} ] }} ]\n'
-ONE_THREAD = 'parameters { key: "intra_op_thread_count" value: { string_value: "1" } }\n'
+INPUT = 'input [ {{ name: "{name}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
+BATCHING = "dynamic_batching {{ max_queue_delay_microseconds: {delay} }}\n"
+GRAPH = 'default_model_filename: "{graph}"\n'
+THREADS = 'parameters {{ key: "intra_op_thread_count" value: {{ string_value: "{threads}" }} }}\n'
 
 
 def python_backend(launch: Launch) -> Command:
     """One instance that runs ONNX Runtime on all cores; requests of equal shape are batched."""
-    version = _repository(launch, backend="python", delay=PYTHON_DELAY_MICROSECONDS, instances=1)
+    batching = BATCHING.format(delay=PYTHON_DELAY_MICROSECONDS)
+    version = _repository(launch, "python", batching, instances=1, max_batch=MAX_BATCH)
     shutil.copy(PYTHON_MODEL, version / "model.py")
     site = _site_packages(launch.home)
     libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH", "")]
@@ -42,14 +44,24 @@ def python_backend(launch: Launch) -> Command:
 
 def onnxruntime_backend(launch: Launch) -> Command:
     """One instance of one thread for each core, batches without delay: fastest under load on two cores."""
-    version = _repository(launch, backend="onnxruntime", delay=0, instances=cores())
-    config = version.parent / "config.pbtxt"
-    config.write_text(config.read_text() + f'default_model_filename: "{launch.graph.name}"\n' + ONE_THREAD)
+    return _onnxruntime(launch, instances=cores(), threads=1, max_batch=MAX_BATCH)
+
+
+def onnxruntime_backend_single_instance(launch: Launch) -> Command:
+    """One instance on all cores without batches: fastest with one request in flight."""
+    return _onnxruntime(launch, instances=1, threads=cores(), max_batch=0)
+
+
+def _onnxruntime(launch: Launch, *, instances: int, threads: int, max_batch: int) -> Command:
+    options = GRAPH.format(graph=launch.graph.name) + THREADS.format(threads=threads)
+    if max_batch:
+        options += BATCHING.format(delay=0)
+    _repository(launch, "onnxruntime", options, instances=instances, max_batch=max_batch)
     arguments = _arguments(launch, launch.home / CPP_BACKENDS)
     return Command([*arguments, "--grpc-infer-allocation-pool-size=64"])
 
 
-def _repository(launch: Launch, *, backend: str, delay: int, instances: int) -> Path:
+def _repository(launch: Launch, backend: str, options: str, *, instances: int, max_batch: int) -> Path:
     """Writes Triton's model repository, and returns the folder of the model's version."""
     model = launch.model
     version = launch.folder / "repository" / model.name / "1"
@@ -57,17 +69,18 @@ def _repository(launch: Launch, *, backend: str, delay: int, instances: int) -> 
     version.mkdir(parents=True)
     for file in launch.graph.parent.iterdir():
         (version / file.name).symlink_to(file)
-    inputs = "".join(INPUT.format(name=name, width=model.width) for name in model.inputs)
+    # Without batches, the shape includes the batch axis.
+    dims = f"-1, {model.width}" if max_batch else f"-1, -1, {model.width}"
+    inputs = "".join(INPUT.format(name=name, dims=dims) for name in model.inputs)
     text = CONFIG.format(
         name=model.name,
         backend=backend,
-        max_batch=MAX_BATCH,
+        max_batch=max_batch,
         inputs=inputs,
-        width=model.width,
-        delay=delay,
+        dims=dims,
         instances=instances,
     )
-    (version.parent / "config.pbtxt").write_text(text)
+    (version.parent / "config.pbtxt").write_text(text + options)
     return version
 
 

@@ -86,14 +86,29 @@ class Engine:
         """
         return encode_texts(request, model, self.limits, reservation)
 
+    def validate(self, model: LoadedModel, request: Request) -> ValidatedRequest:
+        """Checks a decoded request against its model and the limits.
+
+        Raises:
+            EngineError: The request is refused.
+        """
+        return validate(request, model, self.limits)
+
     def submit(
         self, model: LoadedModel, request: Request, reservation: Reservation | None = None
     ) -> Future[Result]:
         """Validates a request and queues it.
 
+        Raises:
+            EngineError: The request is refused; nothing was queued.
+        """
+        return self.queue(self.validate(model, request), reservation)
+
+    def queue(self, validated: ValidatedRequest, reservation: Reservation | None = None) -> Future[Result]:
+        """Queues a request.
+
         Args:
-            model: As returned by `model`.
-            request: The decoded request.
+            validated: The request.
             reservation: Holds the memory of the received message. What the request takes in addition is added
                 to it, and its owner releases it. Its timeline receives the stages of the request. Without a
                 reservation, the engine reserves the memory of the request until the future is resolved.
@@ -104,7 +119,6 @@ class Engine:
         Raises:
             EngineError: The request is refused; nothing was queued.
         """
-        validated = validate(request, model, self.limits)
         if reservation is not None:
             reservation.add(validated.held_bytes)
             if reservation.timeline is not None:

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from functools import _lru_cache_wrapper, lru_cache
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 R = TypeVar("R")
-_caches: "list[_lru_cache_wrapper[Any]]" = []
+_caches: "WeakSet[_lru_cache_wrapper[Any]]" = WeakSet()
 
 
 def cached_by_model(maxsize: int) -> "Callable[[Callable[..., R]], _lru_cache_wrapper[R]]":
@@ -13,7 +14,7 @@ def cached_by_model(maxsize: int) -> "Callable[[Callable[..., R]], _lru_cache_wr
 
     def decorate(function: Callable[..., R]) -> "_lru_cache_wrapper[R]":
         cached = lru_cache(maxsize=maxsize)(function)
-        _caches.append(cached)
+        _caches.add(cached)
         return cached
 
     return decorate
@@ -21,5 +22,5 @@ def cached_by_model(maxsize: int) -> "Callable[[Callable[..., R]], _lru_cache_wr
 
 def forget_models() -> None:
     """Empties every cache, so that models that were unloaded can be freed."""
-    for cached in _caches:
+    for cached in list(_caches):
         cached.cache_clear()

@@ -88,7 +88,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         size, work = _with_spans(request, model, lengths[0], size)
     _check_result_bytes(size, _field_of_result(request, first), limits)
     _check_run_bytes(shapes[largest].run_bytes, largest, first, limits)
-    rows = [_split(own) for own in ragged]
+    rows = [split(own) for own in ragged]
     masks = _split_mask(request.mask, model, shapes)
     spans = _split_spans(request, shapes)
     sequences = [
@@ -171,7 +171,7 @@ def _check_rows(spec: TensorSpec, rows: Array, expected: int) -> None:
             )
 
 
-def _split(ragged: Ragged) -> list[Array]:
+def split(ragged: Ragged) -> list[Array]:
     """One view (T, ...) for each sequence."""
     if len(ragged.lengths) == 1:
         return [ragged.rows]
@@ -181,7 +181,7 @@ def _split(ragged: Ragged) -> list[Array]:
 
 def _split_spans(request: Request, sequences: list[SequenceShape]) -> Sequence[Array | None]:
     """The spans (n, 2) of each sequence."""
-    return [None] * len(sequences) if request.spans is None else _split(request.spans)
+    return [None] * len(sequences) if request.spans is None else split(request.spans)
 
 
 def _with_spans(request: Request, model: LoadedModel, lengths: tuple[int, ...], size: int) -> tuple[int, int]:

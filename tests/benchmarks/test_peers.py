@@ -1,5 +1,6 @@
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,8 +9,8 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.peers import torchserve_handler, triton
-from benchmarks.peers.launch import Launch
-from benchmarks.results import TORCHSERVE, TRITON, TRITON_CPP
+from benchmarks.peers.launch import Command, Launch
+from benchmarks.results import TORCHSERVE, TRITON, TRITON_CPP, TRITON_CPP_SINGLE
 from benchmarks.workload import AttentionKind, Model
 
 CROSS = Model(AttentionKind.CROSS, 64, 4)
@@ -32,7 +33,7 @@ def test_peers_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv(peers.HOME_VARIABLE, str(tmp_path))
 
     assert peers.installed() == []
-    assert peers.absent() == (TRITON, TRITON_CPP, TORCHSERVE)
+    assert peers.absent() == (TRITON, TRITON_CPP, TRITON_CPP_SINGLE, TORCHSERVE)
     assert peers.versions() == {}
 
 
@@ -46,9 +47,17 @@ def test_installed_peers_state_their_runtime(tmp_path: Path, monkeypatch: pytest
     assert peers.versions() == {TRITON: "2.51, ONNX Runtime 1.2.3"}
 
 
-@pytest.mark.parametrize("backend", [triton.python_backend, triton.onnxruntime_backend])
-def test_triton_receives_a_model_repository(launch: Launch, backend: object) -> None:
-    assert callable(backend)
+@pytest.mark.parametrize(
+    ("backend", "dims"),
+    [
+        (triton.python_backend, "-1, 64"),
+        (triton.onnxruntime_backend, "-1, 64"),
+        (triton.onnxruntime_backend_single_instance, "-1, -1, 64"),
+    ],
+)
+def test_triton_receives_a_model_repository(
+    launch: Launch, backend: Callable[[Launch], Command], dims: str
+) -> None:
     for _ in range(2):  # a second start replaces what the first one wrote
         command = backend(launch)
     model = launch.folder / "repository" / CROSS.name
@@ -57,7 +66,7 @@ def test_triton_receives_a_model_repository(launch: Launch, backend: object) -> 
     assert f"--model-repository={launch.folder / 'repository'}" in command.arguments
     assert "--grpc-port=20000" in command.arguments
     for name in ("query", "key"):
-        assert f'input [ {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1, 64 ] }} ]' in config
+        assert f'input [ {{ name: "{name}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]' in config
     assert (model / "1/model.onnx").read_bytes() == b"graph"
     assert (model / "1/weights.data").read_bytes() == b"weights"
 
@@ -94,4 +103,6 @@ def test_the_installer_refuses_an_unknown_peer(tmp_path: Path) -> None:
     )
 
     assert result.returncode == 2
-    assert "unknown peer: nonsense; choose triton or torchserve" in result.stderr
+    assert (
+        "unknown peer: nonsense; choose of triton, triton-onnxruntime, torchserve and perf" in result.stderr
+    )

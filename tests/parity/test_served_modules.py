@@ -237,5 +237,5 @@ def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     message = raw_request(model, {"ids": np.stack(ids), "rows": np.stack(rows)}, ["pooled"])
     decoded = open_inference_codec.decode(message, model, np.inf)
     result = engine.submit(model, decoded.request).result(60)
-    encoded = encode(result, decoded.shapes, model, "")
+    encoded = encode(result, decoded.reply.shapes, model, "")
     assert_parity(answered(pb.ModelInferResponse.FromString(encoded))["pooled"], pooled)

@@ -19,7 +19,7 @@ from server.engine.observer import BatchReport, NullObserver
 from server.engine.repository import Repository
 from server.engine.scheduler import Scheduler
 from server.engine.session import RunControl, Session
-from server.engine.types import Array, Request, Result
+from server.engine.types import Array, Result
 from server.engine.validation import ValidatedRequest
 from server.rpc.dispatcher import CallObserver
 from server.rpc.dispatcher import Recorder as CallsRecorder
@@ -214,10 +214,8 @@ class WatchedEngine(Engine):
         self._queued = threading.Semaphore(0)
         super().__init__(Repository([*models]), limits, self.recorder, inline_seconds=0, parallel_runs=1)
 
-    def submit(
-        self, model: LoadedModel, request: Request, reservation: Reservation | None = None
-    ) -> Future[Result]:
-        future = super().submit(model, request, reservation)
+    def queue(self, validated: ValidatedRequest, reservation: Reservation | None = None) -> Future[Result]:
+        future = super().queue(validated, reservation)
         self._queued.release()
         return future
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from server.rpc.attention.fields import (
 )
 from server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
+from server.rpc.known_requests import Head
 from server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
 from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
 from server.rpc.tensors import buffers, from_bytes
@@ -63,6 +64,7 @@ MASK_KINDS = {
     pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
     pb.AttentionMask.KIND_HEADS: MaskKind.HEADS,
 }
+VECTOR_FIELDS: "dict[int, Literal['query', 'key', 'value']]" = {QUERY: "query", KEY: "key", VALUE: "value"}
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
 KNOWN_FLOATS = ", ".join(WireFloat.__members__)
@@ -101,6 +103,24 @@ def _check_output(model: LoadedModel) -> None:
             f"{spec.name} of model {model.name!r} has shape ({shape}), which is not a sequence of vectors; "
             "use ModelInfer of the Open Inference Protocol",
         )
+
+
+def head_of(message: pb.AttendRequest) -> Head:
+    """Takes the vectors out of a message."""
+    contents, paths = [], []
+    for number, field in VECTOR_FIELDS.items():
+        if message.HasField(field):
+            vectors: pb.VectorSequences = getattr(message, field)
+            contents.append(vectors.data)
+            paths.append((number, VECTOR_DATA))
+            vectors.ClearField("data")
+    return Head(message.SerializeToString(), contents, paths)
+
+
+def inputs_of(head: Head, names: Mapping[str, str]) -> list[str]:
+    """The model's input that each of the vectors is, given the result of `input_names`."""
+    fields = [VECTOR_FIELDS[number] for number, *_ in head.paths]
+    return [names.get(field, field) for field in fields]
 
 
 def decode(

@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.budget import Reservation
+from server.engine.caller import ANYONE
 from server.engine.engine import Engine
 from server.engine.errors import LimitExceededError, OverloadedError
 from server.engine.model import LoadedModel
 from server.engine.types import Result
+from server.engine.validation import ValidatedRequest
 from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.attention import codec
@@ -17,6 +19,7 @@ from server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
 from server.rpc.half_precision import WireFloat
+from server.rpc.known_requests import KnownRequests
 from server.rpc.notes import note_failure, note_refusal
 from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from server.rpc.status import code_of
@@ -26,11 +29,11 @@ from server.rpc.transport.seam import Call
 MAX_ID_BYTES = 1024
 
 
-class _Submitted(NamedTuple):
-    """A request in the engine, and what its reply needs."""
+class _Reply(NamedTuple):
+    """What encodes the reply to a request, beside its result."""
 
     model: LoadedModel
-    future: Future[Result]
+    wire: WireFloat
     facts: TextFacts
     embeds: bool
 
@@ -40,6 +43,7 @@ class AttentionService:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._known = KnownRequests[_Reply]()
 
     def attend(
         self, request: Parsed[pb.AttendRequest], call: Call, reservation: Reservation
@@ -47,12 +51,9 @@ class AttentionService:
         """Computes the context vectors of one request."""
         message = request.message
         model = model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
-        wire = codec.output_type(message)
-        submitted = self._submit(model, message, request.fields, call, reservation)
-        facts, embeds = submitted.facts, submitted.embeds
+        future, (_, wire, facts, embeds) = self._submit(model, message, request.fields, call, reservation)
         return DeferredReply(
-            submitted.future,
-            lambda resolved: codec.encode(resolved.result(), model, wire, facts, embeds=embeds),
+            future, lambda resolved: codec.encode(resolved.result(), model, wire, facts, embeds=embeds)
         )
 
     def attend_stream(
@@ -64,14 +65,11 @@ class AttentionService:
             own = message.request
             model = model_rights.model_to_infer(self._engine, call, own.model_name, own.model_version)
             _check_id(message.id)
-            wire = codec.output_type(own)
-            submitted = self._submit(model, own, request.fields, call, reservation)
+            future, reply = self._submit(model, own, request.fields, call, reservation)
         except Exception as error:
             note_failure(reservation, error)
             return _error_reply(message.id, error)
-        return DeferredReply(
-            submitted.future, lambda resolved: _encode_streamed(message.id, resolved, submitted, wire)
-        )
+        return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, reply))
 
     def refuse_streamed(self, message: bytes, error: OverloadedError) -> pb.AttendStreamResponse:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
@@ -84,24 +82,43 @@ class AttentionService:
         fields: Fields,
         call: Call,
         reservation: Reservation,
-    ) -> "_Submitted":
-        allowance = Allowance(self._engine.limits, reservation)
-        facts = NO_FACTS
-        embeds = message.HasField("embedding")
+    ) -> tuple[Future[Result], _Reply]:
         try:
-            if embeds:
-                codec.check_embedding(model)
-            request = codec.decode(message, call.deadline, codec.input_names(model), fields, allowance)
-            if call.identity is not None:
-                request.caller = call.identity.caller
-            if request.texts:
-                request = self._engine.encode_texts(model, request, reservation)
-                facts = TextFacts.of(request, model)
-            future = self._engine.submit(model, request, reservation)
+            validated, reply = self._validated(model, message, fields, call, reservation)
+            return self._engine.queue(validated, reservation), reply
         except Exception as error:
             note_refusal(self._engine, reservation, model, error)
             raise
-        return _Submitted(model, future, facts, embeds)
+
+    def _validated(
+        self,
+        model: LoadedModel,
+        message: pb.AttendRequest,
+        fields: Fields,
+        call: Call,
+        reservation: Reservation,
+    ) -> tuple[ValidatedRequest, _Reply]:
+        """The request, and how it is replied to."""
+        caller = ANYONE if call.identity is None else call.identity.caller
+        head = None if fields else codec.head_of(message)
+        if head is not None:
+            slot = self._known.slot(model, head)
+            if slot.known is not None:
+                return slot.known.request(head.contents, call.deadline, caller), slot.known.reply
+            fields = head.fields()
+        wire, embeds, facts = codec.output_type(message), message.HasField("embedding"), NO_FACTS
+        if embeds:
+            codec.check_embedding(model)
+        allowance, names = Allowance(self._engine.limits, reservation), codec.input_names(model)
+        request = codec.decode(message, call.deadline, names, fields, allowance)
+        request.caller = caller
+        if request.texts:
+            request = self._engine.encode_texts(model, request, reservation)
+            facts = TextFacts.of(request, model)
+        validated, reply = self._engine.validate(model, request), _Reply(model, wire, facts, embeds)
+        if head is not None:
+            slot.learn(request, validated, head.contents, codec.inputs_of(head, names), reply)
+        return validated, reply
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes every model that the caller may read, those that failed to load included."""
@@ -122,16 +139,16 @@ def _check_id(request_id: str) -> None:
 
 
 def _encode_streamed(
-    request_id: str, resolved: Future[Result], submitted: _Submitted, wire: WireFloat
+    request_id: str, resolved: Future[Result], reply: _Reply
 ) -> bytes | pb.AttendStreamResponse:
     try:
         return codec.encode_streamed(
             request_id,
             resolved.result(),
-            submitted.model,
-            wire,
-            submitted.facts,
-            embeds=submitted.embeds,
+            reply.model,
+            reply.wire,
+            reply.facts,
+            embeds=reply.embeds,
         )
     except CancelledError:  # the call has ended
         raise

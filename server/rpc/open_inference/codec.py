@@ -5,7 +5,7 @@ removed before anything is computed, and the outputs are padded with zeros to th
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
 from artifact.manifest import ATTENTION_MASK, KEY_LENGTHS
@@ -20,18 +20,20 @@ from server.engine.types import Request
 from server.rpc import protobuf_bytes
 from server.rpc.allowance import UNCOUNTED, Allowance
 from server.rpc.half_precision import WireFloat
+from server.rpc.known_requests import Head
 from server.rpc.open_inference import parameters
 from server.rpc.open_inference.rectangle import Rectangle
 from server.rpc.open_inference.response import (
     OutputRegion,
     ResponseLayout,
     Shape,
+    TextFacts,
     default_outputs,
     layout,
     output_bytes,
 )
-from server.rpc.open_inference.tensors import BYTES, REQUEST, decode_tensors, decode_texts
-from server.rpc.open_inference.token_texts import TOKENS, TokenTexts, has_tokens, token_texts
+from server.rpc.open_inference.tensors import BYTES, RAW_CONTENTS, REQUEST, decode_tensors, decode_texts
+from server.rpc.open_inference.token_texts import TOKENS, has_tokens, token_texts
 from server.rpc.protobuf_bytes import NOTHING_CUT, Bounds, Fields, Parsed
 from server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 
@@ -44,34 +46,50 @@ def is_slow(request: Parsed[pb.ModelInferRequest]) -> bool:
     return bool(request.fields) and any(tensor.datatype == BYTES for tensor in request.message.inputs)
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """A decoded request.
+class Reply(NamedTuple):
+    """What encodes the reply to a request, beside its result.
 
     Attributes:
-        request: The request to the engine. It does not contain texts.
         shapes: Shape of each requested output in the response, in the order of the request.
         types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
         regions: Where outputs are written to shared memory, by name.
-        tokens: The texts of the tokens, if they are requested.
+        texts: What the response says about texts.
     """
 
-    request: Request
     shapes: Mapping[str, Shape]
     types: Mapping[str, WireFloat]
     regions: Mapping[str, OutputRegion]
-    tokens: TokenTexts | None = None
+    texts: TextFacts
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Number of rows of each sequence of the first input."""
-        return next(iter(self.request.inputs.values())).lengths
+
+class Decoded(NamedTuple):
+    """A decoded request, without texts, and what encodes its reply."""
+
+    request: Request
+    reply: Reply
 
 
 def reader(limits: Limits) -> Callable[[bytes], Parsed[pb.ModelInferRequest]]:
     """A function that parses requests within the limits."""
     bounds = Bounds.for_sequences(limits.max_sequences)
     return protobuf_bytes.reader(pb.ModelInferRequest.FromString, REQUEST, bounds)
+
+
+def head_of(request: Parsed[pb.ModelInferRequest]) -> Head | None:
+    """Takes the tensors out of a small message; None if there are none, or if parameters say more than that.
+
+    Tensors of a large message have been cut out of it.
+    """
+    message = request.message
+    contents = [] if request.fields or message.parameters else list(message.raw_input_contents)
+    if not contents:
+        return None
+    request_id = message.id
+    message.ClearField("raw_input_contents")
+    message.ClearField("id")
+    data = message.SerializeToString()
+    message.id = request_id
+    return Head(data, contents, (RAW_CONTENTS,) * len(contents))
 
 
 def decode(
@@ -132,7 +150,10 @@ def decode(
         tokens = token_texts(encoded, model, rectangle.lengths[0], allowance)
         shapes = {name: tokens.shape if name == TOKENS else shapes[name] for name in outputs}
     types = _types(message)
-    return Decoded(encoded, shapes, types, _regions(message, model, shapes, types, memory), tokens)
+    regions = _regions(message, model, shapes, types, memory)
+    first = next(iter(encoded.inputs.values()), None)
+    facts = TextFacts(first.lengths if first else (), encoded.truncated, tokens.content if tokens else None)
+    return Decoded(encoded, Reply(shapes, types, regions, facts))
 
 
 def _types(message: pb.ModelInferRequest) -> dict[str, WireFloat]:

@@ -6,13 +6,17 @@ from concurrent.futures import Future
 from protos.inference import open_inference_pb2 as pb
 from server import VERSION
 from server.engine.budget import Reservation
+from server.engine.caller import ANYONE
 from server.engine.engine import Engine
 from server.engine.errors import EngineError
+from server.engine.model import LoadedModel
 from server.engine.types import Result
+from server.engine.validation import ValidatedRequest
 from server.model_control import ModelControl
 from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.calls.deferred import DeferredReply
+from server.rpc.known_requests import KnownRequests
 from server.rpc.notes import note_refusal
 from server.rpc.open_inference import codec, response, stream
 from server.rpc.protobuf_bytes import Parsed
@@ -49,6 +53,7 @@ class OpenInferenceService:
             self._extensions.append("system_shared_memory")
         self._engine = engine
         self._memory = memory
+        self._known = KnownRequests[codec.Reply]()
         self._is_serving = is_serving
 
     def server_live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
@@ -78,33 +83,38 @@ class OpenInferenceService:
         """Computes the outputs of one request."""
         message = request.message
         model = model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
-        allowance = Allowance(self._engine.limits, reservation)
         try:
-            decoded = codec.decode(message, model, call.deadline, request.fields, allowance, self._memory)
-            if call.identity is not None:
-                decoded.request.caller = call.identity.caller
-            future = self._engine.submit(model, decoded.request, reservation)
+            validated, reply = self._validated(model, request, call, reservation)
+            future = self._engine.queue(validated, reservation)
         except Exception as error:
             note_refusal(self._engine, reservation, model, error)
             raise
 
         def encode(resolved: Future[Result]) -> bytes:
-            result = resolved.result()
-            return response.encode(
-                result,
-                decoded.shapes,
-                model,
-                message.id,
-                decoded.types,
-                decoded.regions,
-                response.TextFacts(
-                    decoded.lengths,
-                    decoded.request.truncated,
-                    decoded.tokens.content if decoded.tokens else None,
-                ),
-            )
+            shapes, types, regions, texts = reply
+            return response.encode(resolved.result(), shapes, model, message.id, types, regions, texts)
 
-        return DeferredReply(future, encode, decoded.request.deadline)
+        return DeferredReply(future, encode, validated.deadline)
+
+    def _validated(
+        self, model: LoadedModel, request: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
+    ) -> tuple[ValidatedRequest, codec.Reply]:
+        """The request, and how it is replied to."""
+        caller = ANYONE if call.identity is None else call.identity.caller
+        head, fields = codec.head_of(request), request.fields
+        if head is not None:
+            slot = self._known.slot(model, head)
+            if slot.known is not None:
+                return slot.known.request(head.contents, call.deadline, caller), slot.known.reply
+            fields = head.fields()
+        allowance = Allowance(self._engine.limits, reservation)
+        decoded = codec.decode(request.message, model, call.deadline, fields, allowance, self._memory)
+        decoded.request.caller = caller
+        validated, reply = self._engine.validate(model, decoded.request), decoded.reply
+        if head is not None and not reply.regions:
+            names = [tensor.name for tensor in request.message.inputs]
+            slot.learn(decoded.request, validated, head.contents, names, reply)
+        return validated, reply
 
     def model_stream_infer(
         self, request: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
