@@ -142,6 +142,7 @@ class Batch:
         head.pending.started = True
         self.seconds = self.seconds_alone = head.seconds
         self.is_parallel = False
+        self._call_seconds = self.model.cost(self.graph).call
 
     def __iter__(self) -> Iterator[QueuedSequence]:
         return iter(self.sequences)
@@ -187,14 +188,21 @@ class Batch:
             return False
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.graph if same else self.model.batch_graph(self.graph, equal_lengths=False)
-        if self.model.run_bytes(graph, count, *lengths) > self._max_bytes:
+        if graph is sequence.graph and same:  # the usual case: the costs are those of the sequence, repeated
+            run_bytes = count * sequence.run_bytes
+            seconds = self._call_seconds + count * (sequence.seconds - self._call_seconds)
+        else:
+            run_bytes = self.model.run_bytes(graph, count, *lengths)
+            seconds = self.model.seconds(graph, count, *lengths)
+        if run_bytes > self._max_bytes:
             return False
-        seconds = self.model.seconds(graph, count, *lengths)
         # Without padding, joining does not compute anything extra.
         if not same and seconds > self.seconds + sequence.seconds:
             return False
         self.sequences.append(sequence)
         sequence.pending.started = True
+        if graph is not self.graph:
+            self._call_seconds = self.model.cost(graph).call
         self.graph, self._lengths, self.seconds = graph, lengths, seconds
         self.seconds_alone += sequence.seconds
         return True
@@ -220,4 +228,4 @@ class Batch:
 
     def _takes(self, call_costs: int) -> bool:
         """Whether the run takes more than this many times its fixed cost, which is then negligible."""
-        return self.seconds > call_costs * self.model.cost(self.graph).call
+        return self.seconds > call_costs * self._call_seconds

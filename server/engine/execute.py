@@ -70,16 +70,28 @@ def run_batch(
     prepared = time.monotonic()
     outputs = model.run(graph, inputs, control, parallel=parallel)
     computed = time.monotonic()
-    own = [_split(model, tensors, outputs, sequence, index) for index, sequence in enumerate(sequences)]
+    own = [
+        _completed(model, sequence, rows)
+        for sequence, rows in zip(sequences, _split(tensors, outputs, sequences), strict=True)
+    ]
     split = time.monotonic()
     return RunResult(own, RunTimes(prepared - started, computed - prepared, split - computed))
 
 
-def _split(
-    model: LoadedModel, graph: Graph, outputs: Outputs, sequence: SequenceInputs, index: int
-) -> Outputs:
-    """The outputs of one sequence: the selected weights, and the embeddings of its spans if it has any."""
-    own = {spec.name: outputs[spec.name][_window(spec, sequence, index)] for spec in graph.outputs}
+def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
+    """The outputs of each sequence, without padding."""
+    sizes = sequences[0].shape.sizes
+    has_padding = any(sequence.shape.sizes != sizes for sequence in sequences)
+    if not has_padding and all(spec.axes[0] == BATCH_AXIS for spec in graph.outputs):
+        return [{spec.name: outputs[spec.name][at] for spec in graph.outputs} for at in range(len(sequences))]
+    return [
+        {spec.name: outputs[spec.name][_window(spec, sequence, at)] for spec in graph.outputs}
+        for at, sequence in enumerate(sequences)
+    ]
+
+
+def _completed(model: LoadedModel, sequence: SequenceInputs, own: Outputs) -> Outputs:
+    """The outputs of one sequence with the selected weights, and with the embeddings of its spans if any."""
     if sequence.head_selection is not None:
         own[ATTENTION_WEIGHTS] = select(own[ATTENTION_WEIGHTS], sequence.head_selection)
     if sequence.spans is None or model.encoder is None:

@@ -17,6 +17,7 @@ from server.engine.errors import InvalidRequestError, LimitExceededError
 from server.engine.head_selection import check_selection, left_out_bytes
 from server.engine.limits import Limits
 from server.engine.model import LoadedModel
+from server.engine.result_future import ResultFuture
 from server.engine.text_spans import SPANS, check_pooling, check_spans, result_bytes, sum_bytes
 from server.engine.texts import encode_texts
 from server.engine.timeline import Timeline
@@ -51,7 +52,7 @@ class ValidatedRequest:
     held_bytes: int
     caller: Caller = ANYONE
     dimensions: int = 0
-    future: "Future[Result]" = field(default_factory=Future)
+    future: "Future[Result]" = field(default_factory=ResultFuture)
     timeline: Timeline | None = None
 
 

@@ -147,8 +147,7 @@ class CallAdmission:
         Raises:
             OverloadedError: All places are taken.
         """
-        if call in self._waiting:
-            self._waiting.remove(call)
+        if self._waiting.remove(call):
             for place in self._places:
                 place.acquire(call)
         else:
@@ -160,8 +159,8 @@ class CallAdmission:
 
     def left(self, call: Call) -> None:
         """The core is done with a call."""
-        self._waiting.remove(call)
-        self._idle.remove(call)
+        if not self._waiting.remove(call):
+            self._idle.remove(call)
 
 
 class CallAdmissions:

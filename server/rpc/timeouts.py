@@ -52,9 +52,9 @@ class Timeouts(Generic[K]):
         if not self._armed and self._seconds:
             self._arm(call_at)
 
-    def remove(self, member: K) -> None:
-        """Removes a member. Does nothing if it is not there."""
-        self._since.pop(member, None)
+    def remove(self, member: K) -> bool:
+        """Removes a member; returns whether it was there."""
+        return self._since.pop(member, None) is not None
 
     def _arm(self, call_at: CallAt) -> None:
         self._armed = True

@@ -205,6 +205,7 @@ class CompletionQueueTransport:
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
         self._started = False
         self._ended = threading.Event()
+        self._is_shut_down = False  # the same, for the loop
         self._turned_at = time.monotonic()
 
     def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
@@ -243,12 +244,16 @@ class CompletionQueueTransport:
             drain = Drain(self.addresses, self._calls, self._timers.add, grace)
             self._callbacks.add(partial(drain.begin, refuse))
             drain.finished.wait(drain.longest_seconds + PATIENCE_SECONDS)
-            self._server.shutdown(self._queue, lambda _event: self._ended.set())
+            self._server.shutdown(self._queue, self._shut_down)
         # Where the connections could not be closed, the core cancels what is left on them.
         if not self._ended.wait(PATIENCE_SECONDS):
             self._server.cancel_all_calls()
         self._thread.join()
         self._server.destroy()
+
+    def _shut_down(self, _event: Any) -> None:
+        self._is_shut_down = True
+        self._ended.set()
 
     def _request_call(self) -> None:
         self._server.request_call(self._queue, self._queue, self._called)
@@ -271,7 +276,7 @@ class CompletionQueueTransport:
         thread_names.publish()
         self._callbacks.thread = threading.get_ident()
         taken = 0
-        while not self._ended.is_set():
+        while not self._is_shut_down:
             event = self._queue.poll(AT_ONCE if taken else self._next_timer())
             ready = event.completion_type != cygrpc.CompletionType.queue_timeout
             if ready:
