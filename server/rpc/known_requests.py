@@ -1,125 +1,208 @@
-"""Requests that differ from an earlier one in their vectors only: what was found of that one holds for them.
+"""Requests that differ from an earlier one in vectors and id only: what was found of that one holds for them.
 
-Callers send the same few shapes again and again. To decode and to validate a small request takes longer than
-to compute it, and all of that follows from the message without its vectors: the head.
+Callers send the same few shapes again and again. To parse, decode and validate a small request takes longer
+than to compute it, and a large one is decoded on another thread. All of that depends on the bytes around the
+vectors: if these are the same, so is the request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from server.engine.caller import Caller
 from server.engine.dimensions import MAX_CACHED_SEQUENCES
-from server.engine.model import LoadedModel
+from server.engine.engine import Engine
+from server.engine.errors import EngineError, LimitExceededError
 from server.engine.model_caches import cached_by_model
 from server.engine.request_form import RequestForm
 from server.engine.types import Request
 from server.engine.validation import ValidatedRequest
-from server.rpc.protobuf_bytes import Fields, Path
+from server.rpc import protobuf_bytes
+from server.rpc.protobuf_bytes import Bounds, Path, Submessage
 
-CACHED_REQUESTS = 1024
-MAX_HEAD_BYTES = 1024
+CACHED_SIZES = 1024
+# Different requests of one size that are kept.
+MAX_ALIKE = 4
+# How much a message may have around its vectors.
+BOUNDS = Bounds(fields=64, rest_bytes=1024)
 # What the codec of a protocol needs to encode a reply.
 R = TypeVar("R")
 
 
-class Head(NamedTuple):
-    """A message whose vectors were taken out.
+class Named(NamedTuple):
+    """A model as a request names it."""
 
-    Attributes:
-        data: The rest of the message, serialized, without the id, which differs from request to request.
-        contents: The vectors.
-        paths: The field of each.
-    """
-
-    data: bytes
-    contents: Sequence[bytes]
-    paths: Sequence[Path]
-
-    def fields(self) -> Fields:
-        """The vectors as fields that were cut out of the message."""
-        fields: dict[Path, list[memoryview]] = {}
-        for path, content in zip(self.paths, self.contents, strict=True):
-            fields.setdefault(path, []).append(memoryview(content))
-        return fields
+    name: str
+    version: str
 
 
 class Known(NamedTuple, Generic[R]):
-    """What holds for every request with the same head.
+    """A request without its vectors and its id.
 
     Attributes:
+        fixed: The bytes that do not differ, each with its offset.
+        places: Start and end of the vectors.
+        id_place: Start and end of the id; None if there is none.
+        named: The model as the request names it.
         form: Makes the request of the engine.
-        arrays: For each of the model's inputs: which of the contents it is, its element type and its shape.
+        arrays: For each of the model's inputs: which of the vectors it is, their element type and shape.
         reply: What the codec needs to encode the reply.
     """
 
+    fixed: tuple[tuple[int, bytes], ...]
+    places: tuple[tuple[int, int], ...]
+    id_place: tuple[int, int] | None
+    named: Named
     form: RequestForm
     arrays: tuple[tuple[int, np.dtype[Any], tuple[int, ...]], ...]
     reply: R
 
-    def request(self, contents: Sequence[bytes], deadline: float, caller: Caller) -> ValidatedRequest:
-        """A request of the contents."""
-        rows = [np.frombuffer(contents[at], dtype).reshape(shape) for at, dtype, shape in self.arrays]
-        return self.form.filled(rows, deadline, caller)
+    def matches(self, message: bytes) -> bool:
+        """Whether a message of the same size differs from this request in nothing else."""
+        for at, part in self.fixed:  # noqa: SIM110 - a generator takes longer than the comparison
+            if not message.startswith(part, at):
+                return False
+        return True
+
+
+class Recalled(NamedTuple, Generic[R]):
+    """A request that was recognised by its bytes.
+
+    Attributes:
+        known: What it has in common with the earlier one.
+        message: Its message.
+        request_id: Its id.
+    """
+
+    known: Known[R]
+    message: bytes
+    request_id: str
+
+    def request(self, deadline: float, caller: Caller) -> ValidatedRequest:
+        """The request. Its arrays are views of the message."""
+        view, places = memoryview(self.message), self.known.places
+        rows = []
+        for at, dtype, shape in self.known.arrays:
+            start, end = places[at]
+            rows.append(np.frombuffer(view[start:end], dtype).reshape(shape))
+        return self.known.form.filled(rows, deadline, caller)
 
 
 class Slot(Generic[R]):
-    """The place of one head.
-
-    Attributes:
-        known: None until a request with this head was found valid, or for ever if its content decides too.
-    """
+    """The requests of one size in bytes, the latest first."""
 
     __slots__ = ("known",)
 
     def __init__(self) -> None:
-        self.known: Known[R] | None = None
+        self.known: tuple[Known[R], ...] = ()
 
-    def learn(
-        self,
-        request: Request,
-        validated: ValidatedRequest,
-        contents: Sequence[bytes],
-        names: Sequence[str],
-        reply: R,
-    ) -> None:
-        """Keeps what follows from the head of a valid request.
 
-        Args:
-            request: The decoded request.
-            validated: The same, validated.
-            contents: The vectors of the message.
-            names: The model's input that each of them is.
-            reply: What the codec needs to encode the reply.
-        """
-        inputs = validated.model.inputs
-        form = RequestForm.of(request, validated)
-        is_small = len(validated.sequences) <= MAX_CACHED_SEQUENCES
-        if form is None or not is_small or len(names) != len(contents):
-            return
-        if sorted(names) != sorted(spec.name for spec in inputs):
-            return
-        arrays = []
-        for spec in inputs:
-            at, rows = names.index(spec.name), request.inputs[spec.name].rows
-            if rows.nbytes != len(contents[at]):  # converted, or cut by key lengths
-                return
-            arrays.append((at, rows.dtype, rows.shape))
-        self.known = Known(form, tuple(arrays), reply)
+class Answered(NamedTuple, Generic[R]):
+    """A request that was found valid.
+
+    Attributes:
+        named: The model as the message names it.
+        request: The decoded request.
+        validated: The same, validated.
+        reply: What the codec needs to encode the reply.
+    """
+
+    named: Named
+    request: Request
+    validated: ValidatedRequest
+    reply: R
 
 
 class KnownRequests(Generic[R]):
-    """The slots of the heads that were seen last. Any thread may use it."""
+    """The requests of one method that were seen last. Any thread may use it."""
 
-    def __init__(self) -> None:
-        def new_slot(_model: LoadedModel, _head: bytes, *_sizes: int) -> Slot[R]:
+    def __init__(self, engine: Engine, fields: Submessage, id_path: Path) -> None:
+        """Knows nothing yet.
+
+        Args:
+            engine: Has the models.
+            fields: The fields with vectors, and the id.
+            id_path: The field of the id.
+        """
+        self._engine = engine
+        self._fields = fields
+        self._id_path = id_path
+
+        def new_slot(_size: int) -> Slot[R]:
             return Slot()
 
-        self._slot = cached_by_model(CACHED_REQUESTS)(new_slot)
+        # The forms refer to models.
+        self._slot = cached_by_model(CACHED_SIZES)(new_slot)
 
-    def slot(self, model: LoadedModel, head: Head) -> Slot[R]:
-        """The slot of a head, for the model that it names."""
-        if len(head.data) > MAX_HEAD_BYTES:
-            return Slot()
-        return self._slot(model, head.data, *map(len, head.contents))
+    def recall(self, message: bytes) -> Recalled[R] | None:
+        """The request that a message is known to be; None if it is not known, or its model was replaced."""
+        for known in self._slot(len(message)).known:
+            if known.matches(message):
+                return self._recalled(known, message)
+        return None
+
+    def _recalled(self, known: Known[R], message: bytes) -> Recalled[R] | None:
+        request_id = ""
+        try:
+            if known.id_place is not None:
+                request_id = str(memoryview(message)[slice(*known.id_place)], "utf-8")
+            if self._engine.model(*known.named) is not known.form.model:
+                return None
+        except (EngineError, UnicodeDecodeError):
+            return None
+        return Recalled(known, message, request_id)
+
+    def learn(
+        self, message: bytes, answered: Answered[R], inputs: Callable[[Sequence[Path]], Sequence[str]]
+    ) -> None:
+        """Keeps a request, unless more than its form decides whether it is valid.
+
+        Args:
+            message: The message as it was received.
+            answered: What was made of it.
+            inputs: The model's input that the vectors of each field are.
+        """
+        form = RequestForm.of(answered.request, answered.validated)
+        if form is None or len(form.shapes) > MAX_CACHED_SEQUENCES:
+            return
+        try:
+            found = protobuf_bytes.places(message, self._fields, BOUNDS)
+        except LimitExceededError:
+            return
+        ids = [place for path, place in found if path == self._id_path]
+        vectors = [(path, place) for path, place in found if path != self._id_path]
+        names = inputs([path for path, _ in vectors])
+        is_complete = sorted(names) == sorted(spec.name for spec in form.model.inputs)
+        if len(ids) > 1 or len(names) != len(vectors) or not is_complete:
+            return
+        places = tuple([place for _, place in vectors])
+        arrays = _arrays(answered.request, [spec.name for spec in form.model.inputs], names, places)
+        fixed = _fixed(message, [place for _, place in found])
+        if arrays is None:
+            return
+        id_place = ids[0] if ids else None
+        known = Known(fixed, places, id_place, answered.named, form, arrays, answered.reply)
+        slot = self._slot(len(message))
+        slot.known = (known, *slot.known[: MAX_ALIKE - 1])
+
+
+def _arrays(
+    request: Request, inputs: Sequence[str], names: Sequence[str], places: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, np.dtype[Any], tuple[int, ...]], ...] | None:
+    """`Known.arrays`; None if a decoded input is not the same bytes as its vectors: converted, or cut."""
+    arrays = []
+    for name in inputs:
+        at, rows = names.index(name), request.inputs[name].rows
+        start, end = places[at]
+        if rows.nbytes != end - start:
+            return None
+        arrays.append((at, rows.dtype, rows.shape))
+    return tuple(arrays)
+
+
+def _fixed(message: bytes, places: Sequence[tuple[int, int]]) -> tuple[tuple[int, bytes], ...]:
+    """What is between the places, each with its offset."""
+    starts = [0, *(end for _, end in places)]
+    ends = [*(start for start, _ in places), len(message)]
+    return tuple([(at, message[at:end]) for at, end in zip(starts, ends, strict=True) if at < end])

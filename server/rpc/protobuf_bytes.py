@@ -89,10 +89,17 @@ class Bounds(NamedTuple):
 
 
 class Parsed(NamedTuple, Generic[M]):
-    """A request: its message, and the fields that were cut out of it, if it is large."""
+    """A request.
+
+    Attributes:
+        message: Its message.
+        fields: The fields that were cut out of the message, if it is large.
+        data: The message as it was received.
+    """
 
     message: M
     fields: Fields = NOTHING_CUT
+    data: bytes = b""
 
 
 def reader(parse: Callable[[bytes], M], root: Submessage, bounds: Bounds) -> Callable[[bytes], Parsed[M]]:
@@ -103,9 +110,9 @@ def reader(parse: Callable[[bytes], M], root: Submessage, bounds: Bounds) -> Cal
 
     def read(data: bytes) -> Parsed[M]:
         if len(data) < SMALL_BYTES:
-            return Parsed(parse(data))
+            return Parsed(parse(data), NOTHING_CUT, data)
         rest, fields = cut(data, root, bounds)
-        return Parsed(parse(rest), fields)
+        return Parsed(parse(rest), fields, data)
 
     return read
 
@@ -127,18 +134,33 @@ def cut(message: bytes, root: Submessage, bounds: Bounds) -> tuple[bytes, Fields
         raise DecodeError("the message ends within a field") from None
 
 
+def places(message: bytes, root: Submessage, bounds: Bounds) -> list[tuple[Path, tuple[int, int]]]:
+    """Where the contents of fields begin and end in a serialized message that parses, in its order.
+
+    Raises:
+        LimitExceededError: The message exceeds the bounds.
+    """
+    cutter = _Cutter(bounds)
+    cutter.rest(memoryview(message), root, ())
+    return cutter.places
+
+
 class _Cutter:
     """Walks one message. Work and memory are bounded, whatever the message contains."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.fields: dict[Path, list[memoryview]] = {}
+        self.places: list[tuple[Path, tuple[int, int]]] = []
         self._bounds = bounds
         self._fields_left = bounds.fields
         self._rest_left = bounds.rest_bytes
         self._occurrences: Counter[Path] = Counter()
 
-    def rest(self, message: memoryview, node: Submessage, path: Path) -> list[Buffer]:
-        """The parts of a message that are left; adds what is cut out to `fields`."""
+    def rest(self, message: memoryview, node: Submessage, path: Path, offset: int = 0) -> list[Buffer]:
+        """The parts of a message that are left; adds what is cut out to `fields` and `places`.
+
+        `offset` is where the message begins in that which contains it.
+        """
         parts: list[Buffer] = []
         at = kept_from = 0
         while at < len(message):
@@ -156,8 +178,10 @@ class _Cutter:
                 self._replace_others(node.oneof, path, number)
             if isinstance(inner, Leaf):
                 self.fields.setdefault((*path, number), []).append(message[at:end])
+                self.places.append(((*path, number), (offset + at, offset + end)))
             else:
-                rest = b"".join(self.rest(message[at:end], inner, self._inner_path(path, number, inner)))
+                inner_path = self._inner_path(path, number, inner)
+                rest = b"".join(self.rest(message[at:end], inner, inner_path, offset + at))
                 parts += [_key(number), _encoded(len(rest)), rest]
             at = kept_from = end
         return [*parts, self._kept(message[kept_from:])]

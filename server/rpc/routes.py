@@ -75,6 +75,7 @@ def _attention(service: AttentionService, limits: Limits, intake: Intake) -> dic
             service.attend,
             pb.AttendResponse.SerializeToString,
             intake,
+            recall=service.recall,
             is_slow=fields.is_slow,
         ),
         f"/{ATTENTION}/AttendStream": tensors(
@@ -83,6 +84,7 @@ def _attention(service: AttentionService, limits: Limits, intake: Intake) -> dic
             service.attend_stream,
             pb.AttendStreamResponse.SerializeToString,
             intake,
+            recall=service.recall_streamed,
             is_slow=fields.is_slow_streamed,
             refuse=service.refuse_streamed,
         ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from server.rpc.allowance import UNCOUNTED, Allowance
 from server.rpc.attention.fields import (
     IDS,
     KEY,
+    KNOWN_VECTORS,
     MASK_BITS,
     POSITIONS_OF_ROWS,
     QUERY,
@@ -46,7 +47,7 @@ from server.rpc.attention.fields import (
 )
 from server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
-from server.rpc.known_requests import Head
+from server.rpc.known_requests import Named
 from server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
 from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
 from server.rpc.tensors import buffers, from_bytes
@@ -64,7 +65,6 @@ MASK_KINDS = {
     pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
     pb.AttentionMask.KIND_HEADS: MaskKind.HEADS,
 }
-VECTOR_FIELDS: "dict[int, Literal['query', 'key', 'value']]" = {QUERY: "query", KEY: "key", VALUE: "value"}
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
 KNOWN_FLOATS = ", ".join(WireFloat.__members__)
@@ -105,22 +105,15 @@ def _check_output(model: LoadedModel) -> None:
         )
 
 
-def head_of(message: pb.AttendRequest) -> Head:
-    """Takes the vectors out of a message."""
-    contents, paths = [], []
-    for number, field in VECTOR_FIELDS.items():
-        if message.HasField(field):
-            vectors: pb.VectorSequences = getattr(message, field)
-            contents.append(vectors.data)
-            paths.append((number, VECTOR_DATA))
-            vectors.ClearField("data")
-    return Head(message.SerializeToString(), contents, paths)
-
-
-def inputs_of(head: Head, names: Mapping[str, str]) -> list[str]:
-    """The model's input that each of the vectors is, given the result of `input_names`."""
-    fields = [VECTOR_FIELDS[number] for number, *_ in head.paths]
+def inputs_of(names: Mapping[str, str], paths: Sequence[Path]) -> list[str]:
+    """The model's input that the vectors of each field are, given the result of `input_names`."""
+    fields = [KNOWN_VECTORS[path[-2]] for path in paths]
     return [names.get(field, field) for field in fields]
+
+
+def model_of(message: pb.AttendRequest) -> Named:
+    """The model that a request names."""
+    return Named(message.model_name, message.model_version)
 
 
 def decode(

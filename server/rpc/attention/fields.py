@@ -38,6 +38,13 @@ REQUEST = Submessage(
     },
     oneof=frozenset({QUERY, TOKEN_IDS, TEXT}),
 )
+# The fields in which requests may differ that are otherwise the same; and the same in a stream, with the id.
+KNOWN_VECTORS = {QUERY: "query", KEY: "key", VALUE: "value"}
+KNOWN_FIELDS = Submessage(dict.fromkeys(KNOWN_VECTORS, Submessage({VECTOR_DATA: CONTENT})))
+STREAMED_ID = (pb.AttendStreamRequest.ID_FIELD_NUMBER,)
+KNOWN_STREAMED_FIELDS = Submessage(
+    {STREAMED_ID[0]: CONTENT, pb.AttendStreamRequest.REQUEST_FIELD_NUMBER: KNOWN_FIELDS}
+)
 STREAMED_REQUEST = Submessage({pb.AttendStreamRequest.REQUEST_FIELD_NUMBER: REQUEST})
 
 
@@ -56,7 +63,7 @@ def streamed_reader(limits: Limits) -> Callable[[bytes], Parsed[pb.AttendStreamR
         parsed = read(data)
         if not parsed.fields:
             return parsed
-        return Parsed(parsed.message, {path[1:]: found for path, found in parsed.fields.items()})
+        return parsed._replace(fields={path[1:]: found for path, found in parsed.fields.items()})
 
     return read_streamed
 

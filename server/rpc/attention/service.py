@@ -1,25 +1,26 @@
 """The handlers of attention.v1."""
 
 from concurrent.futures import CancelledError, Future
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from protos.attention.v1 import attention_pb2 as pb
 from server.engine.budget import Reservation
-from server.engine.caller import ANYONE
+from server.engine.caller import ANYONE, Caller
 from server.engine.engine import Engine
 from server.engine.errors import LimitExceededError, OverloadedError
 from server.engine.model import LoadedModel
-from server.engine.types import Result
-from server.engine.validation import ValidatedRequest
+from server.engine.types import Request, Result
 from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.attention import codec
+from server.rpc.attention.fields import KNOWN_FIELDS, KNOWN_STREAMED_FIELDS, STREAMED_ID
 from server.rpc.attention.model_codec import describe
 from server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
 from server.rpc.half_precision import WireFloat
-from server.rpc.known_requests import KnownRequests
+from server.rpc.known_requests import Answered, KnownRequests, Recalled
 from server.rpc.notes import note_failure, note_refusal
 from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from server.rpc.status import code_of
@@ -38,38 +39,54 @@ class _Reply(NamedTuple):
     embeds: bool
 
 
+RecalledAttend: TypeAlias = Recalled[_Reply]
+
+
 class AttentionService:
     """Resolves the model, decodes, submits, encodes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known = KnownRequests[_Reply]()
+        self._known = KnownRequests[_Reply](engine, KNOWN_FIELDS, ())
+        self._known_streamed = KnownRequests[_Reply](engine, KNOWN_STREAMED_FIELDS, STREAMED_ID)
+
+    def recall(self, message: bytes) -> RecalledAttend | None:
+        """The request of `attend` that a message is known to be."""
+        return self._known.recall(message)
+
+    def recall_streamed(self, message: bytes) -> RecalledAttend | None:
+        """The request of `attend_stream` that a message is known to be."""
+        return self._known_streamed.recall(message)
 
     def attend(
-        self, request: Parsed[pb.AttendRequest], call: Call, reservation: Reservation
+        self, request: Parsed[pb.AttendRequest] | RecalledAttend, call: Call, reservation: Reservation
     ) -> DeferredReply:
         """Computes the context vectors of one request."""
-        message = request.message
-        model = model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
-        future, (_, wire, facts, embeds) = self._submit(model, message, request.fields, call, reservation)
+        if isinstance(request, Recalled):
+            future, reply = self._submit_known(request, call, reservation)
+        else:
+            future, reply = self._submit(request.message, request, self._known, call, reservation)
+        model, wire, facts, embeds = reply
         return DeferredReply(
             future, lambda resolved: codec.encode(resolved.result(), model, wire, facts, embeds=embeds)
         )
 
     def attend_stream(
-        self, request: Parsed[pb.AttendStreamRequest], call: Call, reservation: Reservation
+        self, request: Parsed[pb.AttendStreamRequest] | RecalledAttend, call: Call, reservation: Reservation
     ) -> DeferredReply | pb.AttendStreamResponse:
         """Answers one request of a stream. If it fails, an error takes its place and the stream goes on."""
-        message = request.message
+        request_id = request.request_id if isinstance(request, Recalled) else request.message.id
         try:
-            own = message.request
-            model = model_rights.model_to_infer(self._engine, call, own.model_name, own.model_version)
-            _check_id(message.id)
-            future, reply = self._submit(model, own, request.fields, call, reservation)
+            if isinstance(request, Recalled):
+                future, reply = self._submit_known(request, call, reservation)
+            else:
+                _check_id(request_id)
+                own = request.message.request
+                future, reply = self._submit(own, request, self._known_streamed, call, reservation)
         except Exception as error:
             note_failure(reservation, error)
-            return _error_reply(message.id, error)
-        return DeferredReply(future, lambda resolved: _encode_streamed(message.id, resolved, reply))
+            return _error_reply(request_id, error)
+        return DeferredReply(future, lambda resolved: _encode_streamed(request_id, resolved, reply))
 
     def refuse_streamed(self, message: bytes, error: OverloadedError) -> pb.AttendStreamResponse:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
@@ -77,48 +94,55 @@ class AttentionService:
 
     def _submit(
         self,
-        model: LoadedModel,
         message: pb.AttendRequest,
-        fields: Fields,
+        parsed: Parsed[Any],
+        known: KnownRequests[_Reply],
         call: Call,
         reservation: Reservation,
     ) -> tuple[Future[Result], _Reply]:
+        """Submits a request that is not known; `parsed` is what it was received in."""
+        named = codec.model_of(message)
+        model = model_rights.model_to_infer(self._engine, call, *named)
         try:
-            validated, reply = self._validated(model, message, fields, call, reservation)
+            request, reply = self._decoded(model, message, parsed.fields, call, reservation)
+            validated = self._engine.validate(model, request)
+            answered = Answered(named, request, validated, reply)
+            known.learn(parsed.data, answered, partial(codec.inputs_of, codec.input_names(model)))
             return self._engine.queue(validated, reservation), reply
         except Exception as error:
             note_refusal(self._engine, reservation, model, error)
             raise
 
-    def _validated(
+    def _submit_known(
+        self, request: RecalledAttend, call: Call, reservation: Reservation
+    ) -> tuple[Future[Result], _Reply]:
+        model = model_rights.model_to_infer(self._engine, call, *request.known.named)
+        try:
+            validated = request.request(call.deadline, _caller_of(call))
+            return self._engine.queue(validated, reservation), request.known.reply
+        except Exception as error:
+            note_refusal(self._engine, reservation, model, error)
+            raise
+
+    def _decoded(
         self,
         model: LoadedModel,
         message: pb.AttendRequest,
         fields: Fields,
         call: Call,
         reservation: Reservation,
-    ) -> tuple[ValidatedRequest, _Reply]:
-        """The request, and how it is replied to."""
-        caller = ANYONE if call.identity is None else call.identity.caller
-        head = None if fields else codec.head_of(message)
-        if head is not None:
-            slot = self._known.slot(model, head)
-            if slot.known is not None:
-                return slot.known.request(head.contents, call.deadline, caller), slot.known.reply
-            fields = head.fields()
+    ) -> tuple[Request, _Reply]:
+        """A decoded request, without texts, and how it is replied to."""
         wire, embeds, facts = codec.output_type(message), message.HasField("embedding"), NO_FACTS
         if embeds:
             codec.check_embedding(model)
         allowance, names = Allowance(self._engine.limits, reservation), codec.input_names(model)
         request = codec.decode(message, call.deadline, names, fields, allowance)
-        request.caller = caller
+        request.caller = _caller_of(call)
         if request.texts:
             request = self._engine.encode_texts(model, request, reservation)
             facts = TextFacts.of(request, model)
-        validated, reply = self._engine.validate(model, request), _Reply(model, wire, facts, embeds)
-        if head is not None:
-            slot.learn(request, validated, head.contents, codec.inputs_of(head, names), reply)
-        return validated, reply
+        return request, _Reply(model, wire, facts, embeds)
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes every model that the caller may read, those that failed to load included."""
@@ -130,6 +154,10 @@ class AttentionService:
         repository = self._engine.repository
         model = model_rights.readable_in_any_state(repository, call, request.name, request.version)
         return pb.GetModelResponse(model=describe(model))
+
+
+def _caller_of(call: Call) -> Caller:
+    return ANYONE if call.identity is None else call.identity.caller
 
 
 def _check_id(request_id: str) -> None:

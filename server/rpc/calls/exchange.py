@@ -10,7 +10,7 @@ from server.engine.budget import Reservation
 from server.engine.errors import DeadlineExceededError, OverloadedError
 from server.engine.types import Result
 from server.rpc.calls.deferred import DeferredReply, wait
-from server.rpc.calls.intake import LARGE_BYTES, Intake
+from server.rpc.calls.intake import LARGE_BYTES, LARGE_REPLY_BYTES, Intake
 from server.rpc.calls.route import Route
 from server.rpc.records import RequestRecord
 from server.rpc.transport.seam import Call
@@ -71,6 +71,8 @@ class Exchange:
                 reply = self._route.handle(self._route.parse(message), self._call)
             elif not self._reserve(self._route.intake, message):
                 return
+            elif (recalled := self._route.recall(message)) is not None:
+                reply = self._handle(recalled)
             elif len(message) > LARGE_BYTES:
                 self._offload(partial(self._decode, message))
                 return
@@ -173,7 +175,7 @@ class Exchange:
 
     def _may_be_large(self) -> bool:
         """Whether more than a small result is reserved; routes without an intake reserve nothing."""
-        return self._reservation is not None and self._reservation.size > LARGE_BYTES
+        return self._reservation is not None and self._reservation.size > LARGE_REPLY_BYTES
 
     def _offload(self, work: Callable[[], Any]) -> None:
         """Has a codec thread make the reply."""
@@ -224,4 +226,4 @@ def _is_large(future: "Future[Result]") -> bool:
     size = 0
     for arrays in future.result().outputs.values():
         size += len(arrays) * max([array.nbytes for array in arrays])
-    return size > LARGE_BYTES
+    return size > LARGE_REPLY_BYTES

@@ -8,6 +8,8 @@ from server.rpc.calls.codec_threads import CodecThreads
 # Messages of more bytes are decoded and encoded on the codec threads. Handing over costs 60 us; decoding
 # this much takes 1 ms at worst.
 LARGE_BYTES = 64 << 10
+# Replies of more bytes are encoded on the codec threads. To encode that much takes less than a millisecond.
+LARGE_REPLY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

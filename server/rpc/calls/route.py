@@ -16,6 +16,7 @@ from server.security.rights import Right
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+K = TypeVar("K")
 # Sends one message of a server stream. Any thread may call it; it does nothing once the call has ended.
 Send: TypeAlias = Callable[[A], None]
 
@@ -30,6 +31,10 @@ class CallKind(Enum):
 
 def _never(_request: object) -> bool:
     return False
+
+
+def _nothing(_data: bytes) -> None:
+    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +52,8 @@ class Route:
         intake: For requests that carry tensors: they may be as large as the transport permits, their memory
             is reserved, and `handle` is given the reservation too. None for requests of a few names.
         is_slow: Whether a request takes long to decode although it is not large.
+        recall: A request that is known by its bytes and need not be parsed, however large it is; None for
+            any other. `handle` takes both.
         refuse: Replies to a message of a stream for which there is no memory; None ends the call.
         right: What a caller needs, where callers have to say who they are; None opens the method to everyone.
             A method that states nothing is one for administrators.
@@ -60,6 +67,7 @@ class Route:
     takes_place: bool = True
     intake: Intake | None = None
     is_slow: Callable[[Any], bool] = _never
+    recall: Callable[[bytes], Any] = _nothing
     refuse: Callable[[bytes, OverloadedError], Any] | None = None
     right: Right | None = Right.ADMIN
 
@@ -100,15 +108,26 @@ def unary(
 def tensors(
     kind: CallKind,
     read: Callable[[bytes], Q],
-    handle: Callable[[Q, Call, Reservation], A | bytes | DeferredReply],
+    handle: Callable[[Q | K, Call, Reservation], A | bytes | DeferredReply],
     write: Callable[[A], bytes],
     intake: Intake,
     *,
+    recall: Callable[[bytes], K | None],
     is_slow: Callable[[Q], bool] = _never,
     refuse: Callable[[bytes, OverloadedError], A] | None = None,
 ) -> Route:
     """A route of requests that carry tensors, texts or numbers, for callers that may infer."""
-    return Route(kind, read, handle, write, intake=intake, is_slow=is_slow, refuse=refuse, right=Right.INFER)
+    return Route(
+        kind,
+        read,
+        handle,
+        write,
+        intake=intake,
+        is_slow=is_slow,
+        recall=recall,
+        refuse=refuse,
+        right=Right.INFER,
+    )
 
 
 def ordered_stream(

@@ -20,7 +20,7 @@ from server.engine.types import Request
 from server.rpc import protobuf_bytes
 from server.rpc.allowance import UNCOUNTED, Allowance
 from server.rpc.half_precision import WireFloat
-from server.rpc.known_requests import Head
+from server.rpc.known_requests import Named
 from server.rpc.open_inference import parameters
 from server.rpc.open_inference.rectangle import Rectangle
 from server.rpc.open_inference.response import (
@@ -34,9 +34,12 @@ from server.rpc.open_inference.response import (
 )
 from server.rpc.open_inference.tensors import BYTES, RAW_CONTENTS, REQUEST, decode_tensors, decode_texts
 from server.rpc.open_inference.token_texts import TOKENS, has_tokens, token_texts
-from server.rpc.protobuf_bytes import NOTHING_CUT, Bounds, Fields, Parsed
+from server.rpc.protobuf_bytes import CONTENT, NOTHING_CUT, Bounds, Fields, Parsed, Submessage
 from server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 
+ID = (pb.ModelInferRequest.ID_FIELD_NUMBER,)
+# The fields in which requests may differ that are otherwise the same.
+KNOWN_FIELDS = Submessage({ID[0]: CONTENT, RAW_CONTENTS[0]: CONTENT})
 # Inputs that a request may have beside those of its model.
 OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS)
 
@@ -75,21 +78,9 @@ def reader(limits: Limits) -> Callable[[bytes], Parsed[pb.ModelInferRequest]]:
     return protobuf_bytes.reader(pb.ModelInferRequest.FromString, REQUEST, bounds)
 
 
-def head_of(request: Parsed[pb.ModelInferRequest]) -> Head | None:
-    """Takes the tensors out of a small message; None if there are none, or if parameters say more than that.
-
-    Tensors of a large message have been cut out of it.
-    """
-    message = request.message
-    contents = [] if request.fields or message.parameters else list(message.raw_input_contents)
-    if not contents:
-        return None
-    request_id = message.id
-    message.ClearField("raw_input_contents")
-    message.ClearField("id")
-    data = message.SerializeToString()
-    message.id = request_id
-    return Head(data, contents, (RAW_CONTENTS,) * len(contents))
+def model_of(message: pb.ModelInferRequest) -> Named:
+    """The model that a request names."""
+    return Named(message.model_name, message.model_version)
 
 
 def decode(

@@ -71,6 +71,7 @@ def routes(
             service.model_infer,
             pb.ModelInferResponse.SerializeToString,
             intake,
+            recall=service.recall,
             is_slow=codec.is_slow,
         ),
         f"/{SERVICE}/ModelStreamInfer": tensors(
@@ -79,6 +80,7 @@ def routes(
             service.model_stream_infer,
             pb.ModelStreamInferResponse.SerializeToString,
             intake,
+            recall=service.recall,
             is_slow=codec.is_slow,
             refuse=stream.refuse,
         ),

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeAlias
 
 from protos.inference import open_inference_pb2 as pb
 from server import VERSION
 from server.engine.budget import Reservation
-from server.engine.caller import ANYONE
+from server.engine.caller import ANYONE, Caller
 from server.engine.engine import Engine
 from server.engine.errors import EngineError
 from server.engine.model import LoadedModel
@@ -16,7 +17,7 @@ from server.model_control import ModelControl
 from server.rpc import model_rights
 from server.rpc.allowance import Allowance
 from server.rpc.calls.deferred import DeferredReply
-from server.rpc.known_requests import KnownRequests
+from server.rpc.known_requests import Answered, KnownRequests, Recalled
 from server.rpc.notes import note_refusal
 from server.rpc.open_inference import codec, response, stream
 from server.rpc.protobuf_bytes import Parsed
@@ -25,6 +26,7 @@ from server.rpc.transport.seam import Call
 from server.security.rights import Right
 
 SERVER_NAME = "attention-serving"
+RecalledInfer: TypeAlias = Recalled[codec.Reply]
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics", "logging")
 
 
@@ -53,7 +55,7 @@ class OpenInferenceService:
             self._extensions.append("system_shared_memory")
         self._engine = engine
         self._memory = memory
-        self._known = KnownRequests[codec.Reply]()
+        self._known = KnownRequests[codec.Reply](engine, codec.KNOWN_FIELDS, codec.ID)
         self._is_serving = is_serving
 
     def server_live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
@@ -77,14 +79,25 @@ class OpenInferenceService:
         """Describes the server."""
         return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=self._extensions)
 
+    def recall(self, message: bytes) -> RecalledInfer | None:
+        """The request that a message is known to be."""
+        return self._known.recall(message)
+
     def model_infer(
-        self, request: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
+        self, request: Parsed[pb.ModelInferRequest] | RecalledInfer, call: Call, reservation: Reservation
     ) -> DeferredReply:
         """Computes the outputs of one request."""
-        message = request.message
-        model = model_rights.model_to_infer(self._engine, call, message.model_name, message.model_version)
+        if isinstance(request, Recalled):
+            named, request_id = request.known.named, request.request_id
+        else:
+            named, request_id = codec.model_of(request.message), request.message.id
+        model = model_rights.model_to_infer(self._engine, call, *named)
+        caller = ANYONE if call.identity is None else call.identity.caller
         try:
-            validated, reply = self._validated(model, request, call, reservation)
+            if isinstance(request, Recalled):
+                validated, reply = request.request(call.deadline, caller), request.known.reply
+            else:
+                validated, reply = self._decoded(model, request, call.deadline, caller, reservation)
             future = self._engine.queue(validated, reservation)
         except Exception as error:
             note_refusal(self._engine, reservation, model, error)
@@ -92,32 +105,30 @@ class OpenInferenceService:
 
         def encode(resolved: Future[Result]) -> bytes:
             shapes, types, regions, texts = reply
-            return response.encode(resolved.result(), shapes, model, message.id, types, regions, texts)
+            return response.encode(resolved.result(), shapes, model, request_id, types, regions, texts)
 
         return DeferredReply(future, encode, validated.deadline)
 
-    def _validated(
-        self, model: LoadedModel, request: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
+    def _decoded(
+        self,
+        model: LoadedModel,
+        request: Parsed[pb.ModelInferRequest],
+        deadline: float,
+        caller: Caller,
+        reservation: Reservation,
     ) -> tuple[ValidatedRequest, codec.Reply]:
-        """The request, and how it is replied to."""
-        caller = ANYONE if call.identity is None else call.identity.caller
-        head, fields = codec.head_of(request), request.fields
-        if head is not None:
-            slot = self._known.slot(model, head)
-            if slot.known is not None:
-                return slot.known.request(head.contents, call.deadline, caller), slot.known.reply
-            fields = head.fields()
-        allowance = Allowance(self._engine.limits, reservation)
-        decoded = codec.decode(request.message, model, call.deadline, fields, allowance, self._memory)
+        """A request that is not known, and how it is replied to."""
+        message, allowance = request.message, Allowance(self._engine.limits, reservation)
+        decoded = codec.decode(message, model, deadline, request.fields, allowance, self._memory)
         decoded.request.caller = caller
         validated, reply = self._engine.validate(model, decoded.request), decoded.reply
-        if head is not None and not reply.regions:
-            names = [tensor.name for tensor in request.message.inputs]
-            slot.learn(decoded.request, validated, head.contents, names, reply)
+        if not message.parameters and not reply.regions:
+            answered = Answered(codec.model_of(message), decoded.request, validated, reply)
+            self._known.learn(request.data, answered, lambda _: [tensor.name for tensor in message.inputs])
         return validated, reply
 
     def model_stream_infer(
-        self, request: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
+        self, request: Parsed[pb.ModelInferRequest] | RecalledInfer, call: Call, reservation: Reservation
     ) -> DeferredReply | pb.ModelStreamInferResponse:
         """Answers one request of a stream."""
         return stream.answer(self.model_infer, request, call, reservation)

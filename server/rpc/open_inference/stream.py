@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -11,6 +12,7 @@ from server.engine.errors import OverloadedError
 from server.engine.types import Result
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
+from server.rpc.known_requests import Recalled
 from server.rpc.notes import note_failure
 from server.rpc.protobuf_bytes import Parsed, field
 from server.rpc.transport.seam import Call
@@ -18,14 +20,18 @@ from server.rpc.transport.seam import Call
 RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
 # A client that sets the first parameter expects the second in the last response to each request.
 WANTS_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
-Infer = Callable[[Parsed[pb.ModelInferRequest], Call, Reservation], DeferredReply]
+InferRequest: TypeAlias = Parsed[pb.ModelInferRequest] | Recalled[Any]
+Infer = Callable[[InferRequest, Call, Reservation], DeferredReply]
 
 
 def answer(
-    infer: Infer, request: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
+    infer: Infer, request: InferRequest, call: Call, reservation: Reservation
 ) -> DeferredReply | pb.ModelStreamInferResponse:
     """Answers one request of a stream as `infer` answers a call of its own."""
-    request_id, final = request.message.id, _final(request.message)
+    if isinstance(request, Recalled):  # without parameters
+        request_id, final = request.request_id, b""
+    else:
+        request_id, final = request.message.id, _final(request.message)
     try:
         reply = infer(request, call, reservation)
     except Exception as error:

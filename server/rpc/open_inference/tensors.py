@@ -208,10 +208,11 @@ class _TensorDecoder:
 
     def _filled(self) -> list[str]:
         """Names of the typed fields that have elements."""
-        left = {descriptor.name for descriptor, _ in self._tensor.contents.ListFields()}
-        return [name for name, number in NUMBERS.items() if name in left or self._is_cut(number)]
+        if not self._fields:
+            return [descriptor.name for descriptor, _ in self._tensor.contents.ListFields()]
+        return [name for name, number in NUMBERS.items() if self._is_filled(number)]
 
-    def _is_cut(self, number: int) -> bool:
+    def _is_filled(self, number: int) -> bool:
         found = self._fields.get((*self._contents, number), ())
         return bool(found) and (number == NUMBERS["bytes_contents"] or any(map(len, found)))
 
