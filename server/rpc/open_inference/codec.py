@@ -57,12 +57,14 @@ class Reply(NamedTuple):
         types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
         regions: Where outputs are written to shared memory, by name.
         texts: What the response says about texts.
+        wants_final: Whether the response in a stream is to say that it is the last one.
     """
 
     shapes: Mapping[str, Shape]
     types: Mapping[str, WireFloat]
     regions: Mapping[str, OutputRegion]
     texts: TextFacts
+    wants_final: bool
 
 
 class Decoded(NamedTuple):
@@ -144,7 +146,7 @@ def decode(
     regions = _regions(message, model, shapes, types, memory)
     first = next(iter(encoded.inputs.values()), None)
     facts = TextFacts(first.lengths if first else (), encoded.truncated, tokens.content if tokens else None)
-    return Decoded(encoded, Reply(shapes, types, regions, facts))
+    return Decoded(encoded, Reply(shapes, types, regions, facts, parameters.wants_final(message.parameters)))
 
 
 def _types(message: pb.ModelInferRequest) -> dict[str, WireFloat]:

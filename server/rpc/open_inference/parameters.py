@@ -19,6 +19,8 @@ TIMEOUT = "timeout"
 # Extensions of the protocol that this server lacks, by their parameters.
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 CLASSIFICATION = "classification"
+# Triton's clients send it with every request.
+WANTS_FINAL = "triton_enable_empty_final_response"
 # A parameter of this server: the type in which a requested output of FP32 is sent.
 DATATYPE = "datatype"
 # Parameters of this server for texts and embeddings.
@@ -43,6 +45,11 @@ class Place(NamedTuple):
     region: str
     offset: int
     size: int
+
+
+def wants_final(parameters: Parameters) -> bool:
+    """Whether the last response of a stream to a request is to be marked as such."""
+    return bool(parameters) and WANTS_FINAL in parameters and parameters[WANTS_FINAL].bool_param
 
 
 def place(field: str, parameters: Parameters) -> Place | None:

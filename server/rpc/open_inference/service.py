@@ -19,7 +19,7 @@ from server.rpc.allowance import Allowance
 from server.rpc.calls.deferred import DeferredReply
 from server.rpc.known_requests import Answered, KnownRequests, Recalled
 from server.rpc.notes import note_refusal
-from server.rpc.open_inference import codec, response, stream
+from server.rpc.open_inference import codec, parameters, response, stream
 from server.rpc.protobuf_bytes import Parsed
 from server.rpc.shared_memory import SharedMemory
 from server.rpc.transport.seam import Call
@@ -104,7 +104,7 @@ class OpenInferenceService:
             raise
 
         def encode(resolved: Future[Result]) -> bytes:
-            shapes, types, regions, texts = reply
+            shapes, types, regions, texts, _ = reply
             return response.encode(resolved.result(), shapes, model, request_id, types, regions, texts)
 
         return DeferredReply(future, encode, validated.deadline)
@@ -122,7 +122,8 @@ class OpenInferenceService:
         decoded = codec.decode(message, model, deadline, request.fields, allowance, self._memory)
         decoded.request.caller = caller
         validated, reply = self._engine.validate(model, decoded.request), decoded.reply
-        if not message.parameters and not reply.regions:
+        # A timeout counts from the arrival of its request, and regions can be replaced.
+        if parameters.TIMEOUT not in message.parameters and not reply.regions:
             answered = Answered(codec.model_of(message), decoded.request, validated, reply)
             self._known.learn(request.data, answered, lambda _: [tensor.name for tensor in message.inputs])
         return validated, reply

@@ -14,12 +14,14 @@ from server.rpc.calls.deferred import DeferredReply
 from server.rpc.calls.ending import engine_error_of
 from server.rpc.known_requests import Recalled
 from server.rpc.notes import note_failure
+from server.rpc.open_inference import parameters
 from server.rpc.protobuf_bytes import Parsed, field
 from server.rpc.transport.seam import Call
 
 RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
-# A client that sets the first parameter expects the second in the last response to each request.
-WANTS_FINAL, IS_FINAL = "triton_enable_empty_final_response", "triton_final_response"
+IS_FINAL = "triton_final_response"
+# The parameter of a response that is the only one to its request, if the client wants to know.
+FINAL = pb.ModelInferResponse(parameters={IS_FINAL: pb.InferParameter(bool_param=True)}).SerializeToString()
 InferRequest: TypeAlias = Parsed[pb.ModelInferRequest] | Recalled[Any]
 Infer = Callable[[InferRequest, Call, Reservation], DeferredReply]
 
@@ -28,10 +30,10 @@ def answer(
     infer: Infer, request: InferRequest, call: Call, reservation: Reservation
 ) -> DeferredReply | pb.ModelStreamInferResponse:
     """Answers one request of a stream as `infer` answers a call of its own."""
-    if isinstance(request, Recalled):  # without parameters
-        request_id, final = request.request_id, b""
+    if isinstance(request, Recalled):
+        request_id, wants_final = request.request_id, request.known.reply.wants_final
     else:
-        request_id, final = request.message.id, _final(request.message)
+        request_id, wants_final = request.message.id, parameters.wants_final(request.message.parameters)
     try:
         reply = infer(request, call, reservation)
     except Exception as error:
@@ -45,7 +47,7 @@ def answer(
             raise
         except Exception as error:
             return _failed(request_id, error)
-        return b"".join(field(RESPONSE, [final, response]))
+        return b"".join(field(RESPONSE, [FINAL if wants_final else b"", response]))
 
     return DeferredReply(reply.future, encode, reply.deadline)
 
@@ -57,15 +59,6 @@ def _serialized(reply: Message | bytes) -> bytes:
 def refuse(_message: bytes, error: OverloadedError) -> pb.ModelStreamInferResponse:
     """Answers a request that is not parsed, because there is no memory for it."""
     return _failed("", error)
-
-
-def _final(message: pb.ModelInferRequest) -> bytes:
-    """The serialized parameter of a response, the only one to its request, that the client expects."""
-    if WANTS_FINAL not in message.parameters or not message.parameters[WANTS_FINAL].bool_param:
-        return b""
-    return pb.ModelInferResponse(
-        parameters={IS_FINAL: pb.InferParameter(bool_param=True)}
-    ).SerializeToString()
 
 
 def _failed(request_id: str, error: Exception) -> pb.ModelStreamInferResponse:
