@@ -13,17 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks import compare as comparison
-from benchmarks import peers, report, threads, variants
+from benchmarks import enrichment, peers, report, threads, variants
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
-from benchmarks.environment import Environment, Setup, open_environment
+from benchmarks.environment import Environment, Setup, export_models, open_environment
 from benchmarks.processes import library_versions, machine, now, processor_ticks, stolen_share, worker
-from benchmarks.results import MEMORY_FILE, RESULTS_FILE, Conditions, Results, save
+from benchmarks.results import ENRICHMENT_FILE, MEMORY_FILE, RESULTS_FILE, Conditions, Results, save
 from benchmarks.runner import Findings, measure_memory, run, steps
-from benchmarks.summary import Spread, spread
+from benchmarks.summary import Spread, enrichment_ratio, spread
 from benchmarks.systems import MeasurementError
 from benchmarks.tables import number, with_range
-from benchmarks.workload import FULL, QUICK
+from benchmarks.workload import FULL, NARROW, QUICK
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=__doc__)
 console = Console(highlight=False)
@@ -80,6 +80,21 @@ def measure_memory_only(
     setup = Setup(FULL, cache, tuple(server_option or ()))
     with _failures_reported():
         _measure_memory(setup, minutes)
+        if (_measurements(setup) / RESULTS_FILE).exists():
+            _write_report(setup, out)
+
+
+@app.command("enrichment")
+def measure_enrichment(*, out: Out = None, cache: Cache = CACHE) -> None:
+    """Measure enrichment through one server and in process, and update the report if there is one."""
+    setup = Setup(FULL, cache)
+    with _failures_reported():
+        setup.work.mkdir(parents=True, exist_ok=True)
+        with worker() as torch_worker:
+            repository = export_models(Checkout(), (NARROW,), cache, torch_worker)
+        found = enrichment.measure(repository, setup.work, console.print)
+        save(found, _measurements(setup) / ENRICHMENT_FILE)
+        console.print(f"through one server / in process: {with_range(enrichment_ratio(found))}")
         if (_measurements(setup) / RESULTS_FILE).exists():
             _write_report(setup, out)
 

@@ -10,13 +10,15 @@ from benchmarks.results import (
     SERVICE,
     TRITON_CPP,
     Conditions,
+    EnrichmentRates,
     Index,
     MemoryCurve,
     Results,
+    load_enrichment,
     load_memory,
     load_results,
 )
-from benchmarks.summary import graph_ratios, memory_after_a_minute, memory_at_end, p50
+from benchmarks.summary import graph_ratios, memory_after_a_minute, memory_at_end, p50, spread
 from benchmarks.targets import targets
 
 REPORT_FILE = "report.md"
@@ -39,13 +41,16 @@ def write(measurements: Path, out: Path) -> Path:
         FileNotFoundError: There are no results in the folder.
     """
     results, memory = load_results(measurements), load_memory(measurements)
+    enrichment = load_enrichment(measurements)
     plots = draw(results, memory, out)
     path = out / REPORT_FILE
-    path.write_text(render(results, memory, plots))
+    path.write_text(render(results, memory, enrichment, plots))
     return path
 
 
-def render(results: Results, memory: MemoryCurve | None, plots: list[str]) -> str:
+def render(
+    results: Results, memory: MemoryCurve | None, enrichment: EnrichmentRates | None, plots: list[str]
+) -> str:
     """Returns the text of the report."""
     grid = Index(results.grid)
     cores = int(results.conditions.machine["cores"].split()[0])
@@ -55,9 +60,10 @@ def render(results: Results, memory: MemoryCurve | None, plots: list[str]) -> st
         _latencies(grid, results),
         _second_generator(Index(results.perf_analyzer)),
         "\n\n".join(f"![{name.removesuffix('.png')}]({name})" for name in plots),
-        "## Targets\n\n" + tables.targets_table(targets(grid, memory, cores)),
+        "## Targets\n\n" + tables.targets_table(targets(grid, memory, enrichment, cores)),
         "## Many sequences in one request\n\n" + tables.batch_requests_table(grid),
         "## Streams\n\n" + tables.streams_table(grid),
+        _enrichment(enrichment),
         _memory(memory),
         _growth(results),
         _graph(grid),
@@ -126,6 +132,15 @@ def _growth(results: Results) -> str:
 def _models(grid: Index) -> str:
     models = dict.fromkeys(cell.model for cell in grid.cells())
     return "## All cells\n\n" + "\n\n".join(tables.model_tables(grid, model) for model in models)
+
+
+def _enrichment(rates: EnrichmentRates | None) -> str:
+    if rates is None:
+        return "## Enrichment\n\nNot measured in this run; `python -m benchmarks enrichment` measures it."
+    ways = {"in process": rates.in_process, "through one server": rates.one_server}
+    rows = [(way, tables.with_ratio(spread(own))) for way, own in ways.items()]
+    said = f"{rates.rows:,} rows of 6 vectors of 64, from file to file, by turns; started {rates.date}"
+    return f"## Enrichment\n\n{said}.\n\n" + tables.table(("way", "rows/s"), rows)
 
 
 def _memory(memory: MemoryCurve | None) -> str:

@@ -12,6 +12,7 @@ from benchmarks.workload import Cell
 
 RESULTS_FILE = "results.json"
 MEMORY_FILE = "memory.json"
+ENRICHMENT_FILE = "enrichment.json"
 
 # Names of the systems in reports.
 ONNX = "ONNX Runtime in process"
@@ -128,6 +129,20 @@ class MemoryCurve:
 
 
 @dataclass(frozen=True)
+class EnrichmentRates:
+    """Rows per second of enrichment by round, of a table of sequences of 6 vectors of 64.
+
+    Attributes:
+        rows: Rows of the table.
+    """
+
+    date: str
+    rows: int
+    in_process: tuple[float, ...]
+    one_server: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Conditions:
     """Where and when a run was made, and its duration in seconds.
 
@@ -186,7 +201,7 @@ class Index:
         return list(dict.fromkeys(one.system for one in self.measurements))
 
 
-def save(value: Results | MemoryCurve, path: Path) -> None:
+def save(value: Results | MemoryCurve | EnrichmentRates, path: Path) -> None:
     """Writes measurements as JSON."""
     path.write_bytes(TypeAdapter(type(value)).dump_json(value, indent=1) + b"\n")
 
@@ -204,3 +219,9 @@ def load_memory(folder: Path) -> MemoryCurve | None:
     """Reads the memory curve that `save` wrote; None if there is none."""
     path = folder / MEMORY_FILE
     return TypeAdapter(MemoryCurve).validate_json(path.read_bytes()) if path.exists() else None
+
+
+def load_enrichment(folder: Path) -> EnrichmentRates | None:
+    """Reads the rates of enrichment that `save` wrote; None if there are none."""
+    path = folder / ENRICHMENT_FILE
+    return TypeAdapter(EnrichmentRates).validate_json(path.read_bytes()) if path.exists() else None

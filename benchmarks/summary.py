@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.results import EAGER, ONNX, Index, Measurement, MemoryCurve
+from benchmarks.results import EAGER, ONNX, EnrichmentRates, Index, Measurement, MemoryCurve
 from benchmarks.workload import Cell
 
 Metric = Callable[[Measurement], float | None]
@@ -80,6 +80,12 @@ def graph_ratios(grid: Index) -> dict[Cell, float]:
     """Returns by cell the tokens per second of the exported graph divided by those of eager PyTorch."""
     found = {cell: ratio(grid, cell, ONNX, EAGER, token_rate) for cell in grid.cells()}
     return {cell: value.median for cell, value in found.items() if value is not None}
+
+
+def enrichment_ratio(rates: EnrichmentRates) -> Spread | None:
+    """Returns the rows per second through one server divided by those in process, round by round."""
+    pairs = zip(rates.one_server, rates.in_process, strict=True)
+    return spread(served / own for served, own in pairs)
 
 
 def memory_after_a_minute(memory: MemoryCurve) -> float | None:

@@ -15,6 +15,7 @@ from benchmarks.results import (
     TRITON_CPP,
     TRITON_CPP_SINGLE,
     TYPED,
+    EnrichmentRates,
     Index,
     Measurement,
     MemoryCurve,
@@ -22,6 +23,7 @@ from benchmarks.results import (
 from benchmarks.summary import (
     Spread,
     combined,
+    enrichment_ratio,
     graph_ratios,
     memory_growth,
     p50,
@@ -55,15 +57,19 @@ class Target:
         return "met" if met else "missed"
 
 
-def targets(grid: Index, memory: MemoryCurve | None, cores: int) -> list[Target]:
+def targets(
+    grid: Index, memory: MemoryCurve | None, enrichment: EnrichmentRates | None, cores: int
+) -> list[Target]:
     """Returns all targets in the order of the report."""
     growth = None if memory is None else memory_growth(memory)
+    rows = None if enrichment is None else enrichment_ratio(enrichment)
     what = "resident memory at the end / after one minute"
     return [
         *_beside_triton(grid),
         *_batch_requests(grid),
         *_own(grid, cores),
         *_graph(grid),
+        Target("enrichment, rows of 6 x 64", "rows per second through one server / in process", 0.75, rows),
         Target("ten minutes of mixed lengths up to 2,048", what, 1.1, growth, at_most=True),
     ]
 

@@ -21,7 +21,7 @@ from server.engine.validation import ValidatedRequest
 from server.rpc import protobuf_bytes
 from server.rpc.protobuf_bytes import Bounds, Path, Submessage
 
-CACHED_SIZES = 1024
+CACHED_SIZES = 4096
 # Different requests of one size that are kept.
 MAX_ALIKE = 4
 # How much a message may have around its vectors.

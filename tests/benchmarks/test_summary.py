@@ -3,15 +3,20 @@ import pytest
 
 from benchmarks.results import (
     ECHO,
+    LOWEST,
     ONNX,
     SERVICE,
     TRITON,
+    TRITON_CPP,
+    TRITON_CPP_SINGLE,
+    EnrichmentRates,
     Index,
     MemoryCurve,
     MemorySample,
     Percentiles,
 )
 from benchmarks.summary import (
+    enrichment_ratio,
     memory_after_a_minute,
     memory_at_end,
     memory_growth,
@@ -82,20 +87,35 @@ def test_the_ceiling_counts_compute_and_transport() -> None:
     assert share_of_ceiling(service, run, echo, cores=2) == pytest.approx(1.0)
 
 
-def test_a_latency_target_adds_run_and_echo() -> None:
+def test_rates_are_compared_with_the_faster_configuration_of_each_round() -> None:
+    rounds = [(0, 90.0, 100.0, 50.0), (1, 90.0, 50.0, 100.0), (2, 60.0, 100.0, 50.0)]
     index = Index(
-        (
-            measurement(SINGLE, SERVICE, p50=500.0),
-            measurement(SINGLE, ONNX, p50=200.0),
-            measurement(SINGLE, ECHO, p50=200.0),
-            measurement(SINGLE, TRITON, p50=1_000.0),
+        tuple(
+            measurement(CELL, system, at, rate=rate)
+            for at, *rates in rounds
+            for system, rate in zip((SERVICE, TRITON_CPP, TRITON_CPP_SINGLE), rates, strict=True)
         )
     )
-    floor, triton, *others = targets(index, None, cores=2)
+    measured = [target for target in targets(index, None, None, cores=2) if target.value is not None]
 
-    assert (floor.value, floor.verdict) == (spread([1.25]), "met")
-    assert (triton.value, triton.verdict) == (spread([0.5]), "met")
-    assert {target.verdict for target in others} == {"not measured"}
+    assert [(target.case, target.value, target.verdict) for target in measured] == [
+        (CELL.name, spread([0.9, 0.9, 0.6]), "met")
+    ]
+
+
+def test_the_latency_of_one_request_is_compared_at_the_lowest_setting() -> None:
+    index = Index((measurement(SINGLE, LOWEST, p50=600.0), measurement(SINGLE, TRITON_CPP_SINGLE, p50=500.0)))
+    measured = [target for target in targets(index, None, None, cores=2) if target.value is not None]
+
+    assert [(target.value, target.verdict) for target in measured] == [(spread([1.2]), "missed")]
+
+
+def test_enrichment_is_compared_round_by_round() -> None:
+    rates = EnrichmentRates("2026-01-02 03:04 UTC", 1000, (100.0, 200.0, 100.0), (80.0, 160.0, 70.0))
+    measured = [target for target in targets(Index(()), None, rates, cores=2) if target.value is not None]
+
+    assert enrichment_ratio(rates) == spread([0.8, 0.8, 0.7])
+    assert [target.verdict for target in measured] == ["met"]
 
 
 @pytest.mark.parametrize(

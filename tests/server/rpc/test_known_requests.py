@@ -1,0 +1,338 @@
+"""Requests that are recognised by the bytes around their vectors: they are answered as if they were not."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from protos.attention.v1 import attention_pb2 as typed
+from protos.inference import open_inference_pb2 as pb
+from server.engine.budget import MemoryBudget
+from server.engine.engine import Engine
+from server.engine.errors import EngineError, ModelNotFoundError
+from server.engine.limits import MIB
+from server.engine.model import LoadedModel
+from server.engine.model_caches import forget_models
+from server.engine.repository import Repository
+from server.engine.types import Array
+from server.rpc.attention import fields
+from server.rpc.attention.service import AttentionService
+from server.rpc.calls.route import CallKind
+from server.rpc.known_requests import CACHED_SIZES, MAX_ALIKE
+from server.rpc.open_inference import codec
+from server.rpc.open_inference.service import OpenInferenceService
+from tests.server.rpc.messages import packed, raw_request
+from tests.server.samples import CROSS, SELF, TEXT, WIDTHS
+from tests.support.mutations import Good, mutated
+
+rng = np.random.default_rng(0)
+
+
+class Method(NamedTuple):
+    """A method of a service, without a transport."""
+
+    recall: Callable[[bytes], Any]
+    read: Callable[[bytes], Any]
+    handle: Callable[..., Any]
+
+    def answer(self, request: Any, data: bytes) -> bytes:
+        """Handles a request. Replies of streams that are errors are serialized."""
+        reservation = MemoryBudget(64 * MIB).reserve(len(data))
+        reply = self.handle(request, SimpleNamespace(deadline=math.inf, identity=None), reservation)
+        if not isinstance(reply, Message):
+            reply.future.exception(60)
+            reply = reply.encode(reply.future)
+        return reply if isinstance(reply, bytes) else reply.SerializeToString()
+
+    def decoded(self, data: bytes) -> bytes:
+        """The answer to a message that is parsed and decoded."""
+        return self.answer(self.read(data), data)
+
+    def recalled(self, data: bytes) -> bytes:
+        """The answer to a message that is known."""
+        recalled = self.recall(data)
+        assert recalled is not None
+        return self.answer(recalled, data)
+
+
+@pytest.fixture
+def engine(loaded: Repository) -> Iterator[Engine]:
+    engine = Engine(loaded)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def infer(engine: Engine) -> Method:
+    service = OpenInferenceService(engine, lambda: True)
+    return Method(service.recall, codec.reader(engine.limits), service.model_infer)
+
+
+@pytest.fixture
+def stream_infer(engine: Engine) -> Method:
+    service = OpenInferenceService(engine, lambda: True)
+    return Method(service.recall, codec.reader(engine.limits), service.model_stream_infer)
+
+
+@pytest.fixture
+def attend(engine: Engine) -> Method:
+    service = AttentionService(engine)
+    return Method(service.recall, fields.reader(engine.limits), service.attend)
+
+
+@pytest.fixture
+def attend_stream(engine: Engine) -> Method:
+    service = AttentionService(engine)
+    return Method(service.recall_streamed, fields.streamed_reader(engine.limits), service.attend_stream)
+
+
+def infer_request(model: LoadedModel, batch: int = 1, rows: int = 3, *outputs: str) -> pb.ModelInferRequest:
+    tensors: dict[str, Array] = {
+        spec.name: rng.standard_normal((batch, rows, WIDTHS[spec.name]), np.float32) for spec in model.inputs
+    }
+    return raw_request(model, tensors, outputs)
+
+
+def vectors(width: int, *lengths: int) -> typed.VectorSequences:
+    data = rng.standard_normal((sum(lengths), width), np.float32).tobytes()
+    return typed.VectorSequences(data_type=typed.DATA_TYPE_FP32, width=width, lengths=lengths, data=data)
+
+
+def self_request(*lengths: int, **options: Any) -> typed.AttendRequest:
+    return typed.AttendRequest(model_name=SELF, query=vectors(4, *lengths), **options)
+
+
+def cross_request(*lengths: int) -> typed.AttendRequest:
+    return typed.AttendRequest(
+        model_name=CROSS,
+        model_version="1",
+        query=vectors(WIDTHS["query"], *lengths),
+        key=vectors(WIDTHS["key"], *lengths),
+        value=vectors(WIDTHS["value"], *lengths),
+    )
+
+
+def asserted_alike(method: Method, make: Callable[[int], Message]) -> None:
+    """The second of two requests that differ in vectors and id is known, and answered as if it were not."""
+    first, second = (make(at).SerializeToString() for at in range(2))
+    expected = method.decoded(second)
+    forget_models()
+    assert method.recall(second) is None
+    method.decoded(first)
+
+    assert method.recalled(second) == expected
+    assert first != second
+
+
+@pytest.mark.parametrize("name", [SELF, CROSS])
+@pytest.mark.parametrize(("batch", "outputs"), [(1, ()), (3, ()), (2, ("attention_weights",))])
+def test_infer(
+    infer: Method, models: dict[str, LoadedModel], name: str, batch: int, outputs: tuple[str, ...]
+) -> None:
+    def make(at: int) -> pb.ModelInferRequest:
+        message = infer_request(models[name], batch, 3, *outputs)
+        message.id = f"request {at}"
+        return message
+
+    asserted_alike(infer, make)
+
+
+def test_requests_that_are_large(infer: Method, attend: Method, self_model: LoadedModel) -> None:
+    asserted_alike(infer, lambda _: infer_request(self_model, 4, 3000))
+    asserted_alike(attend, lambda _: self_request(3000, 2000))
+
+
+def test_inputs_in_another_order(infer: Method, cross_model: LoadedModel) -> None:
+    def make(_: int) -> pb.ModelInferRequest:
+        message = infer_request(cross_model, 2)
+        message.inputs.reverse()
+        message.raw_input_contents.reverse()
+        return message
+
+    asserted_alike(infer, make)
+
+
+def test_infer_in_a_stream_of_tritons_clients(stream_infer: Method, self_model: LoadedModel) -> None:
+    def make(at: int) -> pb.ModelInferRequest:
+        message = infer_request(self_model)
+        message.id = str(at)
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        return message
+
+    asserted_alike(stream_infer, make)
+    response = pb.ModelStreamInferResponse.FromString(stream_infer.recalled(make(5).SerializeToString()))
+    assert response.infer_response.id == "5"
+    assert response.infer_response.parameters["triton_final_response"].bool_param
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: self_request(3),
+        lambda _: self_request(3, 1, 2),
+        lambda _: self_request(3, 2, return_weights=True),
+        lambda _: self_request(3, output_data_type=typed.DATA_TYPE_FP16),
+        lambda _: cross_request(2, 3),
+    ],
+    ids=["one", "ragged", "weights", "FP16 out", "cross"],
+)
+def test_attend(attend: Method, make: Callable[[int], typed.AttendRequest]) -> None:
+    asserted_alike(attend, make)
+
+
+def test_attend_in_a_stream(attend_stream: Method) -> None:
+    asserted_alike(
+        attend_stream, lambda at: typed.AttendStreamRequest(id=str(at), request=self_request(3, 2))
+    )
+    asserted_alike(attend_stream, lambda _: typed.AttendStreamRequest(request=cross_request(2)))
+
+
+def with_lengths(model: LoadedModel) -> pb.ModelInferRequest:
+    message = infer_request(model, 2)
+    message.inputs.add(name="key_lengths", datatype="INT64", shape=[2])
+    message.raw_input_contents.append(np.array([3, 2]).tobytes())
+    return message
+
+
+def with_timeout(model: LoadedModel) -> pb.ModelInferRequest:
+    message = infer_request(model)
+    message.parameters["timeout"].int64_param = 60_000_000
+    return message
+
+
+def in_half_precision(model: LoadedModel) -> pb.ModelInferRequest:
+    message = infer_request(model)
+    message.inputs[0].datatype = "FP16"
+    message.raw_input_contents[0] = np.ones((3, 4), np.float16).tobytes()
+    return message
+
+
+def as_numbers(model: LoadedModel) -> pb.ModelInferRequest:
+    message = infer_request(model)
+    message.inputs[0].contents.fp32_contents.extend(np.frombuffer(message.raw_input_contents.pop(), "<f4"))
+    return message
+
+
+@pytest.mark.parametrize("make", [with_lengths, with_timeout, in_half_precision, as_numbers])
+def test_what_its_vectors_or_the_time_decide_is_not_kept(
+    infer: Method, self_model: LoadedModel, make: Callable[[LoadedModel], pb.ModelInferRequest]
+) -> None:
+    data = make(self_model).SerializeToString()
+    assert infer.decoded(data) == infer.decoded(data)
+
+    assert infer.recall(data) is None
+
+
+def test_ids_of_tokens_and_texts_are_not_kept(infer: Method, text_model: LoadedModel) -> None:
+    tokens = raw_request(text_model, {text_model.inputs[0].name: np.array([[0, 1, 2]])})
+    texts = pb.ModelInferRequest(model_name=TEXT, raw_input_contents=[packed([b"Life is short"])])
+    texts.inputs.add(name="text", datatype="BYTES", shape=[1])
+    for message in (tokens, texts):
+        data = message.SerializeToString()
+        infer.decoded(data)
+        assert infer.recall(data) is None
+
+
+def test_masks_and_many_sequences_are_not_kept(attend: Method) -> None:
+    mask = typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=b"\x07")
+    for message in (self_request(3, mask=mask), self_request(*[1] * 9)):
+        data = message.SerializeToString()
+        attend.decoded(data)
+        assert attend.recall(data) is None
+
+
+def test_refused_requests_are_not_kept(infer: Method, self_model: LoadedModel) -> None:
+    message = infer_request(self_model)
+    message.inputs[0].shape[1] += 1
+    data = message.SerializeToString()
+    with pytest.raises(EngineError):
+        infer.decoded(data)
+
+    assert infer.recall(data) is None
+
+
+def test_another_shape_of_the_same_size_is_another_request(infer: Method, self_model: LoadedModel) -> None:
+    one, other = (infer_request(self_model, *shape) for shape in ((2, 3), (3, 2)))
+    infer.decoded(one.SerializeToString())
+    data = other.SerializeToString()
+    assert len(data) == one.ByteSize()
+    assert infer.recall(data) is None
+
+    expected = infer.decoded(data)
+    assert infer.recalled(data) == expected
+    assert infer.recalled(one.SerializeToString())
+
+
+def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedModel) -> None:
+    data = []
+    for rows in range(MAX_ALIKE + 1):
+        message = infer_request(self_model)
+        message.outputs.add(name="context_vectors").parameters[f"unknown {rows}"].bool_param = True
+        data.append(message.SerializeToString())
+        infer.decoded(data[-1])
+
+    assert [infer.recall(one) is not None for one in data] == [False] + [True] * MAX_ALIKE
+
+
+def test_few_sizes_are_kept(attend: Method) -> None:
+    first = self_request(1).SerializeToString()
+    attend.decoded(first)
+    for size in range(100, 100 + CACHED_SIZES):
+        assert attend.recall(bytes(size)) is None
+
+    assert attend.recall(first) is None
+
+
+def test_an_id_that_is_no_text_is_refused_as_ever(infer: Method, self_model: LoadedModel) -> None:
+    data = infer_request(self_model).SerializeToString()
+    infer.decoded(data)
+    at = data.index(b"\x1a\x017")
+
+    assert infer.recall(data[: at + 2] + b"\xff" + data[at + 3 :]) is None
+
+
+def test_a_model_that_was_replaced_is_not_used(
+    infer: Method, engine: Engine, self_model: LoadedModel
+) -> None:
+    data = infer_request(self_model).SerializeToString()
+    infer.decoded(data)
+    kept = engine.repository
+
+    engine.repository = Repository([])
+    assert infer.recall(data) is None
+    with pytest.raises(ModelNotFoundError):
+        infer.decoded(data)
+    engine.repository = kept
+    assert infer.recalled(data)
+    forget_models()
+    assert infer.recall(data) is None
+
+
+@pytest.mark.parametrize("kind", [CallKind.UNARY, CallKind.ORDERED_STREAM])
+def test_what_is_known_of_a_changed_message_is_what_it_says(
+    infer: Method, attend_stream: Method, models: dict[str, LoadedModel], kind: CallKind
+) -> None:
+    """A message that passes for a known one is answered as its own fields demand."""
+    if kind is CallKind.UNARY:
+        method, message = infer, infer_request(models[CROSS], 2).SerializeToString()
+    else:
+        request = typed.AttendStreamRequest(id="some id", request=cross_request(2, 1))
+        method, message = attend_stream, request.SerializeToString()
+    method.decoded(message)
+    found, changes = 0, random.Random(7)  # noqa: S311 - the same every time
+    for _ in range(3000):
+        if changes.random() < 0.5:
+            data = bytearray(message)
+            data[changes.randrange(len(data))] ^= 1 << changes.randrange(8)
+            changed = bytes(data)
+        else:
+            changed = mutated(Good("", message), changes)
+        if method.recall(changed) is not None:
+            found += 1
+            assert method.recalled(changed) == method.decoded(changed)
+    assert found > 100
