@@ -112,7 +112,7 @@ def tensors(
     write: Callable[[A], bytes],
     intake: Intake,
     *,
-    recall: Callable[[bytes], K | None],
+    recall: Callable[[bytes], K | None] = _nothing,
     is_slow: Callable[[Q], bool] = _never,
     refuse: Callable[[bytes, OverloadedError], A] | None = None,
 ) -> Route:

@@ -15,7 +15,7 @@ from server.engine.errors import InvalidRequestError, OverloadedError
 from server.engine.types import Result
 from server.rpc.calls.codec_threads import CodecThreads
 from server.rpc.calls.deferred import DeferredReply
-from server.rpc.calls.intake import LARGE_BYTES, Intake
+from server.rpc.calls.intake import LARGE_BYTES, LARGE_REPLY_BYTES, Intake
 from server.rpc.calls.ordered_stream import OrderedStream
 from server.rpc.calls.route import CallKind, Route, tensors
 from server.rpc.calls.single_request import UnaryCall
@@ -24,7 +24,7 @@ from tests.server.rpc.calls.scripted import FREELY, ScriptedCall
 from tests.server.seams import PATIENCE_SECONDS
 
 LARGE, SMALL = b"L" * (LARGE_BYTES + 1), b"s"
-LARGE_RESULT = Result({"context_vectors": [np.zeros(LARGE_BYTES, np.float32)]})
+LARGE_RESULT = Result({"context_vectors": [np.zeros(LARGE_REPLY_BYTES, np.float32)]})
 SMALL_RESULT = Result({"context_vectors": [np.zeros(4, np.float32)]})
 LIMIT = 10 * LARGE_BYTES
 
@@ -61,11 +61,13 @@ class Handler:
         self.futures: list[Future[Result]] = []
         self.threads: list[str] = []
         self.error: Exception | None = None
+        self.result_bytes = 0
         self.may_handle = threading.Event()
         self.may_handle.set()
         self.entered = threading.Event()
 
     def handle(self, request: bytes, call: Call, reservation: Reservation) -> DeferredReply:  # noqa: ARG002
+        reservation.add(self.result_bytes)
         self.threads.append(threading.current_thread().name)
         self.entered.set()
         assert self.may_handle.wait(PATIENCE_SECONDS)
@@ -106,6 +108,7 @@ def test_a_small_request_with_a_small_reply_stays_on_the_thread_of_the_transport
 
 def test_a_large_request_is_handled_and_a_large_reply_encoded_on_a_codec_thread(intake: Intake) -> None:
     call, handler = ThreadedCall(), Handler()
+    handler.result_bytes = 2 * LARGE_REPLY_BYTES
     UnaryCall(call, route(handler, intake), FREELY.received)
     call.deliver(LARGE)
     assert intake.budget.held_bytes == len(LARGE)
@@ -114,6 +117,14 @@ def test_a_large_request_is_handled_and_a_large_reply_encoded_on_a_codec_thread(
     call.run_posted()
     assert (call.sent, handler.threads) == ([b"L\1"], ["codec", "codec"])
     assert intake.budget.held_bytes == 0
+
+
+def test_a_large_request_that_is_known_stays_on_the_thread_of_the_transport(intake: Intake) -> None:
+    call, handler = ThreadedCall(), Handler()
+    UnaryCall(call, route(handler, intake, recall=lambda data: b"known " + data), FREELY.received)
+    call.deliver(LARGE)
+    handler.futures[0].set_result(SMALL_RESULT)
+    assert (call.sent, handler.threads) == ([b"k\1"], [main(), main()])
 
 
 def test_a_slow_request_is_handled_on_a_codec_thread(intake: Intake) -> None:
