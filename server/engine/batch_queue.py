@@ -89,16 +89,21 @@ class BatchQueue:
         """Queues a request and returns the number to release it by."""
         number = self._next_number
         pending = PendingRequest(request, number, now, self._shares.of(request.caller))
-        queued = [QueuedSequence(pending, index, number + index) for index in range(len(request.sequences))]
+        count = len(request.sequences)
+        queued = [QueuedSequence(pending, index, number + index) for index in range(count)]
         self._give_turns(pending, queued)
         self._pending[number] = pending
-        if len(queued) > 1:
+        if count > 1:
             self._bulk[number] = pending
-        _insert(self._buckets.setdefault((request.model, request.graph, pending.share), deque()), queued)
-        self._next_number += len(queued)
-        self.sequences += len(queued)
+        key = (request.model, request.graph, pending.share)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = deque()
+        _insert(bucket, queued)
+        self._next_number += count
+        self.sequences += count
         self.seconds += pending.queued_seconds
-        pending.share.sequences += len(queued)
+        pending.share.sequences += count
         pending.share.seconds += pending.queued_seconds
         return number
 

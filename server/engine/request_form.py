@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 from artifact.manifest import POSITIONS, GraphKind
 from server.engine.caller import Caller
 from server.engine.model import LoadedModel
-from server.engine.types import Array, Ragged, Request, SequenceInputs, SequenceShape
+from server.engine.types import Array, Request, SequenceInputs, SequenceShape
 from server.engine.validation import ValidatedRequest, split
 
 
@@ -55,7 +55,7 @@ class RequestForm(NamedTuple):
             caller: Whose request it is.
         """
         names = self.model.inputs_by_name
-        columns = [split(Ragged(own, lengths)) for own, lengths in zip(rows, self.lengths, strict=True)]
+        columns = [split(own, lengths) for own, lengths in zip(rows, self.lengths, strict=True)]
         return ValidatedRequest(
             model=self.model,
             graph=self.graph,

@@ -89,7 +89,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         size, work = _with_spans(request, model, lengths[0], size)
     _check_result_bytes(size, _field_of_result(request, first), limits)
     _check_run_bytes(shapes[largest].run_bytes, largest, first, limits)
-    rows = [split(own) for own in ragged]
+    rows = [split(own.rows, own.lengths) for own in ragged]
     masks = _split_mask(request.mask, model, shapes)
     spans = _split_spans(request, shapes)
     sequences = [
@@ -172,17 +172,17 @@ def _check_rows(spec: TensorSpec, rows: Array, expected: int) -> None:
             )
 
 
-def split(ragged: Ragged) -> list[Array]:
-    """One view (T, ...) for each sequence."""
-    if len(ragged.lengths) == 1:
-        return [ragged.rows]
-    ends = accumulate(ragged.lengths)
-    return [ragged.rows[end - length : end] for end, length in zip(ends, ragged.lengths, strict=True)]
+def split(rows: Array, lengths: tuple[int, ...]) -> list[Array]:
+    """One view (T, ...) of the rows of all sequences for each of them."""
+    if len(lengths) == 1:
+        return [rows]
+    return [rows[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
 
 
 def _split_spans(request: Request, sequences: list[SequenceShape]) -> Sequence[Array | None]:
     """The spans (n, 2) of each sequence."""
-    return [None] * len(sequences) if request.spans is None else split(request.spans)
+    spans = request.spans
+    return [None] * len(sequences) if spans is None else split(spans.rows, spans.lengths)
 
 
 def _with_spans(request: Request, model: LoadedModel, lengths: tuple[int, ...], size: int) -> tuple[int, int]:

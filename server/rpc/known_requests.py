@@ -14,6 +14,7 @@ from server.engine.caller import Caller
 from server.engine.dimensions import MAX_CACHED_SEQUENCES
 from server.engine.engine import Engine
 from server.engine.errors import EngineError, LimitExceededError
+from server.engine.model import LoadedModel
 from server.engine.model_caches import cached_by_model
 from server.engine.request_form import RequestForm
 from server.engine.types import Request
@@ -78,6 +79,11 @@ class Recalled(NamedTuple, Generic[R]):
     known: Known[R]
     message: bytes
     request_id: str
+
+    @property
+    def model(self) -> LoadedModel:
+        """The model that it names, which is served now."""
+        return self.known.form.model
 
     def request(self, deadline: float, caller: Caller) -> ValidatedRequest:
         """The request. Its arrays are views of the message."""

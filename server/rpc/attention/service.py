@@ -25,6 +25,7 @@ from server.rpc.notes import note_failure, note_refusal
 from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from server.rpc.status import code_of
 from server.rpc.transport.seam import Call
+from server.security.rights import Right
 
 # A response contains the id of its request.
 MAX_ID_BYTES = 1024
@@ -116,7 +117,8 @@ class AttentionService:
     def _submit_known(
         self, request: RecalledAttend, call: Call, reservation: Reservation
     ) -> tuple[Future[Result], _Reply]:
-        model = model_rights.model_to_infer(self._engine, call, *request.known.named)
+        model = request.model
+        model_rights.require(call, Right.INFER, model.name)
         try:
             validated = request.request(call.deadline, _caller_of(call))
             return self._engine.queue(validated, reservation), request.known.reply

@@ -88,10 +88,11 @@ class OpenInferenceService:
     ) -> DeferredReply:
         """Computes the outputs of one request."""
         if isinstance(request, Recalled):
-            named, request_id = request.known.named, request.request_id
+            model, request_id = request.model, request.request_id
+            model_rights.require(call, Right.INFER, model.name)
         else:
-            named, request_id = codec.model_of(request.message), request.message.id
-        model = model_rights.model_to_infer(self._engine, call, *named)
+            request_id = request.message.id
+            model = model_rights.model_to_infer(self._engine, call, *codec.model_of(request.message))
         caller = ANYONE if call.identity is None else call.identity.caller
         try:
             if isinstance(request, Recalled):
