@@ -25,7 +25,7 @@ REPORT_FILE = "report.md"
 METHOD = Path(__file__).with_name("method.md")
 MIB = 1 << 20
 WITHOUT_CPP_BACKEND = f"""\
-{TRITON_CPP} was not measured in this run. It is the strongest of the peers, and no Python package contains it:
+{TRITON_CPP} was not measured in this run. It is the strongest of the peers. No Python package contains it:
 `benchmarks/peers/install.sh triton-onnxruntime` builds it."""
 
 

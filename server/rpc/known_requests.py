@@ -11,7 +11,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from server.engine.caller import Caller
-from server.engine.dimensions import MAX_CACHED_SEQUENCES
 from server.engine.engine import Engine
 from server.engine.errors import EngineError, LimitExceededError
 from server.engine.model import LoadedModel
@@ -22,11 +21,12 @@ from server.engine.validation import ValidatedRequest
 from server.rpc import protobuf_bytes
 from server.rpc.protobuf_bytes import Bounds, Path, Submessage
 
-CACHED_SIZES = 4096
-# Different requests of one size that are kept.
-MAX_ALIKE = 4
+# Sizes of messages, in bytes, of which requests are kept, and how many of each: 40 MB in the worst case.
+CACHED_SIZES, MAX_ALIKE = 1024, 4
+# Requests of more sequences are not kept.
+MAX_SEQUENCES = 4
 # How much a message may have around its vectors.
-BOUNDS = Bounds(fields=64, rest_bytes=1024)
+BOUNDS = Bounds(fields=64, rest_bytes=512)
 # What the codec of a protocol needs to encode a reply.
 R = TypeVar("R")
 
@@ -170,7 +170,7 @@ class KnownRequests(Generic[R]):
             inputs: The model's input that the vectors of each field are.
         """
         form = RequestForm.of(answered.request, answered.validated)
-        if form is None or len(form.shapes) > MAX_CACHED_SEQUENCES:
+        if form is None or len(form.shapes) > MAX_SEQUENCES:
             return
         try:
             found = protobuf_bytes.places(message, self._fields, BOUNDS)
