@@ -28,6 +28,9 @@ def serve(settings: Settings) -> int:
     except ServerError as error:
         log.error("cannot serve", extra={"reason": str(error)})
         return 1
+    except Exception:
+        log.exception("failed")
+        return 1
     return 0
 
 

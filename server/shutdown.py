@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import NoReturn
@@ -58,11 +59,13 @@ def end_after(seconds: float) -> None:
         log.error("ended: calls or runs did not end in time", extra={"seconds": seconds})
         end(1)
 
-    if seconds + LAST_SECONDS <= threading.TIMEOUT_MAX:
+    if seconds + LAST_SECONDS > threading.TIMEOUT_MAX:
+        return
+    timer = threading.Timer(seconds, ended)
+    timer.daemon = True
+    timer.start()
+    with suppress(RuntimeError, OSError):  # standard error is closed
         faulthandler.dump_traceback_later(seconds + LAST_SECONDS, exit=True)
-        timer = threading.Timer(seconds, ended)
-        timer.daemon = True
-        timer.start()
 
 
 def end(status: int) -> NoReturn:
@@ -70,9 +73,12 @@ def end(status: int) -> NoReturn:
 
     The end of the interpreter would wait for threads that are inside gRPC or ONNX Runtime, perhaps for ever.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(status)
+    try:
+        logging.shutdown()
+        if sys.stdout is not None:  # it is None if it was closed when the process started
+            sys.stdout.flush()
+    finally:
+        os._exit(status)
 
 
 def _request(number: int) -> StopRequest:

@@ -79,7 +79,7 @@ class Engine:
     def encode_texts(
         self, model: LoadedModel, request: Request, reservation: Reservation | None = None
     ) -> Request:
-        """The request with token ids in place of its texts, so that their number is known before `submit`.
+        """The request with token ids in place of its texts, so that their number is known to `validate`.
 
         Raises:
             EngineError: The texts are refused.

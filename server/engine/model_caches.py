@@ -1,12 +1,29 @@
 """Caches of what follows from a model. Their entries keep the model alive, so they can be emptied."""
 
+import threading
 from collections.abc import Callable
 from functools import _lru_cache_wrapper, lru_cache
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 from weakref import WeakSet
 
+
+class ModelCache(Protocol):
+    """Has entries that keep models alive."""
+
+    def cache_clear(self) -> None:
+        """Empties the cache."""
+
+
 R = TypeVar("R")
-_caches: "WeakSet[_lru_cache_wrapper[Any]]" = WeakSet()
+_caches: WeakSet[ModelCache] = WeakSet()
+# To copy the set takes several steps, between which another thread could add to it.
+_adding = threading.Lock()
+
+
+def register(cache: ModelCache) -> None:
+    """Has a cache emptied by `forget_models`, as long as it exists."""
+    with _adding:
+        _caches.add(cache)
 
 
 def cached_by_model(maxsize: int) -> "Callable[[Callable[..., R]], _lru_cache_wrapper[R]]":
@@ -14,7 +31,7 @@ def cached_by_model(maxsize: int) -> "Callable[[Callable[..., R]], _lru_cache_wr
 
     def decorate(function: Callable[..., R]) -> "_lru_cache_wrapper[R]":
         cached = lru_cache(maxsize=maxsize)(function)
-        _caches.add(cached)
+        register(cached)
         return cached
 
     return decorate
@@ -22,5 +39,7 @@ def cached_by_model(maxsize: int) -> "Callable[[Callable[..., R]], _lru_cache_wr
 
 def forget_models() -> None:
     """Empties every cache, so that models that were unloaded can be freed."""
-    for cached in list(_caches):
-        cached.cache_clear()
+    with _adding:
+        caches = list(_caches)
+    for cache in caches:
+        cache.cache_clear()

@@ -49,7 +49,11 @@ class ResultFuture(Future[T]):
         """See `Future`."""
         if self._state is FINISHED and self._exception is None:
             return self._result  # type: ignore[return-value]  # set before the state
-        return super().result(timeout)
+        try:
+            return super().result(timeout)
+        finally:
+            # Otherwise the traceback of an exception would keep the future that has it.
+            del self
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """See `Future`."""

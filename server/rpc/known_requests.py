@@ -5,23 +5,26 @@ than to compute it, and a large one is decoded on another thread. All of that de
 vectors: if these are the same, so is the request.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
+from server.engine import model_caches
 from server.engine.caller import Caller
 from server.engine.engine import Engine
 from server.engine.errors import EngineError, LimitExceededError
 from server.engine.model import LoadedModel
-from server.engine.model_caches import cached_by_model
 from server.engine.request_form import RequestForm
 from server.engine.types import Request
 from server.engine.validation import ValidatedRequest
 from server.rpc import protobuf_bytes
 from server.rpc.protobuf_bytes import Bounds, Path, Submessage
 
-# Sizes of messages, in bytes, of which requests are kept, and how many of each: 40 MB in the worst case.
+# Sizes of messages, in bytes, of which requests are kept, and how many of each. With 3 to 6 kB for each
+# request, that is 25 MB for a method at most.
 CACHED_SIZES, MAX_ALIKE = 1024, 4
 # Requests of more sequences are not kept.
 MAX_SEQUENCES = 4
@@ -31,7 +34,7 @@ BOUNDS = Bounds(fields=64, rest_bytes=512)
 R = TypeVar("R")
 
 
-class Named(NamedTuple):
+class ModelReference(NamedTuple):
     """A model as a request names it."""
 
     name: str
@@ -54,7 +57,7 @@ class Known(NamedTuple, Generic[R]):
     fixed: tuple[tuple[int, bytes], ...]
     places: tuple[tuple[int, int], ...]
     id_place: tuple[int, int] | None
-    named: Named
+    named: ModelReference
     form: RequestForm
     arrays: tuple[tuple[int, np.dtype[Any], tuple[int, ...]], ...]
     reply: R
@@ -95,15 +98,6 @@ class Recalled(NamedTuple, Generic[R]):
         return self.known.form.filled(rows, deadline, caller)
 
 
-class Slot(Generic[R]):
-    """The requests of one size in bytes, the latest first."""
-
-    __slots__ = ("known",)
-
-    def __init__(self) -> None:
-        self.known: tuple[Known[R], ...] = ()
-
-
 class Answered(NamedTuple, Generic[R]):
     """A request that was found valid.
 
@@ -114,7 +108,7 @@ class Answered(NamedTuple, Generic[R]):
         reply: What the codec needs to encode the reply.
     """
 
-    named: Named
+    named: ModelReference
     request: Request
     validated: ValidatedRequest
     reply: R
@@ -134,16 +128,14 @@ class KnownRequests(Generic[R]):
         self._engine = engine
         self._fields = fields
         self._id_path = id_path
-
-        def new_slot(_size: int) -> Slot[R]:
-            return Slot()
-
-        # The forms refer to models.
-        self._slot = cached_by_model(CACHED_SIZES)(new_slot)
+        # By size of the message; the latest of each size comes first.
+        self._known: dict[int, tuple[Known[R], ...]] = {}
+        self._learning = threading.Lock()
+        model_caches.register(self)
 
     def recall(self, message: bytes) -> Recalled[R] | None:
         """The request that a message is known to be; None if it is not known, or its model was replaced."""
-        for known in self._slot(len(message)).known:
+        for known in self._known.get(len(message), ()):
             if known.matches(message):
                 return self._recalled(known, message)
         return None
@@ -172,9 +164,12 @@ class KnownRequests(Generic[R]):
         form = RequestForm.of(answered.request, answered.validated)
         if form is None or len(form.shapes) > MAX_SEQUENCES:
             return
+        vector_bytes = sum(answered.request.inputs[spec.name].rows.nbytes for spec in form.model.inputs)
+        if not 0 <= len(message) - vector_bytes <= BOUNDS.rest_bytes:
+            return
         try:
             found = protobuf_bytes.places(message, self._fields, BOUNDS)
-        except LimitExceededError:
+        except (LimitExceededError, DecodeError):
             return
         ids = [place for path, place in found if path == self._id_path]
         vectors = [(path, place) for path, place in found if path != self._id_path]
@@ -189,8 +184,19 @@ class KnownRequests(Generic[R]):
             return
         id_place = ids[0] if ids else None
         known = Known(fixed, places, id_place, answered.named, form, arrays, answered.reply)
-        slot = self._slot(len(message))
-        slot.known = (known, *slot.known[: MAX_ALIKE - 1])
+        self._add(len(message), known)
+
+    def _add(self, size: int, known: Known[R]) -> None:
+        with self._learning:
+            alike = self._known.get(size, ())
+            if not alike and len(self._known) >= CACHED_SIZES:
+                del self._known[next(iter(self._known))]
+            self._known[size] = (known, *alike[: MAX_ALIKE - 1])
+
+    def cache_clear(self) -> None:
+        """Forgets all requests: their forms refer to models."""
+        with self._learning:
+            self._known.clear()
 
 
 def _arrays(

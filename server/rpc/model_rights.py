@@ -1,4 +1,4 @@
-"""The rights of a call for one model. The name is known once the message has been parsed."""
+"""The rights of a call for one model. The name is known once the message has been parsed or recalled."""
 
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar

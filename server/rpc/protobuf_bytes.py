@@ -138,6 +138,7 @@ def places(message: bytes, root: Submessage, bounds: Bounds) -> list[tuple[Path,
     """Where the contents of fields begin and end in a serialized message that parses, in its order.
 
     Raises:
+        DecodeError: The message uses groups, which protobuf 3 lacks.
         LimitExceededError: The message exceeds the bounds.
     """
     cutter = _Cutter(bounds)

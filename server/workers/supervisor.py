@@ -16,7 +16,7 @@ from server.http.options import needs_private_sockets, options_of
 from server.http.process import HttpProcess
 from server.identity import guard_of
 from server.settings import Settings
-from server.shutdown import EXIT_SECONDS, StopRequest, handle_signals
+from server.shutdown import EXIT_SECONDS, LAST_SECONDS, StopRequest, handle_signals
 from server.tls.watch import current_certificates
 from server.workers.assignment import Assignment, State, private_socket
 from server.workers.folder import temporary_folder
@@ -27,8 +27,9 @@ from server.workers.reservation import reserved
 
 log = logging.getLogger(__name__)
 
-# How much longer than `EXIT_SECONDS` a worker may take to end: it begins to drain a moment later.
-MARGIN_SECONDS = 2.0
+# How much longer than `EXIT_SECONDS` a worker may take to end: it begins to drain a moment later, and may
+# have to say why it does not end.
+MARGIN_SECONDS = LAST_SECONDS + 2.0
 # How long the HTTP process may take to send its answers once the workers have ended.
 HTTP_EXIT_SECONDS = 2.0
 

@@ -135,6 +135,9 @@ def main() -> int:
         with suppress(OSError):
             connection.send(Failure(str(error)))
         return 1
+    except Exception:
+        log.exception("failed")
+        return 1
     return 0
 
 

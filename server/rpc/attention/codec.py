@@ -47,7 +47,7 @@ from server.rpc.attention.fields import (
 )
 from server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
-from server.rpc.known_requests import Named
+from server.rpc.known_requests import ModelReference
 from server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
 from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
 from server.rpc.tensors import buffers, from_bytes
@@ -111,9 +111,9 @@ def inputs_of(names: Mapping[str, str], paths: Sequence[Path]) -> list[str]:
     return [names.get(field, field) for field in fields]
 
 
-def model_of(message: pb.AttendRequest) -> Named:
+def model_of(message: pb.AttendRequest) -> ModelReference:
     """The model that a request names."""
-    return Named(message.model_name, message.model_version)
+    return ModelReference(message.model_name, message.model_version)
 
 
 def decode(

@@ -1,4 +1,7 @@
-"""One request of a call and its reply: handled at once, or on the codec threads if either is large."""
+"""One request of a call and its reply: handled at once, or on the codec threads if either is large.
+
+A request that is known (`known_requests.py`) is handled at once, however large it is.
+"""
 
 import time
 from collections.abc import Callable

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from server.engine.budget import MemoryBudget
 from server.rpc.calls.codec_threads import CodecThreads
 
-# Messages of more bytes are decoded and encoded on the codec threads. Handing over costs 60 us; decoding
-# this much takes 1 ms at worst.
+# Messages of more bytes are decoded on the codec threads, unless they are known. Handing over costs 60 us;
+# decoding this much takes 1 ms at worst.
 LARGE_BYTES = 64 << 10
 # Replies of more bytes are encoded on the codec threads. To encode that much takes less than a millisecond.
 LARGE_REPLY_BYTES = 1 << 20

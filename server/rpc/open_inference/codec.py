@@ -20,7 +20,7 @@ from server.engine.types import Request
 from server.rpc import protobuf_bytes
 from server.rpc.allowance import UNCOUNTED, Allowance
 from server.rpc.half_precision import WireFloat
-from server.rpc.known_requests import Named
+from server.rpc.known_requests import ModelReference
 from server.rpc.open_inference import parameters
 from server.rpc.open_inference.rectangle import Rectangle
 from server.rpc.open_inference.response import (
@@ -80,9 +80,9 @@ def reader(limits: Limits) -> Callable[[bytes], Parsed[pb.ModelInferRequest]]:
     return protobuf_bytes.reader(pb.ModelInferRequest.FromString, REQUEST, bounds)
 
 
-def model_of(message: pb.ModelInferRequest) -> Named:
+def model_of(message: pb.ModelInferRequest) -> ModelReference:
     """The model that a request names."""
-    return Named(message.model_name, message.model_version)
+    return ModelReference(message.model_name, message.model_version)
 
 
 def decode(

@@ -1,8 +1,11 @@
 """What a `Future` of the standard library does, and that a `ResultFuture` does the same."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError, as_completed, wait
+from contextlib import suppress
 
 import pytest
 
@@ -52,6 +55,21 @@ def test_it_has_one_outcome(future: "Future[int]", end: str) -> None:
         with pytest.raises(InvalidStateError):
             finish(future, again)
     assert outcome(future) == OUTCOMES[end]
+
+
+@pytest.mark.parametrize("kind", [Future, ResultFuture])
+def test_it_is_freed_although_its_exception_was_raised(kind: Make) -> None:
+    future = kind()
+    freed = weakref.ref(future)
+    future.set_exception(KeyError("7"))
+    gc.disable()
+    try:
+        with suppress(KeyError):
+            future.result()
+        del future
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_an_exception_is_returned_too(future: "Future[int]") -> None:

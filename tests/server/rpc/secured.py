@@ -51,9 +51,9 @@ def bearer(token: str | None) -> Metadata:
 
 
 def headers_only(
-    served: Served, method: str, *metadata: tuple[str, str | bytes]
+    served: Served, method: str, *metadata: tuple[str, str | bytes], timeout: float = PATIENCE_SECONDS
 ) -> tuple[grpc.StatusCode, str]:
-    """Code and reason of a call of which nothing but the headers is ever sent."""
+    """Code and reason of a call of which nothing but the headers is ever sent within a timeout in seconds."""
     never = threading.Event()
 
     def messages() -> Iterator[bytes]:
@@ -63,7 +63,7 @@ def headers_only(
     call: Any = served.channel.stream_stream(method)
     try:
         with pytest.raises(grpc.RpcError) as raised:
-            list(call(messages(), metadata=metadata, timeout=PATIENCE_SECONDS))
+            list(call(messages(), metadata=metadata, timeout=timeout))
     finally:
         never.set()
     return raised.value.code(), from_rpc_error(raised.value).reason

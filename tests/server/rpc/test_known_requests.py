@@ -20,10 +20,11 @@ from server.engine.model import LoadedModel
 from server.engine.model_caches import forget_models
 from server.engine.repository import Repository
 from server.engine.types import Array
+from server.rpc import known_requests
 from server.rpc.attention import fields
 from server.rpc.attention.service import AttentionService
 from server.rpc.calls.route import CallKind
-from server.rpc.known_requests import CACHED_SIZES, MAX_ALIKE
+from server.rpc.known_requests import MAX_ALIKE
 from server.rpc.open_inference import codec
 from server.rpc.open_inference.service import OpenInferenceService
 from tests.server.rpc.messages import packed, raw_request
@@ -279,13 +280,36 @@ def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedMode
     assert [infer.recall(one) is not None for one in data] == [False] + [True] * MAX_ALIKE
 
 
-def test_few_sizes_are_kept(attend: Method) -> None:
-    first = self_request(1).SerializeToString()
-    attend.decoded(first)
-    for size in range(100, 100 + CACHED_SIZES):
+def test_few_sizes_are_kept(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_requests, "CACHED_SIZES", 3)
+    data = [self_request(rows).SerializeToString() for rows in range(1, 6)]
+    for one in data:
+        attend.decoded(one)
+
+    assert [attend.recall(one) is not None for one in data] == [False, False, True, True, True]
+
+
+def test_unknown_messages_displace_none(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_requests, "CACHED_SIZES", 3)
+    known = self_request(1).SerializeToString()
+    attend.decoded(known)
+    for size in range(100, 200):
         assert attend.recall(bytes(size)) is None
 
-    assert attend.recall(first) is None
+    assert attend.recall(known)
+
+
+@pytest.mark.parametrize("name", ["infer", "attend"])
+def test_a_valid_request_that_cannot_be_learned_is_answered(
+    name: str, infer: Method, attend: Method, self_model: LoadedModel
+) -> None:
+    """A group of an unknown field, which the protobuf library accepts."""
+    group = bytes([0x9B, 0x06, 0x9C, 0x06])
+    method = infer if name == "infer" else attend
+    request = infer_request(self_model) if name == "infer" else self_request(2)
+    data = request.SerializeToString()
+    assert method.decoded(data + group) == method.decoded(data)
+    assert method.recall(data + group) is None
 
 
 def test_an_id_that_is_no_text_is_refused_as_ever(infer: Method, self_model: LoadedModel) -> None:

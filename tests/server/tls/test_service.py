@@ -109,7 +109,7 @@ def test_a_service(service: Service, tmp_path: Path) -> None:
 def _refuses_other_clients(service: Service, tmp_path: Path) -> None:
     for files in (TlsFiles(ca=service.files.ca), _files(tmp_path, OTHER.issue("job.example"))):
         with service.client(files) as client, pytest.raises((UnavailableError, DeadlineExceededError)):
-            client.models(timeout=3)
+            client.models(timeout=1)
     wrong = tmp_path / "wrong-ca"
     wrong.write_bytes(OTHER.pem)
     files = TlsFiles(ca=wrong, certificate=service.files.certificate, key=service.files.key)

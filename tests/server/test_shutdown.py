@@ -1,0 +1,42 @@
+"""The last step of a process, also without standard output or error."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_structure import ROOT
+
+
+@pytest.mark.parametrize("closed", ["", ">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("shutdown.end(3)", 3),
+        ("shutdown.end_after(0.1); time.sleep(60)", 1),
+        ("shutdown.end_after(1e30); shutdown.end(0)", 0),
+    ],
+    ids=["at once", "after a time", "after a time without end"],
+)
+def test_the_process_ends_with_its_status(code: str, status: int, closed: str) -> None:
+    program = f"import time; from server import shutdown; {code}"
+    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=50, check=False)
+    assert ended.returncode == status
+    assert b"Traceback" not in ended.stderr
+
+
+def test_what_was_printed_is_written_first() -> None:
+    program = "from server import shutdown; print(7); shutdown.end(0)"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
+    assert ended.stdout == b"7\n"
+
+
+def test_a_thread_that_does_not_return_is_left() -> None:
+    program = """\
+import threading, time
+from server import shutdown
+threading.Thread(target=time.sleep, args=[60]).start()
+shutdown.end(0)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=50, check=True)
