@@ -46,16 +46,14 @@ class Known(NamedTuple, Generic[R]):
 
     Attributes:
         fixed: The bytes that do not differ, each with its offset.
-        places: Start and end of the vectors.
         id_place: Start and end of the id; None if there is none.
         named: The model as the request names it.
         form: Makes the request of the engine.
-        arrays: For each of the model's inputs: which of the vectors it is, their element type and shape.
+        arrays: For each of the model's inputs: where its vectors begin, their element type and shape.
         reply: What the codec needs to encode the reply.
     """
 
     fixed: tuple[tuple[int, bytes], ...]
-    places: tuple[tuple[int, int], ...]
     id_place: tuple[int, int] | None
     named: ModelReference
     form: RequestForm
@@ -90,11 +88,7 @@ class Recalled(NamedTuple, Generic[R]):
 
     def request(self, deadline: float, caller: Caller) -> ValidatedRequest:
         """The request. Its arrays are views of the message."""
-        view, places = memoryview(self.message), self.known.places
-        rows = []
-        for at, dtype, shape in self.known.arrays:
-            start, end = places[at]
-            rows.append(np.frombuffer(view[start:end], dtype).reshape(shape))
+        rows = [np.ndarray(shape, dtype, self.message, start) for start, dtype, shape in self.known.arrays]
         return self.known.form.filled(rows, deadline, caller)
 
 
@@ -183,7 +177,7 @@ class KnownRequests(Generic[R]):
         if arrays is None:
             return
         id_place = ids[0] if ids else None
-        known = Known(fixed, places, id_place, answered.named, form, arrays, answered.reply)
+        known = Known(fixed, id_place, answered.named, form, arrays, answered.reply)
         self._add(len(message), known)
 
     def _add(self, size: int, known: Known[R]) -> None:
@@ -205,11 +199,11 @@ def _arrays(
     """`Known.arrays`; None if a decoded input is not the same bytes as its vectors: converted, or cut."""
     arrays = []
     for name in inputs:
-        at, rows = names.index(name), request.inputs[name].rows
-        start, end = places[at]
+        rows = request.inputs[name].rows
+        start, end = places[names.index(name)]
         if rows.nbytes != end - start:
             return None
-        arrays.append((at, rows.dtype, rows.shape))
+        arrays.append((start, rows.dtype, rows.shape))
     return tuple(arrays)
 
 
