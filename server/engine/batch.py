@@ -1,11 +1,13 @@
 """Batches: which queued sequences run together, and what their run is expected to cost."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from artifact.manifest import GraphKind
 from server.engine.embeddings import shortened
 from server.engine.execute import Outputs, gather
 from server.engine.fair_shares import CallerShare
@@ -19,6 +21,18 @@ FULL_AT_CALL_COSTS = 20
 DIVIDED_AT_CALL_COSTS = 4
 # All threads compute one run if that is faster, and if all other work is at most this part of it.
 OTHER_WORK_SHARE = 0.1
+# A batch is complete once so many sequences would have cost more in it than on their own: others are farther.
+MOST_LOSSES = 4
+
+
+class Extent(NamedTuple):
+    """How far a batch goes; see the attributes of `Batch`."""
+
+    size: int
+    graph: GraphKind
+    lengths: tuple[int, int]
+    seconds: float
+    seconds_alone: float
 
 
 @dataclass(eq=False, slots=True)
@@ -176,36 +190,84 @@ class Batch:
         return all(queued.request.future.done() for queued in self.sequences)
 
     def add(self, sequence: QueuedSequence) -> bool:
-        """Adds a sequence if that costs less than a run of its own and respects the limits."""
-        own, count = sequence.lengths, len(self.sequences) + 1
-        lengths = (max(self._lengths[0], own[0]), max(self._lengths[1], own[1]))
-        same = own == self._lengths == lengths
-        if self.is_full or not (same or self.model.mixes_lengths):
+        """Adds a sequence of the same lengths as all others, which pads nothing, if the limits allow it."""
+        if not self._admits(sequence):
             return False
-        if sequence.graph is not sequence.request.graph:  # in blocks, and therefore alone
-            return False
-        if self._leaves(sequence):
-            return False
-        # Once mixed, a batch keeps the graph that it needs for that.
-        graph = self.graph if same else self.model.batch_graph(self.graph, equal_lengths=False)
-        if graph is sequence.graph and same:  # the usual case: the costs are those of the sequence, repeated
+        count = len(self.sequences) + 1
+        if self.graph is sequence.graph:  # the usual case: the costs are those of the sequence, repeated
             run_bytes = count * sequence.run_bytes
             seconds = self._call_seconds + count * (sequence.seconds - self._call_seconds)
         else:
-            run_bytes = self.model.run_bytes(graph, count, *lengths)
-            seconds = self.model.seconds(graph, count, *lengths)
+            run_bytes = self.model.run_bytes(self.graph, count, *self._lengths)
+            seconds = self.model.seconds(self.graph, count, *self._lengths)
         if run_bytes > self._max_bytes:
             return False
-        # Without padding, joining does not compute anything extra.
-        if not same and seconds > self.seconds + sequence.seconds:
-            return False
-        self.sequences.append(sequence)
         sequence.pending.started = True
-        if graph is not self.graph:
-            self._call_seconds = self.model.cost(graph).call
-        self.graph, self._lengths, self.seconds = graph, lengths, seconds
+        self.sequences.append(sequence)
+        self.seconds = seconds
         self.seconds_alone += sequence.seconds
         return True
+
+    def mix(self, nearest: Iterable[QueuedSequence]) -> None:
+        """Adds those of some sequences that save the most time, compared with runs of their own.
+
+        The first one may have to pay for the graph that takes unequal lengths, and costs more than it saves:
+        several together are worth it.
+
+        Args:
+            nearest: Sequences of other lengths, the nearest first.
+        """
+        if not self.model.mixes_lengths:
+            return
+        saved = most = 0.0
+        best, losses = self._extent, 0
+        for sequence in nearest:
+            if losses == MOST_LOSSES or self.is_full:
+                break
+            if not self._admits(sequence):
+                continue
+            gain = self._pad(sequence)
+            if gain is None:
+                losses += 1
+                continue
+            saved += gain
+            if saved >= most:
+                most, best = saved, self._extent
+        self._extent = best
+        for sequence in self.sequences:
+            sequence.pending.started = True
+
+    def _pad(self, sequence: QueuedSequence) -> float | None:
+        """Adds a sequence and pads all to the longest, unless that costs more than a run of its own.
+
+        Returns:
+            The seconds that are saved, negative if the batch now needs the graph that takes unequal lengths;
+            None if the sequence was not added.
+        """
+        own, count = sequence.lengths, len(self.sequences) + 1
+        lengths = (max(self._lengths[0], own[0]), max(self._lengths[1], own[1]))
+        # Once mixed, a batch keeps the graph that it needs for that.
+        graph = self.model.batch_graph(self.graph, equal_lengths=False)
+        seconds = self.model.seconds(graph, count, *lengths)
+        gain = self.seconds + sequence.seconds - seconds
+        if gain < 0 and graph is self.graph:
+            return None
+        if self.model.run_bytes(graph, count, *lengths) > self._max_bytes:
+            return None
+        self.sequences.append(sequence)
+        self._extent = Extent(count, graph, lengths, seconds, self.seconds_alone + sequence.seconds)
+        return gain
+
+    @property
+    def _extent(self) -> "Extent":
+        return Extent(len(self.sequences), self.graph, self._lengths, self.seconds, self.seconds_alone)
+
+    @_extent.setter
+    def _extent(self, extent: "Extent") -> None:
+        del self.sequences[extent.size :]
+        if extent.graph is not self.graph:
+            self._call_seconds = self.model.cost(extent.graph).call
+        _, self.graph, self._lengths, self.seconds, self.seconds_alone = extent
 
     def choose_threads(self, other_seconds: float) -> None:
         """Runs the batch on all threads if it gains by that and nobody else needs them.
@@ -219,12 +281,14 @@ class Batch:
         if seconds < self.seconds:
             self.is_parallel, self.seconds = True, seconds
 
-    def _leaves(self, sequence: QueuedSequence) -> bool:
-        """Whether the batch is long enough that a sequence should rather run in another."""
+    def _admits(self, sequence: QueuedSequence) -> bool:
+        """Whether the batch may become larger, and is not so long that the sequence should run in another."""
+        if self.is_full or sequence.graph is not sequence.request.graph:  # in blocks, and therefore alone
+            return False
         if sequence.request is not self.sequences[0].request and self._takes(FULL_AT_CALL_COSTS):
-            return True
+            return False
         exceeds_share = self.seconds_alone + sequence.seconds > self._max_seconds
-        return exceeds_share and self._takes(DIVIDED_AT_CALL_COSTS)
+        return not (exceeds_share and self._takes(DIVIDED_AT_CALL_COSTS))
 
     def _takes(self, call_costs: int) -> bool:
         """Whether the run takes more than this many times its fixed cost, which is then negligible."""

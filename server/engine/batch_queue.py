@@ -244,18 +244,29 @@ class BatchQueue:
         buckets = [bucket] if self._shares.is_single else self._buckets_like(head)
         most = max(1, LOOK_AHEAD // max(1, len(buckets)))
         window = [own.popleft() for own in buckets for _ in range(min(len(own), most))]
-        wanted: list[QueuedSequence] = []
         unwanted: list[QueuedSequence] = []
+
+        def is_wanted(queued: QueuedSequence) -> bool:
+            if _is_wanted(queued, now, expired):
+                return True
+            unwanted.append(queued)
+            return False
+
+        query, key = lengths = head.lengths
         for queued in window:
-            (wanted if _is_wanted(queued, now, expired) else unwanted).append(queued)
+            if queued.lengths == lengths and is_wanted(queued):
+                batch.add(queued)
+        if not batch.is_full:
+            others = [queued for queued in window if queued.lengths != lengths]
+            others.sort(key=lambda queued: abs(queued.lengths[0] - query) + abs(queued.lengths[1] - key))
+            batch.mix(filter(is_wanted, others))
         self._count_left(unwanted)
-        query, key = head.lengths
-        wanted.sort(key=lambda queued: abs(queued.lengths[0] - query) + abs(queued.lengths[1] - key))
-        rest = [queued for queued in wanted if not batch.add(queued)]
-        rest.sort(key=_order)
+        gone = {*batch.sequences, *unwanted}
+        rest = [queued for queued in window if queued not in gone]
         if self._shares.is_single:
             bucket.extendleft(reversed(rest))
         else:
+            rest.sort(key=_order)
             self._put_back(rest, head)
         return batch
 

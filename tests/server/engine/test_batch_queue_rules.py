@@ -6,6 +6,7 @@ import pytest
 
 from artifact.manifest import GraphKind
 from server.engine import batch_queue
+from server.engine.batch import Batch, QueuedSequence
 from server.engine.batch_queue import BatchQueue
 from server.engine.cost import RunCost
 from server.engine.limits import Limits
@@ -149,3 +150,36 @@ def test_work_before_a_request_leaves_out_the_rest_of_large_ones(self_model: Loa
     queue = queue_of(Limits(), validated_of(model, [(5, 5)] * 9), validated_of(model, [(2, 2)]))
     assert queue.seconds == 10
     assert [queue.seconds_before(own) for own in (0, 2, 8, 100)] == [2, 4, 10, 10]
+
+
+def test_several_of_similar_lengths_pay_for_the_lengths_graph_together(cross_model: LoadedModel) -> None:
+    model = costing(cross_model, RunCost(call=1, row=0, pair=0))
+    dear = {**model.costs, GraphKind.LENGTHS: RunCost(call=3.5, row=0, pair=0)}
+    model = dataclasses.replace(model, costs=dear)
+    for lengths, expected in (([5, 4, 6], [5]), ([5, 4, 6, 3], [5, 4, 6, 3])):
+        assert next_lengths(queue_of(Limits(), *requests_of(model, *lengths))) == expected
+
+
+def test_what_would_cost_more_than_it_saves_is_left_out_of_a_mixed_batch(self_model: LoadedModel) -> None:
+    rows, _ = self_model.operations(1, 1, 1)
+    model = costing(self_model, RunCost(call=10, row=1 / rows, pair=0))
+    queue = queue_of(Limits(), *requests_of(model, 20, 21, 70, 19, 18))
+    assert [next_lengths(queue) for _ in range(2)] == [[20, 21, 19, 18], [70]]
+
+
+def test_the_search_ends_after_a_few_that_would_lose(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, _ = self_model.operations(1, 1, 1)
+    model = costing(self_model, RunCost(call=4, row=1 / rows, pair=0))
+    queue = queue_of(Limits(), *requests_of(model, 50, *range(1, 31)))
+    tried: list[int] = []
+
+    def noted(batch: Batch, sequence: QueuedSequence) -> float | None:
+        tried.append(sequence.lengths[0])
+        return pad(batch, sequence)
+
+    pad = Batch._pad
+    monkeypatch.setattr(Batch, "_pad", noted)
+    assert next_lengths(queue) == [50]
+    assert tried == [30, 29, 28, 27]
