@@ -4,6 +4,7 @@ Kept between requests, because callers send the same few lengths again and again
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -54,12 +55,19 @@ def dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimens
 
 
 def _dimensions(model: LoadedModel, lengths: Lengths, graph: GraphKind) -> Dimensions:
-    sizes = _bind_axes(model.inputs, lengths)
-    result_bytes = sum(_output_bytes(spec, sizes) for spec in model.manifest.graphs[graph].outputs)
-    pairs = zip(lengths[0], lengths[-1], strict=True)
-    shapes = [_shape(model, graph, own, pair) for own, pair in zip(sizes, pairs, strict=True)]
-    largest = max(range(len(shapes)), key=lambda index: shapes[index].run_bytes)
-    return Dimensions(shapes, result_bytes, largest)
+    columns = _bind_axes(model.inputs, lengths)
+    rows = list(zip(*columns.values(), strict=True))
+    # Requests of many sequences have few different sizes, or one.
+    counts = Counter(rows)
+    sizes = {own: dict(zip(columns, own, strict=True)) for own in counts}
+    outputs = model.manifest.graphs[graph].outputs
+    result_bytes = sum(
+        count * _output_bytes(spec, sizes[own]) for own, count in counts.items() for spec in outputs
+    )
+    query, key = (str(model.inputs[at].axes[1]) for at in (0, -1))
+    shapes = {own: _shape(model, graph, named, (named[query], named[key])) for own, named in sizes.items()}
+    largest = max(shapes, key=lambda own: shapes[own].run_bytes)
+    return Dimensions([shapes[own] for own in rows], result_bytes, rows.index(largest))
 
 
 def _shape(model: LoadedModel, graph: GraphKind, sizes: Sizes, lengths: tuple[int, int]) -> SequenceShape:
@@ -72,8 +80,8 @@ def _shape(model: LoadedModel, graph: GraphKind, sizes: Sizes, lengths: tuple[in
 _cached = cached_by_model(CACHED_REQUESTS)(_dimensions)
 
 
-def _bind_axes(specs: Sequence[TensorSpec], lengths: Lengths) -> list[Sizes]:
-    """The length of each symbolic axis, for each sequence; inputs that share an axis must agree."""
+def _bind_axes(specs: Sequence[TensorSpec], lengths: Lengths) -> dict[str, tuple[int, ...]]:
+    """The length of each symbolic axis for every sequence; inputs that share an axis must agree."""
     bound: dict[str, tuple[str, tuple[int, ...]]] = {}
     first, count = specs[0].name, len(lengths[0])
     for spec, own in zip(specs, lengths, strict=True):
@@ -89,13 +97,10 @@ def _bind_axes(specs: Sequence[TensorSpec], lengths: Lengths) -> list[Sizes]:
             raise InvalidRequestError(
                 spec.name, f"sequence {index} has {own[index]} rows; {other} has {expected[index]}"
             )
-    columns = [own for _, own in bound.values()]
-    return [dict(zip(bound, sizes, strict=True)) for sizes in zip(*columns, strict=True)]
+    return {axis: own for axis, (_, own) in bound.items()}
 
 
-def _output_bytes(spec: TensorSpec, sizes: list[Sizes]) -> int:
-    """Size of one output of all sequences, in bytes."""
-    fixed = math.prod(axis for axis in spec.axes if isinstance(axis, int))
-    symbolic = [axis for axis in spec.axes if isinstance(axis, str) and axis != BATCH_AXIS]
-    rows = sum(math.prod([size[axis] for axis in symbolic]) for size in sizes)
-    return DTYPES[spec.data_type].itemsize * fixed * rows
+def _output_bytes(spec: TensorSpec, sizes: Sizes) -> int:
+    """Size of one output of one sequence, in bytes."""
+    axes = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
+    return DTYPES[spec.data_type].itemsize * math.prod(axes)
