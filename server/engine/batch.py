@@ -259,11 +259,11 @@ class Batch:
         return gain
 
     @property
-    def _extent(self) -> "Extent":
+    def _extent(self) -> Extent:
         return Extent(len(self.sequences), self.graph, self._lengths, self.seconds, self.seconds_alone)
 
     @_extent.setter
-    def _extent(self, extent: "Extent") -> None:
+    def _extent(self, extent: Extent) -> None:
         del self.sequences[extent.size :]
         if extent.graph is not self.graph:
             self._call_seconds = self.model.cost(extent.graph).call
