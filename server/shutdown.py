@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 log = logging.getLogger(__name__)
@@ -18,9 +18,29 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_SECONDS = 3.0
 # How much longer it may take to say so.
 LAST_SECONDS = 2.0
-# Messages to the main thread. A signal handler may run while the main thread is inside `get`, and of the
-# standard library's means of waiting only this queue allows `put` there.
-Inbox = SimpleQueue[object]
+# How late a signal may be handled that arrived just before the main thread fell asleep, or on another thread.
+SIGNAL_SECONDS = 1.0
+
+
+class Inbox:
+    """Messages to the main thread.
+
+    A signal handler may run while the main thread is inside `get`, and of the standard library's means of
+    waiting only `SimpleQueue` allows `put` there.
+    """
+
+    def __init__(self) -> None:
+        self._messages: SimpleQueue[object] = SimpleQueue()
+
+    def put(self, message: object) -> None:
+        """Adds a message. For any thread, and for signal handlers."""
+        self._messages.put(message)
+
+    def get(self) -> object:
+        """Waits for the next message. Wakes up now and then, because a signal may not wake the thread."""
+        while True:
+            with suppress(Empty):
+                return self._messages.get(timeout=SIGNAL_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -40,3 +40,20 @@ threading.Thread(target=time.sleep, args=[60]).start()
 shutdown.end(0)
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=50, check=True)
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_is_handled() -> None:
+    """It is given to another thread; one that arrives just before the thread sleeps has the same effect."""
+    program = """\
+import signal, threading, time
+from server import shutdown
+inbox = shutdown.Inbox()
+shutdown.handle_signals(inbox.put)
+def send():
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+threading.Thread(target=send, daemon=True).start()
+assert isinstance(inbox.get(), shutdown.StopRequest)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=50, check=True)
