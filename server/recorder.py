@@ -1,5 +1,6 @@
 """Decides which gRPC calls are recorded, and hands what was recorded to the log and to the traces."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from server.errors import ServerError
@@ -14,8 +15,9 @@ from server.tracing.options import TraceOptions, trace_options
 class Tracing(Protocol):
     """Traces of calls: `server.tracing.calls.CallTracing`."""
 
-    def begin(self, metadata: Metadata) -> TraceContext | None:
-        """The place of a new call in a trace; None if it has none."""
+    @property
+    def begin(self) -> Callable[[Metadata], TraceContext | None]:
+        """Returns the place of a new call in a trace; None if it has none."""
 
     def ended(self, call: CallRecord, request: RequestRecord | None) -> None:
         """Exports the spans of what has ended, if the call is sampled."""
@@ -30,6 +32,7 @@ class CallRecorder:
     def __init__(self, log: RequestLog | None, tracing: Tracing | None) -> None:
         """Takes what is switched on, at least one of the two."""
         self._log, self._tracing = log, tracing
+        self._report = self._ended if log is not None or tracing is None else tracing.ended
         # Without traces, the log still names the trace of a caller.
         self._begin = tracing.begin if tracing is not None else Head(TraceOptions(ratio=0.0)).begin
 
@@ -38,10 +41,10 @@ class CallRecorder:
         trace = self._begin(call.metadata)
         if self._log is None and (trace is None or not trace.sampled):
             return None
-        # Of most calls, a log of failures never needs the identifier, which is sent once it was read.
-        is_named = is_stream or trace is not None or (self._log is not None and not self._log.failed_only)
+        # Traces, and a log of failures, need the identifier of few calls. It is sent once it was read.
+        is_named = self._log is not None and (is_stream or not self._log.failed_only)
         request_id = call.request_id if is_named else ""
-        return CallRecord(call.method, request_id, is_stream=is_stream, trace=trace, report=self._ended)
+        return CallRecord(call.method, request_id, is_stream=is_stream, trace=trace, report=self._report)
 
     def close(self) -> None:
         """Sends the last spans."""

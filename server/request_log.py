@@ -57,7 +57,7 @@ def fields(call: CallRecord, request: RequestRecord | None) -> dict[str, object]
         "request_id": call.request_id,
         "method": call.method,
         "caller": call.caller,
-        "trace_id": f"{call.trace.trace_id:032x}" if call.trace is not None else "",
+        "trace_id": call.trace.trace_id.hex() if call.trace is not None else "",
     }
     if request is None:
         found |= {"requests": call.requests} if call.is_stream else {}

@@ -8,7 +8,7 @@ model nor tensors in memory.
 from collections.abc import Iterable
 
 # Identifies a request among the records of its owner, such as the span of a trace.
-Reference = tuple[int, int]
+Reference = tuple[bytes, bytes]
 
 
 class RecordedRun:
@@ -25,12 +25,14 @@ class RecordedRun:
         started_at: When the inputs began to be padded.
         ended_at: When the outputs were split.
         requests: Those that have a reference.
+        is_shared: Whether those are several.
         reference: What its first reader identifies it by; None until then.
     """
 
     __slots__ = (
         "ended_at",
         "graph",
+        "is_shared",
         "model",
         "padding",
         "precision",
@@ -59,6 +61,7 @@ class RecordedRun:
         self.sequences, self.rows, self.padding = sequences, rows, padding
         self.started_at, self.ended_at = started_at, ended_at
         self.requests: list[Reference] = []
+        self.is_shared = False
         self.reference: Reference | None = None
 
 
@@ -75,18 +78,18 @@ class Timeline:
         reference: What the runs refer to the request by; None if they do not.
     """
 
-    __slots__ = ("model", "queued_at", "reference", "rows", "runs", "sequences", "version")
-
-    def __init__(self) -> None:
-        self.model = self.version = ""
-        self.sequences = self.rows = 0
-        self.queued_at = 0.0
-        self.runs: list[RecordedRun] = []
-        self.reference: Reference | None = None
+    # Of the class, so that a timeline is made quickly.
+    model = version = ""
+    sequences = rows = 0
+    queued_at = 0.0
+    runs: tuple[RecordedRun, ...] = ()
+    reference: Reference | None = None
 
     @property
     def run_started_at(self) -> float:
         """When its first run began; 0 without a run."""
+        if len(self.runs) == 1:  # of most requests
+            return self.runs[0].started_at
         return min([run.started_at for run in self.runs], default=0.0)
 
     @property
@@ -98,6 +101,7 @@ class Timeline:
 def record_run(run: RecordedRun, timelines: Iterable[Timeline]) -> None:
     """Adds a run to the requests that it computed, each of which may be given once for each sequence."""
     for timeline in dict.fromkeys(timelines):
-        timeline.runs.append(run)
+        timeline.runs += (run,)
         if timeline.reference is not None:
             run.requests.append(timeline.reference)
+    run.is_shared = len(run.requests) > 1

@@ -94,7 +94,7 @@ def fields(request: HttpRecord) -> dict[str, object]:
     """The fields of a line of the log."""
     found: dict[str, object] = {"request_id": request.request_id}
     if request.trace is not None and (request.trace.sampled or request.trace.parent_id):
-        found["trace_id"] = f"{request.trace.trace_id:032x}"
+        found["trace_id"] = request.trace.trace_id.hex()
     found |= {"method": request.method, "route": request.route}
     return {**found, "total_ms": _milliseconds(request), "status": request.status}
 

@@ -164,7 +164,10 @@ class Dispatcher:
             code = call.ended_with or grpc.StatusCode.UNKNOWN
             self._observer.called(call.method, code.name, time.perf_counter() - started)
             if call.record is not None:
-                call.record.caller, call.record.request_id = call.caller, call.request_id
+                call.record.caller = call.caller
+                # Of a call that succeeded, an id that nobody knows is of no use.
+                is_needed = code is not grpc.StatusCode.OK
+                call.record.request_id = call.request_id if is_needed else call.known_request_id
                 call.record.ended(code.name, call.reason)
 
 

@@ -269,12 +269,17 @@ def field(path: Path, content: Sequence[Buffer]) -> list[Buffer]:
         content: The parts of the field's content.
     """
     size = sum([len(part) if isinstance(part, bytes) else part.nbytes for part in content])
-    return [_heads(path, size), *content]
+    return [head(path, size), *content]
 
 
 @lru_cache(maxsize=CACHED_HEADS)
-def _heads(path: Path, size: int) -> bytes:
-    """The bytes before the content of a field: its key and size, and those of the submessages around it."""
+def head(path: Path, size: int) -> bytes:
+    """The bytes before the content of a field: its key and size, and those of the submessages around it.
+
+    Args:
+        path: The field's path; the submessages on the path merge with those of the message.
+        size: Size of the content.
+    """
     heads = b""
     for number in reversed(path):
         heads = _key(number) + _encoded(size + len(heads)) + heads

@@ -1,7 +1,8 @@
 """What is recorded of a call and of each of its requests, for the log of requests and for traces.
 
 A call that nobody records has no record: that costs the test of one attribute at each stage. All moments are
-on `time.monotonic`'s clock.
+on `time.monotonic`'s clock. Values from before anything happened are those of the class, so that a record is
+made quickly.
 """
 
 import random
@@ -12,18 +13,18 @@ from server.engine.errors import EngineError
 from server.engine.timeline import Reference, Timeline
 
 
-def new_span_id() -> int:
-    """64 random bits, which are not all zero."""
-    return random.getrandbits(64) or 1
+def new_span_id() -> bytes:
+    """8 random bytes, which are not all zero."""
+    return (random.getrandbits(64) or 1).to_bytes(8)
 
 
 class TraceContext:
     """The place of a call in a trace.
 
     Attributes:
-        trace_id: 128 bits.
-        span_id: The span of the call, 64 bits.
-        parent_id: The caller's span; 0 if the trace begins here.
+        trace_id: 16 bytes.
+        span_id: The span of the call, 8 bytes.
+        parent_id: The caller's span, 8 bytes; empty if the trace begins here.
         sampled: Whether the spans of the call are exported.
         state: The caller's `tracestate`, as it was sent.
     """
@@ -31,7 +32,7 @@ class TraceContext:
     __slots__ = ("parent_id", "sampled", "span_id", "state", "trace_id")
 
     def __init__(
-        self, trace_id: int, span_id: int, *, sampled: bool, parent_id: int = 0, state: str = ""
+        self, trace_id: bytes, span_id: bytes, *, sampled: bool, parent_id: bytes = b"", state: str = ""
     ) -> None:
         self.trace_id, self.span_id, self.parent_id = trace_id, span_id, parent_id
         self.sampled, self.state = sampled, state
@@ -56,30 +57,18 @@ class RequestRecord(Timeline):
         reason: The stable reason of an error; empty if there is none.
     """
 
-    __slots__ = (
-        "code",
-        "encode_started_at",
-        "encoded_at",
-        "ended_at",
-        "reason",
-        "received_at",
-        "received_bytes",
-        "sent_bytes",
-    )
+    encode_started_at = encoded_at = ended_at = 0.0
+    sent_bytes = 0
+    code, reason = "OK", ""
 
     def __init__(self, received_bytes: int) -> None:
-        super().__init__()
         self.received_at = time.monotonic()
         self.received_bytes = received_bytes
-        self.encode_started_at = self.encoded_at = self.ended_at = 0.0
-        self.sent_bytes = 0
-        self.code, self.reason = "OK", ""
 
-    def failed(self, error: BaseException | None) -> None:
-        """Notes what the request failed with; None if it did not."""
-        if error is not None:
-            shown = error if isinstance(error, EngineError) else EngineError("")
-            self.code, self.reason = shown.code.name, shown.reason
+    def failed(self, error: BaseException) -> None:
+        """Notes what the request failed with."""
+        shown = error if isinstance(error, EngineError) else EngineError("")
+        self.code, self.reason = shown.code.name, shown.reason
 
     def encoded(self, started_at: float, size: int) -> None:
         """Notes that the reply was encoded, which began at a moment."""
@@ -107,24 +96,10 @@ class CallRecord:
         reason: The stable reason of an error; empty if there is none.
     """
 
-    __slots__ = (
-        "_open",
-        "_report",
-        "arrived_at",
-        "arrived_ns",
-        "caller",
-        "code",
-        "ended_at",
-        "is_stream",
-        "method",
-        "reason",
-        "received_bytes",
-        "request",
-        "request_id",
-        "requests",
-        "sent_bytes",
-        "trace",
-    )
+    caller = code = reason = ""
+    ended_at = 0.0
+    requests = received_bytes = sent_bytes = 0
+    request: RequestRecord | None = None
 
     def __init__(
         self,
@@ -145,14 +120,10 @@ class CallRecord:
             report: Called with the record and each request of a stream that ended; at the end of the call
                 with the record and the request of a call that is not a stream, or None.
         """
-        self.method, self.request_id, self.caller = method.removeprefix("/"), request_id, ""
+        self.method, self.request_id = method.removeprefix("/"), request_id
         self.is_stream, self.trace, self._report = is_stream, trace, report
         self.arrived_at, self.arrived_ns = time.monotonic(), time.time_ns()
-        self.ended_at = 0.0
-        self.requests = self.received_bytes = self.sent_bytes = 0
-        self.request: RequestRecord | None = None
         self._open: dict[RequestRecord, None] = {}
-        self.code = self.reason = ""
 
     def received(self, size: int) -> RequestRecord:
         """A request of the call arrived, in a message of so many bytes."""

@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from server.rpc.records import CallRecord, RequestRecord, TraceContext
-from server.rpc.transport.seam import Metadata
+from server.rpc.records import CallRecord, RequestRecord
 from server.tracing.context import Head
 from server.tracing.export import Pipeline
 from server.tracing.messages import Attributes
@@ -20,17 +19,14 @@ class CallTracing:
         Args:
             options: Where spans go, and which calls are sampled.
         """
-        self._head = Head(options)
+        # The place of a new call in a trace; None if it has none. Asked of every call.
+        self.begin = Head(options).begin
         self._pipeline = Pipeline(options.endpoint)
         self._server: Attributes = (
             ("rpc.system.name", "grpc"),
             ("server.address", options.host),
             ("server.port", options.port or ""),
         )
-
-    def begin(self, metadata: Metadata) -> TraceContext | None:
-        """The place of a new call in a trace; None if it has none."""
-        return self._head.begin(metadata)
 
     def ended(self, call: CallRecord, request: RequestRecord | None) -> None:
         """Exports the spans of a call that is sampled, or of a request of it."""

@@ -16,7 +16,7 @@ _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})
 FIRST_VERSION, FORBIDDEN_VERSION = "00", "ff"
 SAMPLED = 0x01
 MAX_STATE = 512
-ID_BITS = 64
+ID_BYTES, ID_BITS = 8, 64
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -43,9 +43,9 @@ class Head:
         Args:
             metadata: The metadata of the call, or the headers of a request, with lower-case names.
         """
-        parent = _parent(metadata)
-        if parent is not None:
-            return self._child(parent)
+        for key, _ in metadata:  # most calls have no parent
+            if key == PARENT and (parent := _parent(metadata)) is not None:
+                return self._child(parent)
         low = random.getrandbits(ID_BITS)
         return _root(low, sampled=True) if low < self._bound else None
 
@@ -58,7 +58,7 @@ class Head:
     def _child(self, parent: TraceContext) -> TraceContext:
         sampled = parent.sampled
         if not self._follows_parent:
-            sampled = parent.trace_id % (1 << ID_BITS) < self._bound
+            sampled = int.from_bytes(parent.trace_id[-ID_BYTES:]) < self._bound
         return TraceContext(
             parent.trace_id, new_span_id(), sampled=sampled, parent_id=parent.span_id, state=parent.state
         )
@@ -66,8 +66,8 @@ class Head:
 
 def _root(low: int, *, sampled: bool) -> TraceContext:
     """The beginning of a trace, given the lower half of its id."""
-    trace_id = random.getrandbits(ID_BITS) << ID_BITS | low
-    return TraceContext(trace_id or 1, new_span_id(), sampled=sampled)
+    # The upper half, like that of a span, is not zero.
+    return TraceContext(new_span_id() + low.to_bytes(ID_BYTES), new_span_id(), sampled=sampled)
 
 
 def _parent(metadata: Metadata) -> TraceContext | None:
@@ -96,7 +96,8 @@ def parse(parent: str, state: str | bytes | None) -> TraceContext | None:
     version, trace_id, span_id, flags, rest = found.groups()
     if version == FORBIDDEN_VERSION or (version == FIRST_VERSION and rest):
         return None
-    if not (trace := int(trace_id, 16)) or not (span := int(span_id, 16)):
+    trace, span = bytes.fromhex(trace_id), bytes.fromhex(span_id)
+    if not any(trace) or not any(span):
         return None
     kept = state if isinstance(state, str) and _is_plain(state) else ""
     return TraceContext(trace, span, sampled=bool(int(flags, 16) & SAMPLED), state=kept)
@@ -109,5 +110,5 @@ def _is_plain(text: str) -> bool:
 def headers(context: TraceContext) -> list[tuple[str, str]]:
     """What passes a context on: `traceparent`, and `tracestate` if there is one."""
     flags = SAMPLED if context.sampled else 0
-    parent = f"{FIRST_VERSION}-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
+    parent = f"{FIRST_VERSION}-{context.trace_id.hex()}-{context.span_id.hex()}-{flags:02x}"
     return [(PARENT, parent), *([(STATE, context.state)] if context.state else [])]

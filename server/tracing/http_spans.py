@@ -3,8 +3,7 @@
 Names follow OpenTelemetry's conventions for HTTP: https://opentelemetry.io/docs/specs/semconv/http/.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 
 from server.http.record import HttpRecord
@@ -12,13 +11,13 @@ from server.rpc.records import TraceContext
 from server.tracing.context import Head, Metadata
 from server.tracing.export import Pipeline
 from server.tracing.messages import (
+    CACHED,
     LOCAL,
     REMOTE,
     SERVER,
     Attributes,
-    Clock,
-    SpanPlace,
-    span,
+    SpanTemplate,
+    nanoseconds,
     trace_state,
     unique_attribute,
 )
@@ -50,39 +49,56 @@ class HttpTracing:
     def ended(self, request: HttpRecord) -> None:
         """Exports the span of a request that is sampled."""
         if request.trace is not None and request.trace.sampled:
-            self._pipeline.add(partial(http_spans, request, request.trace, self._server))
+            self._pipeline.add(partial(http_span, request, request.trace, self._server))
 
     def close(self) -> None:
         """Sends the last spans."""
         self._pipeline.close()
 
 
-def http_spans(request: HttpRecord, trace: TraceContext, server: Attributes) -> Iterator[bytes]:
-    """The serialized span of a request that has ended.
+def http_span(request: HttpRecord, trace: TraceContext, server: Attributes) -> bytes:
+    """The span of a request that has ended, as a serialized `ScopeSpans`.
 
     Args:
         request: The request.
         trace: Its place in a trace.
         server: Attributes of the span of a server.
     """
-    is_error = request.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    values = (
-        *server,
-        ("http.request.method", request.method),
-        ("http.route", request.route),
-        ("http.response.status_code", request.status),
-        ("url.scheme", request.scheme),
-        ("error.type", str(request.status) if is_error else ""),
+    template = _template(
+        server, request.method, request.route, request.status, request.scheme, bool(trace.parent_id)
     )
-    found = span(
-        f"{request.method} {request.route}",
-        SpanPlace(trace.trace_id, trace.span_id, trace.parent_id),
-        request.arrived_ns,
-        Clock(request.arrived_at, request.arrived_ns)(request.ended_at),
+    own = [
+        unique_attribute("url.path", request.path[:MAX_PATH]),
+        unique_attribute("attention.request_id", request.request_id),
+        trace_state(trace.state),
+    ]
+    ended = request.arrived_ns + nanoseconds(request.ended_at - request.arrived_at)
+    return template.filled(
+        trace.trace_id, trace.span_id, trace.parent_id, request.arrived_ns, ended, b"".join(own)
+    )
+
+
+@lru_cache(CACHED)
+def _template(
+    server: Attributes,
+    method: str,
+    route: str,
+    status: int,
+    scheme: str,
+    has_parent: bool,  # noqa: FBT001 - cached by position
+) -> SpanTemplate:
+    is_error = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return SpanTemplate(
+        f"{method} {route}",
         kind=SERVER,
-        flags=REMOTE if trace.parent_id else LOCAL,
-        values=values,
+        flags=REMOTE if has_parent else LOCAL,
+        values=(
+            *server,
+            ("http.request.method", method),
+            ("http.route", route),
+            ("http.response.status_code", status),
+            ("url.scheme", scheme),
+            ("error.type", str(status) if is_error else ""),
+        ),
         is_error=is_error,
     )
-    own = [("url.path", request.path[:MAX_PATH]), ("attention.request_id", request.request_id)]
-    yield b"".join([found, trace_state(trace.state), *(unique_attribute(*each) for each in own)])

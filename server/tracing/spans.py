@@ -1,4 +1,4 @@
-"""Spans from the records of gRPC calls. For the exporter's thread.
+"""Spans from the records of gRPC calls.
 
 A call has a span of the server, and its request has children: decode, queue, run and encode. A request of a
 stream has a span of its own between the two. A run that several requests share is one span: a child of the
@@ -7,28 +7,31 @@ first of them that ended, linked to all of them, and they are linked to it.
 Names follow OpenTelemetry's conventions for RPC: https://opentelemetry.io/docs/specs/semconv/rpc/.
 """
 
-from collections.abc import Iterator
+from functools import lru_cache
 
 from server.engine.timeline import RecordedRun, Reference
 from server.rpc.records import CallRecord, RequestRecord, TraceContext, new_span_id
 from server.tracing.messages import (
+    CACHED,
     LOCAL,
+    NANOSECONDS,
     REMOTE,
     SERVER,
     Attributes,
-    Clock,
-    SpanPlace,
-    span,
+    SpanTemplate,
+    linked,
+    nanoseconds,
     trace_state,
     unique_attribute,
 )
 
 # Codes that are the server's fault, of the same conventions.
 ERRORS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
+DECODE, QUEUE, ENCODE = SpanTemplate("decode"), SpanTemplate("queue"), SpanTemplate("encode")
 
 
-def call_spans(call: CallRecord, request: RequestRecord | None, server: Attributes) -> Iterator[bytes]:
-    """The serialized spans of a call that has ended, or of a request of a stream that has.
+def call_spans(call: CallRecord, request: RequestRecord | None, server: Attributes) -> bytes:
+    """The spans of a call that has ended, or of a request of a stream that has, as a serialized `ScopeSpans`.
 
     Args:
         call: The call.
@@ -36,120 +39,170 @@ def call_spans(call: CallRecord, request: RequestRecord | None, server: Attribut
         server: Attributes of the span of a server.
     """
     if call.trace is None:
-        return
-    clock = Clock(call.arrived_at, call.arrived_ns)
+        return b""
+    # What is added to moments of `time.monotonic`, in nanoseconds, for those since 1970.
+    shift = call.arrived_ns - nanoseconds(call.arrived_at)
+    spans = []
     if request is not None and request.reference is not None:
-        yield from _stages(request, request.reference, clock)
+        spans = _stages(request, request.reference, shift)
         if call.is_stream:
-            yield _streamed(call.trace, request, request.reference, clock)
+            spans.append(_streamed(call.trace, request, request.reference, shift))
     if request is None or not call.is_stream:
-        yield _server(call, call.trace, request, clock, server)
+        spans.append(_server(call, call.trace, request, shift, server))
+    return b"".join(spans)
+
+
+def _stages(request: RequestRecord, own: Reference, shift: int) -> list[bytes]:
+    """The spans of the stages that the request, whose span is given, has reached."""
+    trace_id, span_id = own
+    moments = (
+        request.received_at,
+        request.queued_at,
+        request.run_started_at,
+        request.encode_started_at,
+        request.encoded_at,
+        request.ended_at,
+    )
+    received, queued, started, encode_started, encoded, ended = [
+        shift + int(moment * NANOSECONDS) for moment in moments
+    ]
+    if not request.queued_at:
+        return [DECODE.filled(trace_id, new_span_id(), span_id, received, ended)]
+    spans = [
+        DECODE.filled(trace_id, new_span_id(), span_id, received, queued),
+        QUEUE.filled(trace_id, new_span_id(), span_id, queued, started if request.runs else ended),
+    ]
+    # Of a run that requests share, the first of them that ended.
+    spans += [_run(run, own, shift) for run in request.runs if run.reference is None]
+    if request.encoded_at:
+        spans.append(ENCODE.filled(trace_id, new_span_id(), span_id, encode_started, encoded))
+    return spans
+
+
+def _run(run: RecordedRun, parent: Reference, shift: int) -> bytes:
+    trace_id, parent_id = parent
+    run.reference = trace_id, new_span_id()
+    template = _run_template(
+        run.model, run.version, run.precision, run.graph, run.sequences, run.rows, run.padding
+    )
+    started, ended = shift + nanoseconds(run.started_at), shift + nanoseconds(run.ended_at)
+    links = linked(run.requests) if run.is_shared else b""
+    return template.filled(*run.reference, parent_id, started, ended, links)
+
+
+@lru_cache(CACHED)
+def _run_template(
+    model: str, version: str, precision: str, graph: str, sequences: int, rows: int, padding: int
+) -> SpanTemplate:
+    computed = rows + padding
+    return SpanTemplate(
+        "run",
+        values=(
+            ("attention.model", model),
+            ("attention.version", version),
+            ("attention.precision", precision),
+            ("attention.graph", graph),
+            ("attention.sequences", sequences),
+            ("attention.rows", rows),
+            ("attention.padding_share", round(padding / computed, 4) if computed else 0.0),
+        ),
+    )
+
+
+def _shared_runs(request: RequestRecord) -> bytes:
+    """Links to the runs that the request shares with others."""
+    shared = [run.reference for run in request.runs if run.reference is not None and run.is_shared]
+    return linked(shared) if shared else b""
+
+
+def _streamed(trace: TraceContext, request: RequestRecord, own: Reference, shift: int) -> bytes:
+    """The span of one request of a stream, a child of the span of the call."""
+    template = _request_template(
+        request.code, request.reason, request.model, request.version, request.sequences, request.rows
+    )
+    received, ended = shift + nanoseconds(request.received_at), shift + nanoseconds(request.ended_at)
+    return template.filled(*own, trace.span_id, received, ended, _shared_runs(request))
+
+
+@lru_cache(CACHED)
+def _request_template(
+    code: str, reason: str, model: str, version: str, sequences: int, rows: int
+) -> SpanTemplate:
+    is_error = code in ERRORS
+    return SpanTemplate(
+        "request",
+        values=(
+            ("rpc.response.status_code", code),
+            ("attention.reason", reason),
+            *_of_request(model, version, sequences, rows),
+            ("error.type", code if is_error else ""),
+        ),
+        is_error=is_error,
+    )
 
 
 def _server(
-    call: CallRecord,
-    trace: TraceContext,
-    request: RequestRecord | None,
-    clock: Clock,
-    server: Attributes,
+    call: CallRecord, trace: TraceContext, request: RequestRecord | None, shift: int, server: Attributes
 ) -> bytes:
-    is_error = call.code in ERRORS
-    values = (
-        *server,
-        ("rpc.method", call.method),
-        ("rpc.response.status_code", call.code),
-        ("error.type", call.code if is_error else ""),
-        ("attention.reason", call.reason),
-        ("attention.requests", call.requests if call.is_stream else ""),
-        *_of_request(request),
-    )
-    found = span(
+    template = _server_template(
+        server,
         call.method,
-        SpanPlace(trace.trace_id, trace.span_id, trace.parent_id),
-        call.arrived_ns,
-        clock(call.ended_at),
-        kind=SERVER,
-        flags=REMOTE if trace.parent_id else LOCAL,
-        values=values,
-        is_error=is_error,
-        links=_shared_runs(request) if request is not None else (),
+        call.code,
+        call.reason,
+        call.requests if call.is_stream else 0,
+        bool(trace.parent_id),
+        *((request.model, request.version, request.sequences, request.rows) if request is not None else ()),
     )
-    return found + trace_state(trace.state) + unique_attribute("attention.request_id", call.request_id)
+    ended = shift + nanoseconds(call.ended_at)
+    own = _of_this_call(call, trace, request)
+    return template.filled(trace.trace_id, trace.span_id, trace.parent_id, call.arrived_ns, ended, own)
 
 
-def _streamed(trace: TraceContext, request: RequestRecord, reference: Reference, clock: Clock) -> bytes:
-    """The span of one request of a stream, a child of the span of the call."""
-    trace_id, span_id = reference
-    is_error = request.code in ERRORS
-    return span(
-        "request",
-        SpanPlace(trace_id, span_id, trace.span_id),
-        clock(request.received_at),
-        clock(request.ended_at),
+def _of_this_call(call: CallRecord, trace: TraceContext, request: RequestRecord | None) -> bytes:
+    """The fields that the span of no other call has."""
+    own = trace_state(trace.state) if trace.state else b""
+    if call.request_id:
+        own += unique_attribute("attention.request_id", call.request_id)
+    return own + _shared_runs(request) if request is not None else own
+
+
+@lru_cache(CACHED)
+def _server_template(
+    server: Attributes,
+    method: str,
+    code: str,
+    reason: str,
+    requests: int,
+    has_parent: bool,  # noqa: FBT001 - cached by position
+    model: str = "",
+    version: str = "",
+    sequences: int = 0,
+    rows: int = 0,
+) -> SpanTemplate:
+    is_error = code in ERRORS
+    return SpanTemplate(
+        method,
+        kind=SERVER,
+        flags=REMOTE if has_parent else LOCAL,
         values=(
-            ("rpc.response.status_code", request.code),
-            ("attention.reason", request.reason),
-            *_of_request(request),
-            ("error.type", request.code if is_error else ""),
+            *server,
+            ("rpc.method", method),
+            ("rpc.response.status_code", code),
+            ("error.type", code if is_error else ""),
+            ("attention.reason", reason),
+            ("attention.requests", requests or ""),
+            *_of_request(model, version, sequences, rows),
         ),
         is_error=is_error,
-        links=_shared_runs(request),
     )
 
 
-def _of_request(request: RequestRecord | None) -> Attributes:
-    if request is None or not request.model:
+def _of_request(model: str, version: str, sequences: int, rows: int) -> Attributes:
+    if not model:
         return ()
     return (
-        ("attention.model", request.model),
-        ("attention.version", request.version),
-        ("attention.sequences", request.sequences or ""),
-        ("attention.rows", request.rows or ""),
+        ("attention.model", model),
+        ("attention.version", version),
+        ("attention.sequences", sequences or ""),
+        ("attention.rows", rows or ""),
     )
-
-
-def _stages(request: RequestRecord, own: Reference, clock: Clock) -> Iterator[bytes]:
-    """The spans of the stages that the request has reached."""
-    end = clock(request.ended_at)
-    queued = clock(request.queued_at) if request.queued_at else end
-    yield span("decode", _child(own), clock(request.received_at), queued)
-    if request.queued_at:
-        started = clock(request.run_started_at) if request.runs else end
-        yield span("queue", _child(own), queued, started)
-    for run in request.runs:
-        if run.reference is None:  # the first of the requests that the run computed
-            yield _run(run, own, clock)
-    if request.encoded_at:
-        yield span("encode", _child(own), clock(request.encode_started_at), clock(request.encoded_at))
-
-
-def _child(parent: Reference) -> SpanPlace:
-    """The place of a new span."""
-    trace_id, span_id = parent
-    return SpanPlace(trace_id, new_span_id(), span_id)
-
-
-def _run(run: RecordedRun, parent: Reference, clock: Clock) -> bytes:
-    place = _child(parent)
-    run.reference = place.trace_id, place.span_id
-    computed = run.rows + run.padding
-    values = (
-        ("attention.model", run.model),
-        ("attention.version", run.version),
-        ("attention.precision", run.precision),
-        ("attention.graph", run.graph),
-        ("attention.sequences", run.sequences),
-        ("attention.rows", run.rows),
-        ("attention.padding_share", round(run.padding / computed, 4) if computed else 0.0),
-    )
-    links = run.requests if _is_shared(run) else ()
-    return span("run", place, clock(run.started_at), clock(run.ended_at), values=values, links=links)
-
-
-def _is_shared(run: RecordedRun) -> bool:
-    """Whether several of its requests are traced."""
-    return len(run.requests) > 1
-
-
-def _shared_runs(request: RequestRecord) -> list[Reference]:
-    return [run.reference for run in request.runs if run.reference is not None and _is_shared(run)]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 
 from server.engine.timeline import RecordedRun
 from server.http.observation import fields as http_fields
@@ -13,11 +13,12 @@ from server.request_log import fields
 from server.rpc.records import CallRecord, RequestRecord, TraceContext
 from server.settings.observability import Observability
 from server.tracing import options
-from server.tracing.http_spans import http_spans
+from server.tracing.http_spans import http_span
 from server.tracing.spans import call_spans
 from tests.server.samples import ROOT
 
 PAGE = (ROOT / "docs/observability.md").read_text()
+TRACE = TraceContext(b"t" * 16, b"s" * 8, sampled=True)
 NAMED = set(re.findall(r"`([^`\n]+)`", PAGE))
 
 
@@ -27,7 +28,7 @@ def ended(*, is_stream: bool) -> tuple[CallRecord, RequestRecord]:
         "/s/m",
         "id",
         is_stream=is_stream,
-        trace=TraceContext(1, 2, sampled=True),
+        trace=TRACE,
         report=lambda _call, _request: None,
     )
     call.caller = "alice"
@@ -45,7 +46,7 @@ def ended(*, is_stream: bool) -> tuple[CallRecord, RequestRecord]:
         started_at=request.queued_at,
         ended_at=request.queued_at,
     )
-    request.runs.append(run)
+    request.runs = (run,)
     request.encoded(request.queued_at, 1)
     call.ended("INTERNAL", "REASON")
     return call, request
@@ -53,7 +54,7 @@ def ended(*, is_stream: bool) -> tuple[CallRecord, RequestRecord]:
 
 def over_http() -> HttpRecord:
     scope = {"method": "GET", "path": "/v2", "scheme": "http"}
-    request = HttpRecord(scope, "/v2", "id", TraceContext(1, 2, sampled=True))
+    request = HttpRecord(scope, "/v2", "id", TRACE)
     request.status, request.ended_at = 500, request.arrived_at
     return request
 
@@ -63,12 +64,14 @@ def names() -> Iterator[str]:
         call, request = ended(is_stream=is_stream)
         yield from fields(call, request)
         yield from fields(call, None)
-        for span in call_spans(call, request, (("server.port", 1),)):
-            yield from (attribute.key for attribute in Span.FromString(span).attributes)
+        yield from keys(call_spans(call, request, (("server.port", 1),)))
     yield from http_fields(over_http())
-    for span in http_spans(over_http(), TraceContext(1, 2, sampled=True), ()):
-        keys = (each.key for each in Span.FromString(span).attributes)
-        yield from (key for key in keys if key.startswith("attention."))
+    yield from (key for key in keys(http_span(over_http(), TRACE, ())) if key.startswith("attention."))
+
+
+def keys(spans: bytes) -> Iterator[str]:
+    for span in ScopeSpans.FromString(spans).spans:
+        yield from (attribute.key for attribute in span.attributes)
 
 
 @pytest.mark.parametrize("name", sorted(set(names())))

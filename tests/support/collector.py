@@ -53,6 +53,7 @@ class Collector(pb_grpc.TraceServiceServicer):
         self.target = ""
         self.held: threading.Event | None = None
         self.exporting = threading.Event()
+        self.messages = 0
         self._spans: list[Seen] = []
         self._changed = threading.Condition()
 
@@ -78,6 +79,7 @@ class Collector(pb_grpc.TraceServiceServicer):
         if self.held is not None:
             self.held.wait(PATIENCE_SECONDS)
         with self._changed:
+            self.messages += 1
             self._spans += _seen(request)
             self._changed.notify_all()
         return pb.ExportTraceServiceResponse()

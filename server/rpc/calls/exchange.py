@@ -168,8 +168,8 @@ class Exchange:
 
     def _resolved(self, future: "Future[Result]") -> None:
         reply = self._reply
-        if self._record is not None and not future.cancelled():
-            self._record.failed(future.exception())
+        if self._record is not None and not future.cancelled() and (error := future.exception()) is not None:
+            self._record.failed(error)
         if self._may_be_large() and _is_large(future):
             self._reply = None
             self._offload(partial(self._encode, reply))

@@ -93,8 +93,14 @@ class BaseCall(ABC):
     @property
     def request_id(self) -> str:
         """See `Call`."""
+        self._request_id = self.known_request_id or request_ids.new()
+        return self._request_id
+
+    @property
+    def known_request_id(self) -> str:
+        """See `Call`."""
         if not self._request_id:
-            self._request_id = request_ids.sent(self.metadata) or request_ids.new()
+            self._request_id = request_ids.sent(self.metadata)
         return self._request_id
 
     def peer_identities(self) -> tuple[str, ...]:
@@ -133,10 +139,8 @@ class BaseCall(ABC):
 
     def _trailing(self, code: grpc.StatusCode, trailing: Metadata = ()) -> Metadata:
         """The metadata that is sent with a status. An id that nobody knows yet is made for failures only."""
-        if code is grpc.StatusCode.OK and not self._request_id:
-            self._request_id = request_ids.sent(self.metadata)
-            if not self._request_id:
-                return trailing
+        if code is grpc.StatusCode.OK and not self.known_request_id:
+            return trailing
         return (*trailing, (request_ids.KEY, self.request_id))
 
     def _hand_over(self, code: grpc.StatusCode, reason: str = "") -> None:

@@ -70,6 +70,10 @@ class Call(Protocol):
         It is sent with the status if the caller sent it, if the call failed, and if it was read before.
         """
 
+    @property
+    def known_request_id(self) -> str:
+        """The same; empty if the caller sent none and none was made."""
+
     def peer_identities(self) -> tuple[str, ...]:
         """The names in the verified certificate of the client: see `server.tls.identities`.
 

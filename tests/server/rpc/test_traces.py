@@ -50,14 +50,16 @@ def nested(outer: Seen, inner: Seen) -> bool:
 @pytest.mark.usefixtures("transport")
 def test_a_call_has_a_span_with_its_stages(self_model: LoadedModel, collector: Collector) -> None:
     with recorder(collector) as calls, Served(self_model, recorder=calls) as served:
-        AttentionServiceStub(served.channel).Attend(attend_request([2, 5]), timeout=PATIENCE_SECONDS)
+        named = (("x-request-id", "mine"),)
+        AttentionServiceStub(served.channel).Attend(
+            attend_request([2, 5]), timeout=PATIENCE_SECONDS, metadata=named
+        )
         (call,) = collector.wait_for(ATTEND)
     assert call.parent_id == ""
     assert call.kind == 2  # SERVER
     assert not call.is_error
-    request_id = call.attributes.pop("attention.request_id")
-    assert len(request_id) == 32
     assert call.attributes == {
+        "attention.request_id": "mine",
         "rpc.system.name": "grpc",
         "rpc.method": ATTEND,
         "rpc.response.status_code": "OK",
@@ -170,6 +172,15 @@ def test_a_call_whose_deadline_passed_in_the_queue_has_no_run(
     # The core cancels the call, unless the server is the first to notice.
     assert late.attributes["rpc.response.status_code"] in ("DEADLINE_EXCEEDED", "CANCELLED")
     assert [stage.name for stage in collector.children(late)] == ["decode", "queue"]
+
+
+def test_no_id_is_made_for_a_span(self_model: LoadedModel, collector: Collector) -> None:
+    with recorder(collector) as calls, Served(self_model, recorder=calls) as served:
+        attend = AttentionServiceStub(served.channel).Attend
+        _, call = attend.with_call(attend_request([2]), timeout=PATIENCE_SECONDS)
+        (span,) = collector.wait_for(ATTEND)
+    assert "attention.request_id" not in span.attributes
+    assert "x-request-id" not in dict(call.trailing_metadata())
 
 
 def test_calls_that_are_not_sampled_are_not_recorded(self_model: LoadedModel, collector: Collector) -> None:

@@ -4,10 +4,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from server.tracing.export import Pipeline
+from server.tracing.export import GROUP, Pipeline
+from server.tracing.messages import SpanTemplate
 from tests.support.collector import PATIENCE_SECONDS, QUICKLY, Collector, collecting
+
+ADDED = 400  # by each of four threads: fewer than the queue holds
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +18,8 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def spans(name: str = "one") -> list[bytes]:
-    return [Span(trace_id=bytes(15) + b"1", span_id=bytes(7) + b"1", name=name).SerializeToString()]
+def spans(name: str = "one") -> bytes:
+    return SpanTemplate(name).filled(b"1" * 16, b"1" * 8, b"", 1, 2)
 
 
 def closes(pipeline: Pipeline) -> bool:
@@ -58,16 +60,54 @@ def test_an_absent_collector_does_not_delay_the_end() -> None:
     assert closes(pipeline)
 
 
-def test_a_span_that_cannot_be_made_does_not_end_the_thread() -> None:
-    def broken() -> list[bytes]:
+@pytest.mark.parametrize("before", [1, GROUP - 2, GROUP, 3 * GROUP + 1])
+def test_a_span_that_cannot_be_made_costs_no_others(before: int) -> None:
+    def broken() -> bytes:
         raise ValueError("a fault")
 
     with collecting() as collector:
         pipeline = Pipeline(collector.url)
+        for _ in range(before):
+            pipeline.add(spans)
         pipeline.add(broken)
         pipeline.add(lambda: spans("two"))
         pipeline.close(PATIENCE_SECONDS)
-        assert [span.name for span in collector.spans] == ["two"]
+        assert [span.name for span in collector.spans] == ["one"] * before + ["two"]
+
+
+def test_threads_that_add_at_once_lose_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")  # the exporter takes groups that are not full
+
+    def add() -> None:
+        for _ in range(ADDED):
+            pipeline.add(spans)
+
+    with collecting() as collector:
+        pipeline = Pipeline(collector.url)
+        threads = [threading.Thread(target=add) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        pipeline.close(PATIENCE_SECONDS)
+        assert len(collector.spans) == 4 * ADDED
+
+
+@pytest.mark.parametrize(
+    ("given", "messages"), [("1", 4), (str(2 * GROUP), 2), (str(64 * GROUP), 1), ("many", 1)]
+)
+def test_a_message_has_the_spans_of_as_many_calls_as_the_variable_says(
+    given: str, messages: int, slow: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", given)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
+    pipeline = Pipeline(slow.url)
+    for _ in range(4 * GROUP):
+        pipeline.add(spans)
+    assert slow.held is not None
+    slow.held.set()
+    pipeline.close(PATIENCE_SECONDS)
+    assert (slow.messages, len(slow.spans)) == (messages, 4 * GROUP)
 
 
 def test_the_resource_takes_opentelemetrys_variables(monkeypatch: pytest.MonkeyPatch) -> None:

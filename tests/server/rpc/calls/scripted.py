@@ -12,7 +12,7 @@ class ScriptedCall(Call):
 
     record = None
     metadata = ()
-    request_id = "scripted"
+    request_id = known_request_id = "scripted"
 
     def __init__(self, deadline: float = 1e9) -> None:
         self._deadline = deadline
