@@ -54,22 +54,48 @@ class Panel:
         title: Its title.
         kind: Grafana's type: timeseries, heatmap or stat.
         unit: Grafana's name of the unit.
+        place: Left edge, width and height on Grafana's grid, which is 24 wide.
         queries: What it shows.
     """
 
     title: str
     kind: str
     unit: str
+    place: tuple[int, int, int]
     queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A part of the dashboard with a title.
+
+    Attributes:
+        title: Its title.
+        lines: Its panels, line by line.
+    """
+
+    title: str
+    lines: tuple[tuple[Panel, ...], ...]
+
+
+def rows(file: Path = DASHBOARD) -> list[Row]:
+    """The dashboard from top to bottom."""
+    found: list[tuple[str, dict[int, list[Panel]]]] = []
+    for each in json.loads(file.read_text())["panels"]:
+        if each["type"] == "row":
+            found.append((each["title"], {}))
+        else:
+            found[-1][1].setdefault(each["gridPos"]["y"], []).append(_panel(each))
+    return [Row(title, tuple(tuple(lines[y]) for y in sorted(lines))) for title, lines in found]
 
 
 def panels(file: Path = DASHBOARD) -> list[Panel]:
     """Every panel in the order of the dashboard, without the rows' titles."""
-    found = json.loads(file.read_text())["panels"]
-    return [_panel(each) for each in found if each["type"] != "row"]
+    return [panel for row in rows(file) for line in row.lines for panel in line]
 
 
 def _panel(panel: dict[str, Any]) -> Panel:
     unit = panel["fieldConfig"]["defaults"].get("unit") or panel["options"]["yAxis"]["unit"]
     queries = tuple(Query(target["expr"], target["legendFormat"]) for target in panel["targets"])
-    return Panel(panel["title"], panel["type"], unit, queries)
+    place = panel["gridPos"]["x"], panel["gridPos"]["w"], panel["gridPos"]["h"]
+    return Panel(panel["title"], panel["type"], unit, place, queries)

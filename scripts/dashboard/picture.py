@@ -1,7 +1,7 @@
-"""Draws the dashboard's panels from what Prometheus has stored, with the dashboard's own queries."""
+"""Draws the dashboard from what Prometheus has stored: its own panels, queries and layout."""
 
 from io import BytesIO
-from math import ceil, isfinite
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -9,25 +9,32 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, Formatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, Formatter, MaxNLocator, PercentFormatter
 from PIL import Image
 
-from scripts.dashboard.panels import Panel, Query, panels
+from scripts.dashboard.panels import Panel, Query, Row, rows
 from scripts.dashboard.prometheus import Points, Prometheus, Series
 
-COLUMNS = 5
-WIDTH, HEIGHT, DPI = 3.6, 2.3, 100
-MOST_SERIES = 8
+# Size of the picture in inches: of its width, of one unit of Grafana's grid, and of the title of a row.
+WIDTH, UNIT, TITLE = 16.0, 0.36, 0.42
+GRID_COLUMNS = 24
+DPI = 100
+# What is left free around the axes of a panel, in inches.
+LEFT, RIGHT, TOP, BOTTOM = 0.62, 0.14, 0.32, 0.68
+ROW_SIZE, TITLE_SIZE, TEXT_SIZE, STAT_SIZE, NAME_SIZE = 13, 10, 8, 24, 11
+MOST_SERIES, LEGEND_COLUMNS, LEGEND_LENGTH = 4, 2, 26
+POINTS, MOST_TICKS = 200, 6
 COLOURS = 64
 FORMATS: dict[str, Formatter] = {
     "percentunit": PercentFormatter(1.0, decimals=1),
-    "s": EngFormatter("s", sep=" "),
+    "s": EngFormatter("s", places=0, sep=" "),
     "bytes": EngFormatter("B", sep=" "),
 }
+Found = list[tuple[Query, Series]]
 
 
 def draw(prometheus: Prometheus, start: float, end: float, rate_interval: str, file: Path) -> None:
-    """Writes a PNG of all panels that have data.
+    """Writes a PNG of the dashboard.
 
     Args:
         prometheus: Where the data is.
@@ -36,49 +43,95 @@ def draw(prometheus: Prometheus, start: float, end: float, rate_interval: str, f
         rate_interval: The window of rates, such as `15s`.
         file: The picture.
     """
-    step = max(1.0, (end - start) / 150)
-    drawn = []
-    for panel in panels():
-        found = [
+    step = max(1.0, (end - start) / POINTS)
+
+    def data(panel: Panel) -> Found:
+        return [
             (query, series)
             for query in panel.queries
             for series in prometheus.query_range(query.expanded(rate_interval), start, end, step)
+            if any(isfinite(value) for _, value in series.points)
         ]
-        if any(isfinite(value) for _, series in found for _, value in series.points):
-            drawn.append((panel, found))
-    figure = Figure(figsize=(WIDTH * COLUMNS, HEIGHT * ceil(len(drawn) / COLUMNS)), dpi=DPI)
-    for index, (panel, found) in enumerate(drawn):
-        axes = figure.add_subplot(ceil(len(drawn) / COLUMNS), COLUMNS, index + 1)
-        _draw_panel(axes, panel, found, start)
-    figure.tight_layout(pad=0.6)
+
+    drawn = rows()
+    height = sum(_height(row) for row in drawn)
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI)
+    top = height
+    for row in drawn:
+        figure.text(
+            0.01, (top - TITLE / 2) / height, row.title, fontsize=TITLE_SIZE + 3, weight="bold", va="center"
+        )
+        top -= TITLE
+        for line in row.lines:
+            for panel in line:
+                _draw_panel(_axes(figure, panel, top, height), panel, data(panel), start)
+            top -= _line_height(line)
     _save(figure, file)
 
 
-def _draw_panel(axes: Axes, panel: Panel, found: list[tuple[Query, Series]], start: float) -> None:
-    axes.set_title(panel.title, fontsize=8, loc="left")
-    axes.tick_params(labelsize=6)
-    if panel.kind == "stat":
+def _height(row: Row) -> float:
+    """Height of a row in inches."""
+    return TITLE + sum(_line_height(line) for line in row.lines)
+
+
+def _line_height(line: tuple[Panel, ...]) -> float:
+    return max(panel.place[2] for panel in line) * UNIT
+
+
+def _axes(figure: Figure, panel: Panel, top: float, height: float) -> Axes:
+    """The axes of a panel whose upper edge is so many inches above the lower edge of the picture."""
+    x, w, h = panel.place
+    left, width = x * WIDTH / GRID_COLUMNS, w * WIDTH / GRID_COLUMNS
+    inner = (width - LEFT - RIGHT) / WIDTH, (h * UNIT - TOP - BOTTOM) / height
+    return figure.add_axes(((left + LEFT) / WIDTH, (top - h * UNIT + BOTTOM) / height, *inner))
+
+
+def _draw_panel(axes: Axes, panel: Panel, found: Found, start: float) -> None:
+    axes.set_title(panel.title, fontsize=TITLE_SIZE, loc="left")
+    axes.tick_params(labelsize=TEXT_SIZE)
+    if not found:
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no data", ha="center", va="center", fontsize=TITLE_SIZE, color="gray")
+    elif panel.kind == "stat":
         _draw_stat(axes, panel, found)
-        return
-    if panel.kind == "heatmap":
+    elif panel.kind == "heatmap":
         _draw_heatmap(axes, [series for _, series in found], start)
-        return
+    else:
+        _draw_lines(axes, panel, found, start)
+
+
+def _draw_lines(axes: Axes, panel: Panel, found: Found, start: float) -> None:
+    """The series with the highest values."""
     for query, series in sorted(found, key=lambda each: -_peak(each[1].points))[:MOST_SERIES]:
-        times = [at - start for at, _ in series.points]
-        axes.plot(times, [value for _, value in series.points], linewidth=1, label=query.name(series.labels))
+        name = query.name(series.labels)
+        label = name if len(name) <= LEGEND_LENGTH else f"{name[: LEGEND_LENGTH - 1]}…"
+        minutes = [(at - start) / 60 for at, _ in series.points]
+        axes.plot(minutes, [value for _, value in series.points], linewidth=1.2, label=label)
     if panel.unit in FORMATS:
         axes.yaxis.set_major_formatter(FORMATS[panel.unit])
+    _show_minutes(axes)
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, linewidth=0.3)
-    axes.legend(fontsize=5, loc="upper left", framealpha=0.6)
+    axes.legend(
+        fontsize=TEXT_SIZE - 0.5,
+        loc="upper left",
+        bbox_to_anchor=(-0.12, -0.14),
+        ncols=LEGEND_COLUMNS,
+        frameon=False,
+        handlelength=1,
+        columnspacing=1,
+        labelspacing=0.2,
+    )
 
 
-def _draw_stat(axes: Axes, panel: Panel, found: list[tuple[Query, Series]]) -> None:
+def _draw_stat(axes: Axes, panel: Panel, found: Found) -> None:
     axes.set_axis_off()
     (query, series), *_ = found
     named = "{{" in query.legend
     text = query.name(series.labels) if named else _value(series.points[-1][1], panel.unit)
-    axes.text(0.5, 0.5, text.replace(", ", "\n"), ha="center", va="center", fontsize=8 if named else 16)
+    size = NAME_SIZE if named else STAT_SIZE
+    axes.text(0.5, 0.5, text.replace(", ", "\n"), ha="center", va="center", fontsize=size)
 
 
 def _value(value: float, unit: str) -> str:
@@ -97,16 +150,16 @@ def _draw_heatmap(axes: Axes, found: list[Series], start: float) -> None:
             counts[row, times.index(at)] = value
     counts = np.diff(counts, axis=0, prepend=0)
     shown = np.ma.masked_less_equal(counts, 0)
-    image = axes.pcolormesh(
-        [at - start for at in times],
-        np.arange(len(ordered)),
-        shown,
-        cmap="Blues",
-        norm=LogNorm(),
-        shading="nearest",
-    )
-    axes.set_yticks(range(len(ordered)), [series.labels["le"] for series in ordered])
-    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=6)
+    minutes = [(at - start) / 60 for at in times]
+    axes.pcolormesh(minutes, np.arange(len(ordered)), shown, cmap="Blues", norm=LogNorm(), shading="nearest")
+    labels = [f"{series.labels['le']} s" for series in ordered]
+    axes.set_yticks(range(0, len(ordered), 2), labels[::2])
+    _show_minutes(axes)
+
+
+def _show_minutes(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(MOST_TICKS))
+    axes.xaxis.set_major_formatter("{x:g} min")
 
 
 def _peak(points: Points) -> float:

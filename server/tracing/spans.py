@@ -149,7 +149,7 @@ def _server(
         call.method,
         call.code,
         call.reason,
-        call.requests if call.is_stream else 0,
+        call.requests if call.is_stream else "",
         bool(trace.parent_id),
         *((request.model, request.version, request.sequences, request.rows) if request is not None else ()),
     )
@@ -172,7 +172,7 @@ def _server_template(
     method: str,
     code: str,
     reason: str,
-    requests: int,
+    requests: int | str,
     has_parent: bool,  # noqa: FBT001 - cached by position
     model: str = "",
     version: str = "",
@@ -190,7 +190,7 @@ def _server_template(
             ("rpc.response.status_code", code),
             ("error.type", code if is_error else ""),
             ("attention.reason", reason),
-            ("attention.requests", requests or ""),
+            ("attention.requests", requests),
             *_of_request(model, version, sequences, rows),
         ),
         is_error=is_error,
