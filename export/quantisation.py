@@ -1,9 +1,13 @@
 """Replaces the linear layers of a graph by layers in 8-bit integers, in operators of the ONNX standard.
 
 A linear layer computes x W for rows of activations x (..., K) and weights W (K, N). Each row of x and each
-column of W is divided by a scale of its own and rounded to integers from -127 to 127. Sums of their products
-are exact, and the two scales turn them back into float32 (vector-wise quantisation: Dettmers et al. 2022,
-"LLM.int8()", section 3.1).
+column of W is divided by a scale of its own and rounded to integers: those of x from -127 to 127, those of W
+from -64 to 64. Sums of their products are exact, and the two scales turn them back into float32 (vector-wise
+quantisation: Dettmers et al. 2022, "LLM.int8()", section 3.1).
+
+Larger weights would not be exact everywhere. x86 processors without VNNI instructions add two products in 16
+bits, and cut what does not fit (instruction VPMADDUBSW). With an offset, integers of x are at most 255, and
+2 * 255 * 64 still fits.
 
 The scale of a row of x is computed at run time, from that row alone. A result therefore depends neither on
 the other sequences of a batch nor on padding, to the last bit.
@@ -18,7 +22,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedN
 
 from export.builder import Builder
 
-LARGEST = 127
+LARGEST, LARGEST_WEIGHT = 127, 64
 MATRIX = 2
 # Stands for the largest value of a row or column of zeros, which cannot be divided by 0.
 SMALLEST_RANGE = np.float32(1e-30)
@@ -76,7 +80,7 @@ class _LinearLayer:
     def in_integers(self, builder: Builder, rows: _Rows) -> ir.Value:
         """The result of the layer, float32 (..., N)."""
         ranges = np.maximum(np.abs(self.weights).max(axis=0), SMALLEST_RANGE)
-        scales = (ranges / LARGEST).astype(np.float32)
+        scales = (ranges / LARGEST_WEIGHT).astype(np.float32)
         integers = np.rint(self.weights / scales).astype(np.int8)
         sums = builder.op(
             "MatMulInteger", rows.integers, builder.constant(integers), builder.constant(ZERO_POINT)
