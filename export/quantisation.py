@@ -1,13 +1,13 @@
 """Replaces the linear layers of a graph by layers in 8-bit integers, in operators of the ONNX standard.
 
 A linear layer computes x W for rows of activations x (..., K) and weights W (K, N). Each row of x and each
-column of W is divided by a scale of its own and rounded to integers: those of x from -127 to 127, those of W
-from -64 to 64. Sums of their products are exact, and the two scales turn them back into float32 (vector-wise
-quantisation: Dettmers et al. 2022, "LLM.int8()", section 3.1).
+column of W is divided by a scale of its own and rounded to integers from -127 to 127. Sums of their products
+are exact, and the two scales turn them back into float32 (vector-wise quantisation: Dettmers et al. 2022,
+"LLM.int8()", section 3.1).
 
-Larger weights would not be exact everywhere. x86 processors without VNNI instructions add two products in 16
-bits, and cut what does not fit (instruction VPMADDUBSW). With an offset, integers of x are at most 255, and
-2 * 255 * 64 still fits.
+Sums must be exact on x86 processors without VNNI instructions too. These add the products of two neighbouring
+rows of W in 16 bits, and cut what does not fit (instruction VPMADDUBSW). With their offset, integers of x are
+at most 255; so the scale of a column is such that two neighbours are at most 128 together: 255 * 128 fits.
 
 The scale of a row of x is computed at run time, from that row alone. A result therefore depends neither on
 the other sequences of a batch nor on padding, to the last bit.
@@ -22,7 +22,9 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedN
 
 from export.builder import Builder
 
-LARGEST, LARGEST_WEIGHT = 127, 64
+LARGEST = 127
+# Of two neighbouring weights. To round both adds 1 at most.
+LARGEST_PAIR = 127
 MATRIX = 2
 # Stands for the largest value of a row or column of zeros, which cannot be divided by 0.
 SMALLEST_RANGE = np.float32(1e-30)
@@ -79,8 +81,7 @@ class _LinearLayer:
 
     def in_integers(self, builder: Builder, rows: _Rows) -> ir.Value:
         """The result of the layer, float32 (..., N)."""
-        ranges = np.maximum(np.abs(self.weights).max(axis=0), SMALLEST_RANGE)
-        scales = (ranges / LARGEST_WEIGHT).astype(np.float32)
+        scales = (np.maximum(_largest_pairs(self.weights), SMALLEST_RANGE) / LARGEST_PAIR).astype(np.float32)
         integers = np.rint(self.weights / scales).astype(np.int8)
         sums = builder.op(
             "MatMulInteger", rows.integers, builder.constant(integers), builder.constant(ZERO_POINT)
@@ -88,6 +89,15 @@ class _LinearLayer:
         by_row = builder.op("Mul", builder.op("Cast", sums, to=ir.DataType.FLOAT), rows.scales)
         product = builder.op("Mul", by_row, builder.constant(scales))
         return product if self.bias is None else builder.op("Add", product, self.bias)
+
+
+def _largest_pairs(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The largest sum of two neighbouring absolute values in each column of (K, N) weights, (N,)."""
+    absolute = np.abs(weights)
+    if len(absolute) % 2:
+        absolute = np.pad(absolute, ((0, 1), (0, 0)))
+    sums: NDArray[np.float32] = (absolute[::2] + absolute[1::2]).max(axis=0)
+    return sums
 
 
 def _linear_layer(node: ir.Node) -> _LinearLayer | None:
