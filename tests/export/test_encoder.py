@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 from artifact.golden import check_golden, load_golden
 from artifact.manifest import GraphKind, Manifest
-from artifact.tolerance import least_cosine
+from artifact.tolerance import Tolerance, least_cosine
 from export.encoder import EncoderOptions, write_encoder
 from export.model_id import ModelId
 from export.precision import Precision
@@ -84,7 +84,11 @@ def test_a_second_export_changes_nothing(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", [Precision.INT8])
 def test_int8_keeps_the_direction_of_embeddings(tmp_path: Path, name: str, precision: Precision) -> None:
     loaded = load_encoder(encoders.save_model(name, tmp_path / "source"))
-    artifact, manifest = write_encoder(loaded, MODEL, tmp_path / "out", precision=precision)
+    # Wide: scores of small models with random weights are large, and amplify rounding.
+    tolerance = Tolerance(rtol=0.1, atol=0.2)
+    artifact, manifest = write_encoder(
+        loaded, MODEL, tmp_path / "out", precision=precision, tolerance=tolerance
+    )
     report = json.loads((artifact / manifest.parity_report).read_bytes())
     assert 0.99 < report["min_cosine"] < 1
     assert report["max_abs_error"] > 1e-5
