@@ -32,7 +32,6 @@ class CallRecorder:
     def __init__(self, log: RequestLog | None, tracing: Tracing | None) -> None:
         """Takes what is switched on, at least one of the two."""
         self._log, self._tracing = log, tracing
-        self._report = self._ended if log is not None or tracing is None else tracing.ended
         # Without traces, the log still names the trace of a caller.
         self._begin = tracing.begin if tracing is not None else Head(TraceOptions(ratio=0.0)).begin
 
@@ -44,7 +43,7 @@ class CallRecorder:
         # Traces, and a log of failures, need the identifier of few calls. It is sent once it was read.
         is_named = self._log is not None and (is_stream or not self._log.failed_only)
         request_id = call.request_id if is_named else ""
-        return CallRecord(call.method, request_id, is_stream=is_stream, trace=trace, report=self._report)
+        return CallRecord(call.method, request_id, is_stream=is_stream, trace=trace, report=self._ended)
 
     def close(self) -> None:
         """Sends the last spans."""

@@ -59,7 +59,7 @@ def draw(prometheus: Prometheus, start: float, end: float, rate_interval: str, f
     top = height
     for row in drawn:
         figure.text(
-            0.01, (top - TITLE / 2) / height, row.title, fontsize=TITLE_SIZE + 3, weight="bold", va="center"
+            0.01, (top - TITLE / 2) / height, row.title, fontsize=ROW_SIZE, weight="bold", va="center"
         )
         top -= TITLE
         for line in row.lines:

@@ -25,14 +25,12 @@ class RecordedRun:
         started_at: When the inputs began to be padded.
         ended_at: When the outputs were split.
         requests: Those that have a reference.
-        is_shared: Whether those are several.
         reference: What its first reader identifies it by; None until then.
     """
 
     __slots__ = (
         "ended_at",
         "graph",
-        "is_shared",
         "model",
         "padding",
         "precision",
@@ -61,8 +59,12 @@ class RecordedRun:
         self.sequences, self.rows, self.padding = sequences, rows, padding
         self.started_at, self.ended_at = started_at, ended_at
         self.requests: list[Reference] = []
-        self.is_shared = False
         self.reference: Reference | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several of its requests have a reference."""
+        return len(self.requests) > 1
 
 
 class Timeline:
@@ -104,4 +106,3 @@ def record_run(run: RecordedRun, timelines: Iterable[Timeline]) -> None:
         timeline.runs += (run,)
         if timeline.reference is not None:
             run.requests.append(timeline.reference)
-    run.is_shared = len(run.requests) > 1

@@ -43,9 +43,9 @@ class Head:
         Args:
             metadata: The metadata of the call, or the headers of a request, with lower-case names.
         """
-        for key, _ in metadata:  # most calls have no parent
-            if key == PARENT and (parent := _parent(metadata)) is not None:
-                return self._child(parent)
+        parent = _parent(metadata)
+        if parent is not None:
+            return self._child(parent)
         low = random.getrandbits(ID_BITS)
         return _root(low, sampled=True) if low < self._bound else None
 

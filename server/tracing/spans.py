@@ -14,7 +14,6 @@ from server.rpc.records import CallRecord, RequestRecord, TraceContext, new_span
 from server.tracing.messages import (
     CACHED,
     LOCAL,
-    NANOSECONDS,
     REMOTE,
     SERVER,
     Attributes,
@@ -64,7 +63,7 @@ def _stages(request: RequestRecord, own: Reference, shift: int) -> list[bytes]:
         request.ended_at,
     )
     received, queued, started, encode_started, encoded, ended = [
-        shift + int(moment * NANOSECONDS) for moment in moments
+        shift + nanoseconds(moment) for moment in moments
     ]
     if not request.queued_at:
         return [DECODE.filled(trace_id, new_span_id(), span_id, received, ended)]

@@ -24,10 +24,12 @@ def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def operator(name: str, *constants: Array, rank: int = 2, **attributes: Attribute) -> ir.Model:
-    """A graph of one operator with input x (..., K) and output y (..., N)."""
+def operator(
+    name: str, *constants: Array, rank: int = 2, width: int = K, **attributes: Attribute
+) -> ir.Model:
+    """A graph of one operator with input x (..., width) and output y (..., N)."""
     axes = [f"axis_{axis}" for axis in range(rank - 1)]
-    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[*axes, K])
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[*axes, width])
     builder = Builder("test")
     y = builder.op(name, x, *(builder.constant(constant) for constant in constants), **attributes)
     y.name, y.type, y.shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape([*axes, N])
@@ -102,12 +104,7 @@ def test_sums_are_exact_on_every_processor(seed: int, is_sign: bool) -> None:
 
 def test_an_odd_number_of_weights() -> None:
     x, weights = normal(5, 1), np.full((1, N), 2, np.float32)
-    builder = Builder("test")
-    rows = ir.val("x", dtype=ir.DataType.FLOAT, shape=["rows", 1])
-    y = builder.op("MatMul", rows, builder.constant(weights))
-    y.name, y.type, y.shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape(["rows", N])
-    graph = ir.Graph([rows], [y], nodes=builder.nodes, opset_imports={"": 23}, name="test")
-    model = ir.Model(graph, ir_version=10)
+    model = operator("MatMul", weights, width=1)
     quantise_linear_layers(model)
     np.testing.assert_allclose(run(model, x), x @ weights, rtol=0.01)
 
