@@ -20,7 +20,7 @@ TAG ?= latest
 DRILL ?=
 DOCKER_BUILD = DOCKER_BUILDKIT=1 $(DOCKER) build --file deploy/Dockerfile
 
-.PHONY: demo test serve bench chaos drill interop images sbom lock lint format protos env clean
+.PHONY: demo test serve bench chaos drill interop images sbom lock wheels-check lint format protos env clean
 
 demo: env ## install, export, serve, send requests, compare with PyTorch
 	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
@@ -61,6 +61,9 @@ sbom: ## write build/sbom/IMAGE/: the packages of an image, as CycloneDX and as 
 lock: env ## pin the packages of the images by version and hash; needs uv
 	$(PYTHON) -m scripts.lock_requirements
 
+wheels-check: env ## build the wheels, and run the demo from them with the pinned and with the oldest dependencies
+	$(PYTHON) -m scripts.check_wheels
+
 lint: env ## check formatting, style, types, generated code and wire contracts
 	$(PYTHON) -m ruff check
 	$(PYTHON) -m ruff format --check
@@ -79,9 +82,10 @@ protos: env ## generate the code of the wire contracts
 
 env: .venv/.installed-$(RUNTIME)
 
-.venv/.installed-$(RUNTIME): pyproject.toml clients/python/pyproject.toml
+.venv/.installed-$(RUNTIME): pyproject.toml clients/python/pyproject.toml constraints.txt
 	$(PYTHON3) -m venv .venv
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e 'clients/python[cli]' '.[$(RUNTIME),export,enrich,ray,dev]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		-e 'clients/python[cli]' -e '.[$(RUNTIME),export,enrich,ray,dev]'
 	touch $@
 
 clean: ## remove everything that is not committed

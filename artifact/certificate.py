@@ -13,11 +13,11 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
 from pydantic.alias_generators import to_camel
 
-from artifact.dsse import EnvelopeError, seal, unseal
-from artifact.errors import ArtifactError
-from artifact.keys import PrivateKey, PublicKey, key_id
-from artifact.manifest import MANIFEST_FILE, Manifest, check_inside, file_hash
-from artifact.tolerance import Tolerance
+from attention_serving.artifact.dsse import EnvelopeError, seal, unseal
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.keys import PrivateKey, PublicKey, key_id
+from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, check_inside, file_hash
+from attention_serving.artifact.tolerance import Tolerance
 
 CERTIFICATE_FILE = "certificate.json"
 MAX_CERTIFICATE_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from typing import Annotated
 from cryptography.exceptions import InvalidSignature
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from artifact.keys import PrivateKey, PublicKey, key_id
+from attention_serving.artifact.keys import PrivateKey, PublicKey, key_id
 
 MAX_SIGNATURES = 100
 SHOWN_DIGITS = 16

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from artifact.errors import ArtifactError
+from attention_serving.artifact.errors import ArtifactError
 
 LOCATION = b"location"
 MAX_VARINT_BITS = 64

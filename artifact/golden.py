@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from artifact.errors import ArtifactError
-from artifact.manifest import Graph, GraphKind, Manifest, TensorSpec
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.manifest import Graph, GraphKind, Manifest, TensorSpec
 
 # A replay must not take more memory than requests do. Attention scores grow with the square of the length.
 MAX_GOLDEN_BYTES = 256 << 20

@@ -11,20 +11,21 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError
 
-from artifact.encoder import EncoderFacts
-from artifact.errors import ArtifactError
-from artifact.external_data import external_locations
-from artifact.record import Record
-from artifact.tolerance import Tolerance
+from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.external_data import external_locations
+from attention_serving.artifact.names import MAX_VERSION, NAME_PATTERN
+from attention_serving.artifact.record import Record
+from attention_serving.artifact.tolerance import Tolerance
 
 MANIFEST_FILE = "manifest.json"
 # Manifests of real models have a few KiB.
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_PROBLEMS = 3
 GRAPH_SUFFIX = ".onnx"
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 BATCH_AXIS = "batch"
 KEY_LENGTHS = "key_lengths"
+QUERY_LENGTHS = "query_lengths"
 POSITIONS = "positions"
 ATTENTION_MASK = "attention_mask"
 BLOCK_ROWS = "block_rows"
@@ -42,9 +43,11 @@ class GraphKind(StrEnum):
     PLAIN = "plain"
     """Nothing more. All sequences of a batch have the same length."""
     LENGTHS = "lengths"
-    """Takes `key_lengths` int64 (B,)."""
+    """Takes `key_lengths` int64 (B,), the rows of the last input. Non-attention modules may take
+    `query_lengths` int64 (B,), the rows of the first input, in addition or instead."""
     MASK = "mask"
-    """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend."""
+    """Takes `attention_mask` bool (B, 1 or H, Tq, Tk), True = may attend; for non-attention modules
+    (B, 1, Tq, Tk)."""
     WEIGHTS = "weights"
     """Takes `attention_mask`, and also returns `attention_weights` (B, H, Tq, Tk). That of a text encoder
     takes `key_lengths`, and returns the weights of all layers (B, L, H, T, T) beside the outputs of `tokens`.
@@ -98,7 +101,7 @@ class Manifest(Record):
 
     format_version: Literal[1] = 1
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
-    version: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    version: Annotated[int, Field(ge=1, le=MAX_VERSION)]
     description: str
     config: dict[str, Any]
     """The attention configuration; empty for non-attention modules."""

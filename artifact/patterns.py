@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from artifact.manifest import Manifest
+from attention_serving.artifact.manifest import Manifest
 
 MAX_WINDOW = 2**31 - 1
 

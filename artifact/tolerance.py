@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeFloat
 
-from artifact.record import Record
+from attention_serving.artifact.record import Record
 
 
 class Tolerance(Record):

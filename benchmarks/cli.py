@@ -61,8 +61,9 @@ def measure(
 ) -> None:
     """Measure the service beside its ceilings and the installed peers, and write the report.
 
-    The full run takes about half an hour on two cores. PEERS_HOME is the folder of the peers; see
-    benchmarks/peers/install.sh. Peers that are not installed are skipped, and the report names them.
+    The full run takes about half an hour on two cores. PEERS_HOME is the folder of the peers, and
+    TRITON_BACKENDS that of Triton's own backends; see benchmarks/peers/install.sh. Peers that are not
+    installed are skipped, and the report names them.
     """
     setup = Setup(QUICK if quick else FULL, cache, tuple(server_option or ()))
     with _failures_reported():

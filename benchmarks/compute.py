@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from artifact.manifest import KEY_LENGTHS, GraphKind, Manifest
+from attention_serving.artifact.manifest import KEY_LENGTHS, GraphKind, Manifest
 from benchmarks.checkout import VERSION
 from benchmarks.processes import cores
 from benchmarks.workload import Array, AttentionKind, Inputs, Lengths, Model, sequences

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
 from benchmarks.compute import ComputeResult, PaddedBatch, TimedCall, batches_by_method, fastest
 from benchmarks.workload import AttentionKind, Lengths, Model
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
 
 
 @lru_cache

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import perf_analyzer, tables
+from benchmarks.peers.triton import BACKENDS_VARIABLE
 from benchmarks.plots import draw
 from benchmarks.results import (
     SERVICE,
@@ -26,7 +27,7 @@ METHOD = Path(__file__).with_name("method.md")
 MIB = 1 << 20
 WITHOUT_CPP_BACKEND = f"""\
 {TRITON_CPP} was not measured in this run. It is the strongest of the peers. No Python package contains it:
-`benchmarks/peers/install.sh triton-onnxruntime` builds it."""
+{BACKENDS_VARIABLE} names its folder, as `benchmarks/peers/install.sh` says."""
 
 
 def write(measurements: Path, out: Path) -> Path:

@@ -6,9 +6,9 @@ from enum import StrEnum
 import ml_dtypes
 import numpy as np
 
+from attention_serving.protos.attention.v1 import attention_pb2
+from attention_serving.protos.inference import open_inference_pb2
 from benchmarks.workload import Array, Inputs, Model
-from protos.attention.v1 import attention_pb2
-from protos.inference import open_inference_pb2
 
 TORCHSERVE_KEY = b"data"
 

@@ -25,10 +25,10 @@ import transformers
 from attention_client import AttentionClient
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from export import ExportError
-from export.encoder import write_encoder
-from export.model_id import ModelId
-from model.encoder_folder.loading import LoadedEncoder, load_encoder
+from attention_serving.export import ExportError
+from attention_serving.export.encoder import write_encoder
+from attention_serving.export.model_id import ModelId
+from attention_serving.model.encoder_folder.loading import LoadedEncoder, load_encoder
 from scripts.local_server import serving
 
 TEXTS = ["Life is short, eat dessert first", "Das Leben ist kurz", "short"]

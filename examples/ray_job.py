@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from attention_client.enrich import EnrichError
 
-from clients.enrich import enrich
+from attention_serving.enrich import enrich
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -10,9 +10,9 @@ import os
 # Without this, ONNX Runtime reports model names and hashes to its vendor (as in server/__init__.py).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from export.api import export_module
-from export.deployment.write import write_target
-from export.errors import ArtifactExistsError, ExportError, ParityError
-from export.version import VERSION
+from attention_serving.export.api import export_module
+from attention_serving.export.deployment.write import write_target
+from attention_serving.export.errors import ArtifactExistsError, ExportError, ParityError
+from attention_serving.export.version import VERSION
 
 __all__ = ["VERSION", "ArtifactExistsError", "ExportError", "ParityError", "export_module", "write_target"]

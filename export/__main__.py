@@ -12,15 +12,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from artifact.keys import KeyFileError
-from export import VERSION, options
-from export.errors import ExportError
-from export.model_id import ModelId
-from export.precision import Precision
-from export.sources import CheckpointSource, EncoderSource, PresetSource, Source
-from model.checkpoints.layouts import LAYOUTS
-from model.encoder.config import POOLINGS
-from model.presets import PRESETS
+from attention_serving.artifact.keys import KeyFileError
+from attention_serving.export import VERSION, options
+from attention_serving.export.errors import ArtifactExistsError, ExportError
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import Precision
+from attention_serving.export.sources import CheckpointSource, EncoderSource, PresetSource, Source
+from attention_serving.model.checkpoints.layouts import LAYOUTS
+from attention_serving.model.encoder.config import POOLINGS
+from attention_serving.model.presets import PRESETS
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 console = Console(highlight=False, soft_wrap=True)
@@ -79,12 +79,12 @@ def export(
             _preset(preset, seed, given) if weights is None else _checkpoint(weights, preset, seed, given)
         )
     if describe:
-        from export import command  # noqa: PLC0415 - imports PyTorch
+        from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
 
         _finish(lambda: command.describe(source, console))
         return
     model, repository = _model_id(name or preset, version), _repository(out)
-    from export import command  # noqa: PLC0415 - imports PyTorch
+    from attention_serving.export import command  # noqa: PLC0415 - imports PyTorch
 
     _finish(
         lambda: command.run(
@@ -181,7 +181,10 @@ def _finish(work: Callable[[], None]) -> None:
     try:
         work()
     except (ExportError, KeyFileError, OSError, ValueError) as error:
-        errors.print(f"error: {error}")
+        message = str(error)
+        if isinstance(error, ArtifactExistsError):
+            message = message.replace("(replace=True)", "(--replace)")
+        errors.print(f"error: {message}")
         raise typer.Exit(FAILURE) from None
 
 
@@ -199,4 +202,4 @@ def _refuse(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m export")
+    app()

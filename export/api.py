@@ -1,14 +1,14 @@
 """`export_module`, the Python interface of the exporter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artifact.keys import read_private_key
-from artifact.manifest import Manifest
-from artifact.tolerance import Tolerance
-from export.model_id import ModelId
-from export.precision import FP32_TOLERANCE, TOLERANCES, Precision
+from attention_serving.artifact.keys import read_private_key
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import FP32_TOLERANCE, TOLERANCES, Precision
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,19 +25,27 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
     description: str = "",
     output_names: Sequence[str] = ("context_vectors",),
     max_length: int | Mapping[str, int] | None = None,
+    masks: Mapping[str, str | None] | None = None,
+    inputs: Mapping[str, str] | None = None,
     precision: Precision = Precision.FP32,
     tolerance: Tolerance | None = None,
     replace: bool = False,
     sign_key: Path | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> tuple[Path, Manifest]:
     """Exports any module with (batch, sequence, ...) inputs, such as a whole transformer encoder.
 
     The server serves the artifact over both protocols. The typed API carries the first input as the query and
     the first output as the context vectors; the Open Inference Protocol carries all by name.
 
-    A module whose inputs include `attention_mask` (B, T), 1 = attend, is exported with key lengths in its
-    place, and the server runs sequences of different lengths together. Without it, only sequences of one
-    length run together.
+    Masks are not inputs of the model. A mask of keys (B, T) becomes lengths: callers send sequences of
+    different lengths, or padded tensors with `key_lengths`, the rows of the last input, and `query_lengths`,
+    those of the first. The server runs them together if padding changes no result. A mask of query and key
+    rows (B, Tq, Tk) becomes the mask of requests: bool, True = may attend. Inputs are masks by their name
+    (`…key_padding_mask`, `…attention_mask`) or because `masks` says so.
+
+    No input can have these names, which have a meaning of their own in requests: attention_mask,
+    key_lengths, query_lengths, positions, block_rows, text, lengths. `inputs` renames an input.
 
     Exporting the same module again changes nothing and succeeds.
 
@@ -48,7 +56,8 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         example_inputs: By parameter name of `forward`, or in its order. float32, int64 or bool. Integer
             inputs are ids: served and tested from 0 to the largest value of the example.
         dynamic_axes: By input name, the symbolic name of each dynamic axis. Axis 0 is "batch", axis 1 the
-            sequence; all others are fixed. At most four different sequence axes.
+            sequence; all others are fixed. Of masks, the last axis is that of the keys, and the one before
+            it may be that of the query rows. At most four different sequence axes.
         out: Model repository; made if it does not exist.
         name: Name of the model.
         version: Version of the model, from 1.
@@ -57,11 +66,19 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         max_length: Largest number of rows of a sequence, for all sequence axes or by axis name, from 2. The
             server refuses longer requests. Default: `max_position_embeddings` or `n_positions` of
             `module.config` if there is one, otherwise no limit.
+        masks: By input, what the elements of a mask say: "True hides", "True attends", or "added" for real
+            numbers that are added to the scores (-inf hides); None for an input that is not a mask. Default:
+            as PyTorch and Hugging Face name them: `…key_padding_mask` hides, `…attention_mask` attends, and
+            real numbers are added, except 1 and 0 of an `attention_mask` (B, T).
+        inputs: By parameter of `forward`, the name of the input in requests if it is another, such as
+            {"text": "captions"}.
         precision: Element type of the arithmetic.
         tolerance: Largest accepted difference from eager PyTorch. Default: that of the precision.
         replace: Whether to replace a different artifact of the same name and version.
         sign_key: PEM file with an Ed25519 private key, which signs a certificate of what was proven on this
             machine. Default: the artifact has no certificate.
+        progress: Called with a description of each step, and at the end if the artifact is unchanged.
+            Default: shown on standard error if it is a terminal.
 
     Returns:
         The artifact's folder and its manifest.
@@ -70,29 +87,29 @@ def export_module(  # noqa: PLR0913 - a public interface of keywords
         ValueError: Inputs, axes, lengths or names do not fit each other or the module.
         ArtifactExistsError: The repository holds another artifact of that name and version, and `replace` is
             false. It is refused before the export begins, unless only the code of the module has changed.
-        ExportError: The graph cannot be made.
+        ExportError: The module is random, mixes sequences, or branches on lengths or values, or the graph
+            cannot be made. The message says what to change, and names a file with details.
         ParityError: The graph differs from eager PyTorch by more than its tolerance.
         KeyFileError: `sign_key` is not the file of such a key.
     """
     # PyTorch takes seconds to import; see export/__init__.py.
-    from export.artifact import ArtifactWriter, publish  # noqa: PLC0415
-    from export.module import ModuleInputs, module_spec  # noqa: PLC0415
-    from export.spec import source_digest  # noqa: PLC0415
-    from export.target import Target  # noqa: PLC0415
+    from attention_serving.export.artifact import ArtifactWriter, publish  # noqa: PLC0415
+    from attention_serving.export.module import ModuleInputs, module_spec  # noqa: PLC0415
+    from attention_serving.export.progress import showing  # noqa: PLC0415
+    from attention_serving.export.spec import source_digest  # noqa: PLC0415
+    from attention_serving.export.target import Target  # noqa: PLC0415
 
     key = read_private_key(sign_key) if sign_key is not None else None
     target = Target(repository=Path(out), model=ModelId(name, version), replace=replace)
     description = description or type(module).__name__
     accepted = tolerance or TOLERANCES[precision]
-    inputs = ModuleInputs.of(module, example_inputs, dynamic_axes, max_length)
-    options: dict[str, object] = {
-        "inputs": inputs.tensors,
-        "outputs": list(output_names),
-        "lengths": inputs.max_lengths,
-    }
+    taken = ModuleInputs.of(module, example_inputs, dynamic_axes, max_length, masks, inputs)
+    options: dict[str, object] = {"inputs": taken, "outputs": list(output_names)}
     options |= {"description": description, "precision": precision, "tolerance": accepted}
     source = source_digest(module, options)
     target.check(source)
-    spec = module_spec(module, inputs, output_names, tolerance or FP32_TOLERANCE)
-    writer = ArtifactWriter(spec, target.model, description, precision, accepted, source)
-    return publish(writer, target, key)
+    with showing(progress) as step:
+        step("runs in eager PyTorch")
+        spec = module_spec(module, taken, output_names, tolerance or FP32_TOLERANCE)
+        writer = ArtifactWriter(spec, target.model, description, precision, accepted, source, step)
+        return publish(writer, target, key)

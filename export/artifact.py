@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
+import logging
 import platform
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,24 +12,33 @@ import onnx
 import onnx_ir
 from safetensors.numpy import save_file
 
-from artifact.golden import golden_tensors
-from artifact.keys import PrivateKey
-from artifact.manifest import IN_BLOCKS, MANIFEST_FILE, Graph, GraphKind, Manifest, file_hash
-from artifact.tolerance import Tolerance
-from export import parity
-from export.block_mask import NotInBlocksError
-from export.blocks import in_blocks
-from export.certificate import sign_artifact
-from export.errors import ExportError
-from export.graph import OPSET, finish, trace
-from export.lowering import HALF_TYPES, lowered
-from export.model_id import ModelId
-from export.precision import TOLERANCES, Precision
-from export.quantisation import quantise_linear_layers
-from export.signature import AttentionModule, Signature
-from export.spec import ExportSpec, attention_spec, source_digest
-from export.storage import WEIGHTS_FILE, write_graphs
-from export.target import Target
+from attention_serving.artifact.golden import golden_tensors
+from attention_serving.artifact.keys import PrivateKey
+from attention_serving.artifact.manifest import (
+    IN_BLOCKS,
+    MANIFEST_FILE,
+    Graph,
+    GraphKind,
+    Manifest,
+    file_hash,
+)
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export import parity
+from attention_serving.export.block_mask import NotInBlocksError
+from attention_serving.export.blocks import in_blocks
+from attention_serving.export.certificate import sign_artifact
+from attention_serving.export.errors import ExportError
+from attention_serving.export.graph import OPSET, finish, trace
+from attention_serving.export.lowering import HALF_TYPES, lowered
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import TOLERANCES, Precision
+from attention_serving.export.quantisation import quantise_linear_layers
+from attention_serving.export.signature import AttentionModule, Signature
+from attention_serving.export.spec import ExportSpec, attention_spec, source_digest
+from attention_serving.export.storage import WEIGHTS_FILE, write_graphs
+from attention_serving.export.target import Target
+
+log = logging.getLogger(__name__)
 
 GOLDEN_FILE = "golden.safetensors"
 PARITY_FILE = "parity.json"
@@ -48,6 +57,7 @@ WHOLE = {blocks: whole for whole, blocks in IN_BLOCKS.items()}
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 Progress = Callable[[str], object]
 """Is called with a short description of each step when it begins."""
+UNCHANGED = "unchanged: the repository holds this very artifact"
 
 
 def silent(_: str) -> None:
@@ -126,8 +136,10 @@ def publish(
         if sign_key is not None:
             writer.progress("certificate")
             sign_artifact(temporary, sign_key)
-        if not target.put(temporary, manifest) and sign_key is not None:
-            sign_artifact(target.folder, sign_key)
+        if not target.put(temporary, manifest):
+            writer.progress(UNCHANGED)
+            if sign_key is not None:
+                sign_artifact(target.folder, sign_key)
     return target.folder, manifest
 
 
@@ -168,8 +180,17 @@ class ArtifactWriter:
             if kind not in WHOLE:
                 traced[kind] = trace(module, signature)
                 continue
-            with suppress(NotInBlocksError):
+            try:
                 traced[kind] = in_blocks(traced[WHOLE[kind]], causal=self.spec.causal)
+            except NotInBlocksError as reason:
+                log.warning(
+                    "%s: graph %s is left out (%s): graph %s serves long sequences, in memory that grows "
+                    "with the square of their length",
+                    self.model.name,
+                    kind,
+                    reason,
+                    WHOLE[kind],
+                )
         if self.precision is Precision.INT8:
             for graph in traced.values():
                 quantise_linear_layers(graph)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from export.builder import Builder
+from attention_serving.export.builder import Builder
 
 # Operators that compute each element from those at its place.
 ELEMENTWISE = frozenset({"Abs", "Add", "And", "Cast", "Mul", "Neg", "Not", "Or", "Sub", "Where"})
@@ -81,7 +81,8 @@ class _Blocks:
             pairs, *diagonal = _given(node)
             offset = self._body.op("Add", *diagonal, self._block.start) if diagonal else self._block.start
             return self._body.op("Trilu", self.of(pairs), offset, **node.attributes)
-        if node.op_type == "Expand" and len(_axes(value)) == PAIR_AXES:
+        if node.op_type == "Expand":
+            # Other axes keep their sizes: operators broadcast those that are 1 here.
             shape = self._body.vector(self._block.rows, self._block.keys)
             return self._body.op("Expand", self.of(_given(node)[0]), shape)
         raise NotInBlocksError(f"a mask computed by {node.op_type}")

@@ -14,9 +14,9 @@ from functools import cached_property
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from artifact.manifest import BLOCK_ROWS
-from export.block_mask import Block, NotInBlocksError, block_of_mask, lower_triangle
-from export.builder import Builder
+from attention_serving.artifact.manifest import BLOCK_ROWS
+from attention_serving.export.block_mask import Block, NotInBlocksError, block_of_mask, lower_triangle
+from attention_serving.export.builder import Builder
 
 # Query, key, value and mask; a cache of keys and values follows.
 KNOWN_INPUTS = 4

@@ -6,12 +6,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from artifact.certificate import Machine, Proof, write_certificate
-from artifact.golden import GoldenCase, check_golden, load_golden
-from artifact.keys import PrivateKey
-from artifact.manifest import Manifest
-from export.errors import ExportError, ParityError
-from export.version import VERSION
+from attention_serving.artifact.certificate import Machine, Proof, write_certificate
+from attention_serving.artifact.golden import GoldenCase, check_golden, load_golden
+from attention_serving.artifact.keys import PrivateKey
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.export.errors import ExportError, ParityError
+from attention_serving.export.version import VERSION
 
 CPU_INFO = Path("/proc/cpuinfo")
 # What names a processor, in the order of preference: x86 has a model name, other architectures a part.

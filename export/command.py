@@ -1,28 +1,27 @@
 """The work of `python -m export`, once its options are checked. Imports PyTorch."""
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from artifact.keys import key_id, read_private_key
-from artifact.manifest import Manifest
-from artifact.tolerance import Tolerance
-from export.artifact import Progress, silent
-from export.deployment.target import DeploymentTarget
-from export.deployment.write import check_target, write_target
-from export.encoder import EncoderOptions
-from export.errors import ExportError
-from export.loaded import Destination, Loaded, LoadedModule, LoadedText
-from export.model_id import ModelId
-from export.precision import Precision
-from export.sources import EncoderSource, PresetSource, Source
-from model.checkpoints.loading import load_checkpoint
-from model.encoder_folder.loading import load_encoder
-from model.presets import PRESETS, build_preset
+from attention_serving.artifact.keys import key_id, read_private_key
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.artifact import UNCHANGED
+from attention_serving.export.deployment.target import DeploymentTarget
+from attention_serving.export.deployment.write import check_target, write_target
+from attention_serving.export.encoder import EncoderOptions
+from attention_serving.export.errors import ExportError
+from attention_serving.export.loaded import Destination, Loaded, LoadedModule, LoadedText
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import Precision
+from attention_serving.export.progress import showing
+from attention_serving.export.sources import EncoderSource, PresetSource, Source
+from attention_serving.model.checkpoints.loading import load_checkpoint
+from attention_serving.model.encoder_folder.loading import load_encoder
+from attention_serving.model.presets import PRESETS, build_preset
 
 EXAMPLE_LENGTH = 128
 
@@ -78,7 +77,13 @@ def run(
         check_target(target)
         if isinstance(source, EncoderSource) and target is DeploymentTarget.TORCHSERVE:
             raise ExportError("--target torchserve does not support --encoder; choose triton or onnx")
-    with _progress() as progress:
+    steps = list[str]()
+    with showing() as show:
+
+        def progress(step: str) -> None:
+            steps.append(step)
+            show(step)
+
         progress("weights")
         loaded = load(source)
         to = Destination(
@@ -92,7 +97,7 @@ def run(
         )
         folder, manifest = loaded.write(to)
     _print_skipped(loaded, console)
-    _print_artifact(folder, manifest, console)
+    _print_artifact(folder, manifest, console, unchanged=steps[-1] == UNCHANGED)
     if key is not None:
         console.print(f"  signed with key {key_id(key.public_key())}", markup=False)
     for target in targets:
@@ -129,22 +134,12 @@ def _tolerance(usual: Tolerance, rtol: float | None, atol: float | None) -> Tole
     return Tolerance(rtol=usual.rtol if rtol is None else rtol, atol=usual.atol if atol is None else atol)
 
 
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Shows the current step on standard error if it is a terminal, and nothing otherwise."""
-    if not sys.stderr.isatty():
-        yield silent
-        return
-    with Console(stderr=True).status("") as status:
-        yield status.update
-
-
 def _print_skipped(loaded: Loaded, console: Console) -> None:
     for name in loaded.skipped:
         console.print(f"skipped (not part of {loaded.part}): {name}", markup=False)
 
 
-def _print_artifact(folder: Path, manifest: Manifest, console: Console) -> None:
+def _print_artifact(folder: Path, manifest: Manifest, console: Console, *, unchanged: bool) -> None:
     accepted = manifest.tolerance
     report = json.loads((folder / manifest.parity_report).read_bytes())
     cases = len(report["cases"])
@@ -152,7 +147,7 @@ def _print_artifact(folder: Path, manifest: Manifest, console: Console) -> None:
     if report["min_cosine"] is not None:
         found += f", smallest cosine of embeddings {report['min_cosine']:.6f}"
     for line in (
-        str(folder),
+        f"{folder}{' (unchanged)' if unchanged else ''}",
         f"  {manifest.parameters:,} parameters; opset {manifest.opset}; graphs {', '.join(manifest.graphs)}",
         f"  largest difference from eager PyTorch {found}; "
         f"tolerance {accepted.atol:g} + {accepted.rtol:g} x |value|",

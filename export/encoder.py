@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from artifact.keys import PrivateKey
-from artifact.manifest import (
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.artifact.keys import PrivateKey
+from attention_serving.artifact.manifest import (
     BATCH_AXIS,
     BLOCK_ROWS,
     KEY_LENGTHS,
@@ -17,15 +17,15 @@ from artifact.manifest import (
     Manifest,
     TensorSpec,
 )
-from artifact.tolerance import Tolerance
-from export.artifact import ArtifactWriter, Progress, publish, silent
-from export.model_id import ModelId
-from export.precision import ENCODER_TOLERANCES, Precision
-from export.signature import QUERY_AXIS, Signature, tensor
-from export.spec import ExportSpec, source_digest
-from export.target import Target
-from model.encoder.config import EncoderConfig
-from model.encoder_folder.loading import LoadedEncoder
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.artifact import ArtifactWriter, Progress, publish, silent
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import ENCODER_TOLERANCES, Precision
+from attention_serving.export.signature import QUERY_AXIS, Signature, tensor
+from attention_serving.export.spec import ExportSpec, source_digest
+from attention_serving.export.target import Target
+from attention_serving.model.encoder.config import EncoderConfig
+from attention_serving.model.encoder_folder.loading import LoadedEncoder
 
 TOKEN_IDS: Final = "token_ids"  # noqa: S105 - the name of an input
 KINDS: Final = (

@@ -1,20 +1,25 @@
 """Exports a module as one ONNX graph with named symbolic axes and standard operators."""
 
 import gc
+import io
+import linecache
 import logging
+import re
+import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import onnx
 import onnx_ir
 import torch
 from torch import nn
 
-from artifact.manifest import BATCH_AXIS
-from export.errors import ExportError
-from export.rewrite import merge_heads
-from export.signature import MASK_HEADS_AXIS, Signature, SignedModule
+from attention_serving.artifact.manifest import BATCH_AXIS
+from attention_serving.export.adapted import AdaptedModule
+from attention_serving.export.errors import ExportError
+from attention_serving.export.rewrite import expand_masks, merge_heads
+from attention_serving.export.signature import MASK_HEADS_AXIS, Signature, SignedModule, standard_layers
 
 OPSET = 23
 # Sizes at export: of the batch, and of the sequence axes in their order. They differ from each other, so
@@ -38,19 +43,58 @@ def trace(module: nn.Module, signature: Signature) -> onnx_ir.Model:
     Raises:
         ExportError: The module cannot be traced.
     """
-    try:
-        program = _export(SignedModule(module, signature), signature)
-    except torch.onnx.OnnxExporterError as error:
-        axes = ", ".join(f"{spec.name} {spec.axes}" for spec in signature.inputs)
-        raise ExportError(f"graph {signature.kind} over {axes}: {error.__cause__ or error}") from error
+    with quiet("torch") as log, quiet("onnxscript"), redirect_stdout(log), redirect_stderr(log):
+        try:
+            program = _export(SignedModule(module, signature), signature)
+        except ExportError:
+            raise
+        except Exception as error:  # the tracer and the module may raise anything
+            raise _untraceable(module, signature, error, log.getvalue()) from error
     for value, spec in zip(program.model.graph.inputs, signature.inputs, strict=True):
         # Operators broadcast a mask of one head, and take one of H heads as well: the axis traced as 1
         # becomes symbolic. The parity report covers both sizes.
         if MASK_HEADS_AXIS in spec.axes:
             value.shape = onnx_ir.Shape(spec.axes)
     _rename_inner_values(program.model)
+    expand_masks(program.model)
     merge_heads(program.model)
     return program.model
+
+
+def _untraceable(module: nn.Module, signature: Signature, error: Exception, log: str) -> ExportError:
+    """Why a trace failed, and what to try. The first error of a chain is the closest to the module."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    text = f"{error}\n{cause}"
+    undecided = module.calls.undecided if isinstance(module, AdaptedModule) else []
+    place = "".join(
+        f", at {file}:{line}: {linecache.getline(file, line).strip()}" for file, line in undecided[:1]
+    )
+    reason = f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
+    if found := re.search(r"Error when translating node.*?target=torch\.ops\.([\w.]+)", text):
+        reason = f"the exporter has no ONNX form of {found[1]}; compute it with other operators"
+    elif "data-dependent" in text:
+        reason = (
+            f"the module branches on the values of a tensor{place}. A graph cannot: compute both sides and "
+            f"choose with torch.where, or branch on what does not depend on the inputs"
+        )
+    elif re.search(
+        r"pecialized|onstraints violated|generated guard|not all values|inferred ranges", text, re.I
+    ):
+        reason = (
+            "the module branches on a length, or fixes it. Compute the same for all lengths; if only short "
+            "sequences are allowed, pass the largest length as max_length"
+        )
+    sizes = _example_sizes(signature)
+    shapes = ", ".join(
+        f"{spec.name} {[sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]}"
+        for spec in signature.inputs
+    )
+    return ExportError.with_details(
+        f"graph {signature.kind}: the module cannot be traced over {shapes}: {reason}",
+        "\n".join(traceback.format_exception(error)) + log,
+    )
 
 
 def _rename_inner_values(model: onnx_ir.Model) -> None:
@@ -83,7 +127,12 @@ def _export(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
         examples.append(torch.zeros(shape, dtype=dtypes[spec.data_type]))
         dynamic.append({i: dimensions[axis] for i, axis in enumerate(spec.axes) if axis in dimensions})
-    with warnings.catch_warnings(), quiet("torch.onnx"), _no_collection(), torch.no_grad():
+    with (
+        warnings.catch_warnings(),
+        _no_collection(),
+        torch.no_grad(),
+        standard_layers(),
+    ):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,
@@ -114,18 +163,21 @@ def _dimensions(signature: Signature) -> dict[str | int, str | torch.export.Dim]
     return {axis: torch.export.Dim(axis, max=largest[axis]) if axis in largest else axis for axis in axes}
 
 
-class quiet:  # noqa: N801 - a context manager, named like a function
-    """Suppresses a logger's messages below the level ERROR while the block runs."""
-
-    def __init__(self, name: str) -> None:
-        self._logger = logging.getLogger(name)
-
-    def __enter__(self) -> None:
-        self._level = self._logger.level
-        self._logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.setLevel(self._level)
+@contextmanager
+def quiet(name: str) -> Iterator[io.StringIO]:
+    """Collects what a logger and those below it write while the block runs, in place of showing it."""
+    log = io.StringIO()
+    names = [each for each in logging.root.manager.loggerDict if f"{each}.".startswith(f"{name}.")]
+    # Those below it may have handlers of their own.
+    loggers = [logging.getLogger(each) for each in {*names, name}]
+    before = [(each, each.handlers, each.propagate) for each in loggers if each.handlers or each.name == name]
+    for each, *_ in before:
+        each.handlers, each.propagate = [logging.StreamHandler(log)], False
+    try:
+        yield log
+    finally:
+        for each, handlers, propagate in before:
+            each.handlers, each.propagate = handlers, propagate
 
 
 @contextmanager

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from artifact.keys import PrivateKey
-from artifact.manifest import Manifest
-from artifact.tolerance import Tolerance
-from export.artifact import Progress, write_artifact
-from export.encoder import EncoderOptions, describe, encoder_spec, write_encoder
-from export.model_id import ModelId
-from export.precision import ENCODER_TOLERANCES, TOLERANCES, Precision
-from export.signature import AttentionModule
-from export.spec import ExportSpec, attention_spec
-from model.encoder_folder.loading import LoadedEncoder
+from attention_serving.artifact.keys import PrivateKey
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.artifact import Progress, write_artifact
+from attention_serving.export.encoder import EncoderOptions, describe, encoder_spec, write_encoder
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import ENCODER_TOLERANCES, TOLERANCES, Precision
+from attention_serving.export.signature import AttentionModule
+from attention_serving.export.spec import ExportSpec, attention_spec
+from attention_serving.model.encoder_folder.loading import LoadedEncoder
 
 
 @dataclass(frozen=True, kw_only=True)

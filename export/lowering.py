@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from export.precision import Precision
-from export.signature import output_tensors
+from attention_serving.export.precision import Precision
+from attention_serving.export.signature import output_tensors
 
 HALF_TYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 

@@ -1,6 +1,7 @@
 """The signatures of any module with (batch, sequence, ...) inputs, from examples and names of axes."""
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -8,24 +9,41 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from artifact.manifest import (
+from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
+    BLOCK_ROWS,
     KEY_LENGTHS,
     POSITIONS,
+    QUERY_LENGTHS,
     GraphKind,
     TensorSpec,
 )
-from artifact.tolerance import Tolerance
-from export.key_mask import MASK_DIMENSIONS, KeyLengthsToMask
-from export.max_length import MaxLength, find_max_lengths
-from export.probe import DATA_TYPES, check_independence, check_lengths, check_padding, find_outputs
-from export.signature import MAX_SEQUENCE_AXES, Signature, tensor
-from export.spec import ExportSpec
+from attention_serving.artifact.names import NAME_PATTERN
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
+from attention_serving.export.max_length import MaxLength, find_max_lengths
+from attention_serving.export.probe import (
+    BATCH_SECOND,
+    DATA_TYPES,
+    can_be_padded,
+    check_independence,
+    check_lengths,
+    check_masks,
+    check_pairs,
+    check_repeatable,
+    equal_without_masks,
+    find_outputs,
+)
+from attention_serving.export.signature import MASK_HEADS_AXIS, MAX_SEQUENCE_AXES, Signature, tensor
+from attention_serving.export.spec import ExportSpec
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 # Requests give these names a meaning of their own.
-RESERVED = frozenset({ATTENTION_MASK, KEY_LENGTHS, POSITIONS, "text", "lengths"})
+RESERVED = frozenset({ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS, POSITIONS, BLOCK_ROWS, "text", "lengths"})
+# Names of masks that say what they mean: those of PyTorch's layers, and those of Hugging Face.
+HIDING, ATTENDING = "key_padding_mask", "attention_mask"
+FEW_AXES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +51,15 @@ class ModuleInputs:
     """The inputs of a module.
 
     Attributes:
-        tensors: Without the attention mask.
-        mask_type: Element type of the attention mask that the module takes; None if it takes none.
+        tensors: Those of its graphs, without masks.
+        masks: What the module takes and its graphs do not.
+        parameters: By input, the parameter of the module if its name differs.
         max_lengths: By sequence axis, the largest number of rows.
     """
 
     tensors: tuple[TensorSpec, ...]
-    mask_type: torch.dtype | None
+    masks: tuple[Mask, ...]
+    parameters: Mapping[str, str]
     max_lengths: Mapping[str, int]
 
     @classmethod
@@ -49,6 +69,8 @@ class ModuleInputs:
         example_inputs: Mapping[str, Tensor] | Sequence[Tensor],
         dynamic_axes: DynamicAxes,
         max_length: MaxLength,
+        masks: Mapping[str, str | None] | None = None,
+        inputs: Mapping[str, str] | None = None,
     ) -> Self:
         """Reads the arguments of `export_module`.
 
@@ -56,27 +78,53 @@ class ModuleInputs:
             ValueError: They do not fit each other or the module.
         """
         examples = _by_name(module, example_inputs)
-        if unknown := sorted(set(dynamic_axes) - set(examples)):
-            known = ", ".join(examples)
-            raise ValueError(f"dynamic_axes[{unknown[0]!r}]: not an input; the inputs are {known}")
-        specs = [_input(name, example, dynamic_axes) for name, example in examples.items()]
-        mask = next((spec for spec in specs if spec.name == ATTENTION_MASK), None)
-        tensors = tuple(spec for spec in specs if spec is not mask)
-        axes = list(dict.fromkeys(str(spec.axes[1]) for spec in specs))
+        stated, renamed = dict(masks or {}), dict(inputs or {})
+        for argument, names in (("dynamic_axes", dynamic_axes), ("masks", stated), ("inputs", renamed)):
+            if unknown := sorted(set(names) - set(examples)):
+                known = ", ".join(examples)
+                raise ValueError(f"{argument}[{unknown[0]!r}]: not an input; the inputs are {known}")
+        for name, named in dynamic_axes.items():
+            if not isinstance(named, Mapping):
+                raise ValueError(  # noqa: TRY004 - as for all other arguments
+                    f"dynamic_axes[{name!r}]={named!r}: must be a mapping such as "
+                    f"{{0: 'batch', 1: 'sequence'}}"
+                )
+        hidden = [_mask(*each, dynamic_axes.get(each[0], {}), stated) for each in examples.items()]
+        found = tuple(mask for mask in hidden if mask is not None)
+        names = {name: renamed.get(name, name) for name in examples if name not in {m.name for m in found}}
+        _check_names(names)
+        tensors = tuple(_input(name, examples[name], dynamic_axes, names[name]) for name in names)
+        axes = list(dict.fromkeys(str(spec.axes[1]) for spec in tensors))
         if len(axes) > MAX_SEQUENCE_AXES:
             raise ValueError(
                 f"dynamic_axes: {len(axes)} sequence axes ({', '.join(axes)}); at most {MAX_SEQUENCE_AXES} "
                 f"are supported: inputs of the same length can share the name of their axis"
             )
-        if mask is not None and (not tensors or len(axes) > 1):
-            raise ValueError(
-                f"{ATTENTION_MASK} (batch, {mask.axes[1]}): its module must have another input, and all "
-                f"inputs must share one sequence axis; found {', '.join(axes)}"
-            )
+        _check_masks(found, axes)
         return cls(
             tensors=tensors,
-            mask_type=None if mask is None else examples[ATTENTION_MASK].dtype,
+            masks=found,
+            parameters={served: name for name, served in names.items() if served != name},
             max_lengths=find_max_lengths(module, axes, max_length),
+        )
+
+    @property
+    def lengths(self) -> dict[str, str]:
+        """By sequence axis that has a mask of keys, the input that holds its lengths."""
+        axes = {str(self.tensors[at].axes[1]): name for at, name in ((0, QUERY_LENGTHS), (-1, KEY_LENGTHS))}
+        masked = {mask.sequence_axes for mask in self.masks}
+        return {axis: name for axis, name in axes.items() if (axis,) in masked}
+
+    @property
+    def pairs(self) -> Mask | None:
+        """The mask of query and key rows."""
+        return next((mask for mask in self.masks if len(mask.sequence_axes) == FEW_AXES), None)
+
+    def adapted(self, module: nn.Module) -> AdaptedModule:
+        """The module as its graphs call it."""
+        rows = {str(spec.axes[1]): spec.name for spec in reversed(self.tensors)}
+        return AdaptedModule(
+            module, rows=rows, lengths=self.lengths, masks=self.masks, parameters=self.parameters
         )
 
 
@@ -92,31 +140,43 @@ def module_spec(
         tolerance: Largest accepted difference between a sequence alone and in a batch.
 
     Raises:
-        ValueError: The module does not run on its inputs, its outputs are not as named, it mixes the
-            sequences of a batch, or its result depends on rows that `attention_mask` hides.
+        ValueError: The module does not run on its inputs, or its outputs are not as named.
+        ExportError: It is random, mixes the sequences of a batch, or its result depends on rows that a mask
+            hides.
     """
-    module.eval()
-    if inputs.mask_type is not None:
-        module = KeyLengthsToMask(module, rows=inputs.tensors[0].name, dtype=inputs.mask_type)
-    plain = Signature(kind=GraphKind.PLAIN, inputs=inputs.tensors, outputs=(), max_lengths=inputs.max_lengths)
-    plain = replace(plain, outputs=find_outputs(module, plain, output_names))
-    check_lengths(module, plain)
-    check_independence(module, plain, tolerance)
-    signatures = [plain]
-    if inputs.mask_type is not None:
-        lengths = _with_lengths(plain)
-        check_padding(module, lengths, tolerance)
-        signatures.append(lengths)
-    return ExportSpec(module=module, signatures=tuple(signatures), max_lengths=inputs.max_lengths)
-
-
-def _with_lengths(plain: Signature) -> Signature:
-    return replace(
-        plain,
-        kind=GraphKind.LENGTHS,
-        inputs=(*plain.inputs, tensor(KEY_LENGTHS, "int64", BATCH_AXIS)),
-        key_axis=plain.sequence_axes[0],
+    adapted = inputs.adapted(module.eval())
+    plain = Signature(
+        kind=GraphKind.PLAIN,
+        inputs=inputs.tensors,
+        outputs=(),
+        key_axis=str(inputs.tensors[-1].axes[1]),
         least_key_length=1,
+        max_lengths=inputs.max_lengths,
+    )
+    plain = replace(plain, outputs=find_outputs(adapted, plain, output_names))
+    check_repeatable(adapted, plain)
+    check_lengths(adapted, plain)
+    check_independence(adapted, plain, tolerance)
+    signatures = [plain]
+    if inputs.masks:
+        without = tuple(replace(mask, optional=_has_default(module, mask.name)) for mask in inputs.masks)
+        if equal_without_masks(adapted, without, plain, tolerance):
+            adapted.masks = without
+    if inputs.pairs is not None:
+        pairs = tensor(ATTENTION_MASK, "bool", BATCH_AXIS, MASK_HEADS_AXIS, *inputs.pairs.sequence_axes)
+        signatures.append(replace(plain, kind=GraphKind.MASK, inputs=(*plain.inputs, pairs)))
+        check_pairs(adapted, signatures[-1], tolerance)
+    if inputs.lengths:
+        lengths = (tensor(name, "int64", BATCH_AXIS) for name in inputs.lengths.values())
+        padded = replace(plain, kind=GraphKind.LENGTHS, inputs=(*plain.inputs, *lengths))
+        check_masks(adapted, padded, tolerance)
+        if all(can_be_padded(adapted, each, tolerance) for each in (padded, *signatures[1:])):
+            signatures.append(padded)
+    is_adapted = inputs.masks or inputs.parameters or adapted.calls.is_needed
+    return ExportSpec(
+        module=adapted if is_adapted else module,
+        signatures=tuple(signatures),
+        max_lengths=inputs.max_lengths,
     )
 
 
@@ -131,12 +191,12 @@ def _by_name(module: nn.Module, examples: Mapping[str, Tensor] | Sequence[Tensor
     required = [name for name, parameter in parameters.items() if _is_required(parameter)]
     if not examples or set(examples) - set(parameters) or set(required) - set(examples):
         raise ValueError(f"example_inputs={list(examples)}: forward takes {', '.join(parameters)}")
-    reserved = sorted(name for name in set(examples) & RESERVED if not _is_key_mask(name, examples[name]))
-    if reserved:
-        raise ValueError(
-            f"example_inputs: {', '.join(reserved)} has a meaning of its own in requests; rename the "
-            f"parameter (only {ATTENTION_MASK} of shape (batch, sequence) is taken as a mask of keys)"
-        )
+    for name, example in examples.items():
+        if not isinstance(example, Tensor):
+            raise ValueError(  # noqa: TRY004 - as for all other arguments
+                f"example_inputs[{name!r}] is {type(example).__name__}, not a tensor: wrap the module to "
+                f"fix it"
+            )
     return dict(examples)
 
 
@@ -145,11 +205,76 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and not variadic
 
 
-def _is_key_mask(name: str, example: Tensor) -> bool:
-    return name == ATTENTION_MASK and example.ndim == MASK_DIMENSIONS
+def _has_default(module: nn.Module, name: str) -> bool:
+    return inspect.signature(module.forward).parameters[name].default is None
 
 
-def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes) -> TensorSpec:
+def _check_names(names: Mapping[str, str]) -> None:
+    """Checks the names of inputs in requests, by parameter of the module."""
+    for name, served in names.items():
+        if served in RESERVED:
+            raise ValueError(
+                f"example_inputs: {served} has a meaning of its own in requests; rename the input, such as "
+                f"inputs={{{name!r}: 'my_{served}'}}"
+            )
+        if not re.fullmatch(NAME_PATTERN, served) or list(names.values()).count(served) > 1:
+            raise ValueError(f"inputs[{name!r}]={served!r}: must be unique and match {NAME_PATTERN}")
+
+
+def _mask(
+    name: str, example: Tensor, named: Mapping[int, str], stated: Mapping[str, str | None]
+) -> Mask | None:
+    """The mask that an input is by its name, its axes or what the caller states; None if it is none."""
+    axes = tuple(named.get(at, size) for at, size in enumerate(example.shape))
+    lengths = [axis for axis in axes[1:] if isinstance(axis, str)]
+    is_mask = axes[:1] == (BATCH_AXIS,) and (axes[-1:] == tuple(lengths) or axes[-2:] == tuple(lengths))
+    known = name.endswith((HIDING, ATTENDING)) and example.ndim == FEW_AXES
+    if name in stated:
+        if stated[name] is None:
+            return None
+        if stated[name] not in tuple(Meaning):
+            choices = ", ".join(f"'{meaning}'" for meaning in Meaning)
+            raise ValueError(f"masks[{name!r}]={stated[name]!r}: must be None or one of {choices}")
+        if not is_mask:
+            raise ValueError(
+                f"masks[{name!r}]: dynamic_axes[{name!r}]={dict(named)} must name axis 0 {BATCH_AXIS!r}, the "
+                f"last axis, and the axis before it if it has a row for each query; its shape is "
+                f"{tuple(example.shape)}"
+            )
+        return Mask(name=name, axes=axes, dtype=example.dtype, meaning=Meaning(str(stated[name])))
+    if not is_mask or not (known or ("mask" in name and (len(lengths) == FEW_AXES or 1 not in named))):
+        return None
+    meaning = _named_meaning(name, example)
+    if meaning is None:
+        raise ValueError(
+            f"input {name!r} {axes} is a mask; state what it means: masks={{{name!r}: 'True hides'}} as "
+            f"nn.MultiheadAttention, or {{{name!r}: 'True attends'}} as scaled_dot_product_attention"
+        )
+    return Mask(name=name, axes=axes, dtype=example.dtype, meaning=meaning)
+
+
+def _named_meaning(name: str, example: Tensor) -> Meaning | None:
+    if example.is_floating_point() and (example.ndim > FEW_AXES or not name.endswith(ATTENDING)):
+        return Meaning.ADDED
+    if name.endswith(ATTENDING):
+        return Meaning.ATTENDS
+    return Meaning.HIDES if name.endswith(HIDING) else None
+
+
+def _check_masks(masks: Sequence[Mask], axes: Sequence[str]) -> None:
+    """Checks that the masks belong to rows of other inputs, and that requests can carry them."""
+    for mask in masks:
+        if missing := [axis for axis in mask.sequence_axes if axis not in axes]:
+            raise ValueError(
+                f"{mask.name} {mask.axes}: no other input has the axis {missing[0]!r}; they have "
+                f"{', '.join(axes) or 'none'}"
+            )
+    pairs = [mask.name for mask in masks if len(mask.sequence_axes) == FEW_AXES]
+    if len(pairs) > 1:
+        raise ValueError(f"{', '.join(pairs)}: requests carry one mask of query and key rows; combine them")
+
+
+def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes, served: str) -> TensorSpec:
     if example.dtype not in DATA_TYPES:
         known = ", ".join(DATA_TYPES.values())
         raise ValueError(f"example_inputs[{name!r}] is {example.dtype}; an input is one of {known}")
@@ -160,11 +285,28 @@ def _input(name: str, example: Tensor, dynamic_axes: DynamicAxes) -> TensorSpec:
         or named[1] == BATCH_AXIS
         or example.ndim < len(named)
     ):
-        raise ValueError(
+        raise ValueError(_about_axes(name, example, named))
+    shape = (BATCH_AXIS, named[1], *example.shape[2:])
+    bound = _id_bound(name, example)
+    return tensor(served, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=bound)
+
+
+def _about_axes(name: str, example: Tensor, named: Mapping[int, str]) -> str:
+    """What is wrong with the names of the axes of an input."""
+    is_named_mask = name.endswith((HIDING, ATTENDING))
+    if not named:
+        entry = {0: BATCH_AXIS, 1: "keys" if is_named_mask else "sequence"}
+        message = f"dynamic_axes has no entry for {name!r}; name its axes, such as {{{name!r}: {entry}}}"
+    elif named.get(1) == BATCH_AXIS:
+        message = f"dynamic_axes[{name!r}]={dict(named)}: {BATCH_SECOND}"
+    else:
+        message = (
             f"dynamic_axes[{name!r}]={dict(named)}: must name axis 0 {BATCH_AXIS!r} and axis 1 the sequence"
         )
-    shape = (BATCH_AXIS, named[1], *example.shape[2:])
-    return tensor(name, DATA_TYPES[example.dtype], *shape, exclusive_upper_bound=_id_bound(name, example))
+    if example.dtype == torch.bool and not is_named_mask:
+        choices = " or ".join(f"{{{name!r}: '{each}'}}" for each in (Meaning.HIDES, Meaning.ATTENDS))
+        message += f"; if it is a mask, state what it means: masks={choices}"
+    return message
 
 
 def _id_bound(name: str, example: Tensor) -> int | None:

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from export.deployment.target import DeploymentTarget
-from export.precision import TOLERANCES, Precision
-from model.checkpoints.layouts import LAYOUTS
-from model.encoder.config import POOLINGS
+from attention_serving.export.deployment.target import DeploymentTarget
+from attention_serving.export.precision import TOLERANCES, Precision
+from attention_serving.model.checkpoints.layouts import LAYOUTS
+from attention_serving.model.encoder.config import POOLINGS
 
 SOURCE, CHECKPOINT, RESULT, TOLERANCE = "What to export", "With --weights", "Destination", "Precision"
 ENCODER = "With --encoder"

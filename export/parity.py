@@ -1,5 +1,6 @@
 """Compares exported graphs with eager PyTorch over a grid of shapes, and records golden vectors."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
@@ -9,13 +10,21 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 from torch import nn
 
-from artifact.encoder import EMBEDDING
-from artifact.golden import Arrays, GoldenCase
-from artifact.manifest import BLOCK_ROWS, IN_BLOCKS, GraphKind
-from artifact.tolerance import Tolerance, least_cosine
-from export.errors import ParityError
-from export.signature import MASK_HEADS_AXIS, QUERY_AXIS, Signature, random_inputs, run_eager
+from attention_serving.artifact.encoder import EMBEDDING
+from attention_serving.artifact.golden import Arrays, GoldenCase
+from attention_serving.artifact.manifest import BLOCK_ROWS, IN_BLOCKS, GraphKind
+from attention_serving.artifact.tolerance import Tolerance, least_cosine
+from attention_serving.export.errors import ExportError, ParityError
+from attention_serving.export.signature import (
+    MASK_HEADS_AXIS,
+    QUERY_AXIS,
+    Signature,
+    random_inputs,
+    run_eager,
+)
 
+# ONNX Runtime's own log repeats what its exceptions say.
+FATAL_ONLY = 4
 SEED = 20_170_612
 # (batch, query length, key length); self-attention reads the first two. Export saw lengths 3 and 5 only.
 PARITY_GRID = (
@@ -111,14 +120,22 @@ def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tole
     Returns:
         The cases; none if ONNX Runtime has no CPU kernel for an operator of the graph.
     """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = FATAL_ONLY
     try:
-        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except NoKernelError:
         return []
+    except Exception as failure:  # ONNX Runtime raises many types
+        raise _unusable(signature, "does not load", failure) from failure
     names = [spec.name for spec in signature.outputs]
     cases = []
     for sizes, case in grid_cases(module, signature, PARITY_GRID):
-        outputs: Arrays = dict(zip(names, session.run(names, case.inputs), strict=True))
+        try:
+            outputs: Arrays = dict(zip(names, session.run(names, case.inputs), strict=True))
+        except Exception as failure:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in case.inputs.items())
+            raise _unusable(signature, f"does not run for {shapes}", failure) from failure
         pairs = [(outputs[name], case.outputs[name]) for name in names]
         error = max(tolerance.error(*pair) for pair in pairs)
         passed = all(tolerance.holds(*pair) for pair in pairs)
@@ -127,19 +144,31 @@ def compare(module: nn.Module, signature: Signature, model: str, tolerance: Tole
     return cases
 
 
+def _unusable(signature: Signature, what: str, error: Exception) -> ExportError:
+    """A failure of ONNX Runtime in one line; the rest is in a file."""
+    text = str(error).strip()
+    node = re.search(r"running (\w+) node\. Name:'([^']*)'", text)
+    where = f"operator {node[1]} ({node[2]}): " if node else ""
+    reason = text.splitlines()[0].rpartition(" was false. ")[2].rpartition("Status Message: ")[2]
+    return ExportError.with_details(
+        f"graph {signature.kind} {what} in ONNX Runtime: {where}{reason}. Compute it with other operators of "
+        f"PyTorch, or report the file below",
+        text,
+    )
+
+
 def report(cases: list[ParityCase], tolerance: Tolerance) -> ParityReport:
     """Summarises the cases.
 
     Raises:
         ParityError: A case exceeds the tolerance.
     """
-    for case in cases:
-        if not case.within_tolerance:
-            raise ParityError(
-                f"graph {case.graph} at {dict(case.sizes)} differs from eager PyTorch by "
-                f"{case.max_abs_error:.3g}; the tolerance is {tolerance}. Large scores amplify rounding: "
-                f"state a wider tolerance for a module whose weights produce them"
-            )
+    failed = next((case for case in cases if not case.within_tolerance), None)
+    if failed is not None:
+        raise ParityError(
+            f"graph {failed.graph} at {dict(failed.sizes)} differs from eager PyTorch by "
+            f"{failed.max_abs_error:.3g}; the tolerance is {tolerance}. {_advice(failed, cases, tolerance)}"
+        )
     return ParityReport(
         reference=f"eager PyTorch {torch.__version__}, CPU, float32",
         candidate=f"ONNX Runtime {onnxruntime.__version__}, CPUExecutionProvider",
@@ -147,6 +176,28 @@ def report(cases: list[ParityCase], tolerance: Tolerance) -> ParityReport:
         max_abs_error=max((case.max_abs_error for case in cases), default=None),
         min_cosine=min((case.min_cosine for case in cases if case.min_cosine is not None), default=None),
         cases=tuple(cases),
+    )
+
+
+def _advice(failed: ParityCase, cases: list[ParityCase], tolerance: Tolerance) -> str:
+    """Rounding grows little by little with the sizes; another computation differs at once."""
+    equal = [case for case in cases if case.within_tolerance and case.graph is failed.graph]
+    rounding = 10 * max(
+        (case.max_abs_error for case in equal), default=10 * max(tolerance.atol, tolerance.rtol)
+    )
+    if failed.max_abs_error <= rounding:
+        return (
+            "Large scores amplify rounding: state a wider tolerance for a module whose weights produce them"
+        )
+    if equal:
+        return (
+            f"It is equal at {dict(equal[0].sizes)}: the module branches on a length, such as "
+            f"`if x.shape[1] > 8`, or keeps what it computed for another length. Compute the same for all "
+            f"lengths; pass the largest as max_length if there is one"
+        )
+    return (
+        "This is more than rounding: the module computes something else when it is traced. It may branch on "
+        "a length or on being traced, or keep values between calls"
     )
 
 

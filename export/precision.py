@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from artifact.tolerance import Tolerance
+from attention_serving.artifact.tolerance import Tolerance
 
 
 class Precision(StrEnum):

@@ -1,22 +1,45 @@
 """Runs a module in eager PyTorch before its export, to find its outputs and check what servers rely on."""
 
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from artifact.golden import Arrays
-from artifact.manifest import BATCH_AXIS, KEY_LENGTHS, TensorSpec
-from artifact.tolerance import Tolerance
-from export.parity import LONGEST
-from export.signature import Signature, call_eager, random_inputs, tensor
+from attention_serving.artifact.golden import Arrays
+from attention_serving.artifact.manifest import (
+    ATTENTION_MASK,
+    BATCH_AXIS,
+    KEY_LENGTHS,
+    QUERY_LENGTHS,
+    TensorSpec,
+)
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.adapted import AdaptedModule, Mask, Meaning
+from attention_serving.export.errors import ExportError
+from attention_serving.export.parity import LONGEST
+from attention_serving.export.signature import (
+    MASK_HEADS_AXIS,
+    Signature,
+    call_eager,
+    output_tensors,
+    random_inputs,
+    tensor,
+)
 
 DATA_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 # Two sets of sizes without a common one: an axis of an output is fixed if its size is the same for both.
 FIRST_SIZES, SECOND_SIZES = (2, 3, 5, 7, 11), (13, 17, 19, 23, 29)
 # A stated largest length is tried up to here, beyond which a run takes long.
 LONGEST_TRIED = 2048
+BATCH_FIRST = (
+    "build its layers with batch_first=True, or transpose the first two axes of inputs and outputs in forward"
+)
+BATCH_SECOND = f"the module takes (sequence, batch, ...), and must take (batch, sequence, ...): {BATCH_FIRST}"
 
 
 def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) -> tuple[TensorSpec, ...]:
@@ -29,12 +52,39 @@ def find_outputs(module: nn.Module, signature: Signature, names: Sequence[str]) 
     by_sizes = {(first_sizes[axis], second_sizes[axis]): axis for axis in signature.axes}
     if len(by_sizes) < len(signature.axes):
         raise ValueError(f"max_length={dict(signature.max_lengths)}: too small to tell the axes apart")
-    first, second = (_run(module, signature, sizes) for sizes in (first_sizes, second_sizes))
+    try:
+        first, second = (_run(module, signature, sizes) for sizes in (first_sizes, second_sizes))
+    except ExportError as error:
+        if _runs_swapped(module, signature):
+            raise error.with_advice(f"; {BATCH_SECOND}") from error
+        raise
     if len(first) != len(names):
-        raise ValueError(f"output_names={list(names)}: the module returns {len(first)} outputs")
+        raise ValueError(_about_outputs(names, first))
     return tuple(
         _output(name, one, other, by_sizes) for name, one, other in zip(names, first, second, strict=True)
     )
+
+
+def _about_outputs(names: Sequence[str], found: Sequence[Tensor]) -> str:
+    shapes = ", ".join(str(list(output.shape)) for output in found)
+    usual = ("context_vectors", "attention_weights")
+    enough = [*names, *(name for name in usual if name not in names)]
+    enough += [f"output_{at}" for at in range(len(enough), len(found))]
+    wrapping = "the first" if len(names) == 1 else f"the first {len(names)}"
+    advice = f"pass output_names={enough[: len(found)]}"
+    if len(found) > len(names):
+        advice += f", or wrap the module to return {wrapping}"
+    return (
+        f"output_names={list(names)}: the module returns {len(found)} outputs, of shapes {shapes}; {advice}"
+    )
+
+
+def _runs_swapped(module: nn.Module, signature: Signature) -> bool:
+    try:
+        _run(_swap(module), signature, _first_sizes(signature))
+    except ExportError:
+        return False
+    return True
 
 
 def _output(name: str, one: Tensor, other: Tensor, by_sizes: Mapping[tuple[int, int], str]) -> TensorSpec:
@@ -61,19 +111,51 @@ def check_lengths(module: nn.Module, signature: Signature) -> None:
     }
     try:
         _run(module, signature, lengths | {BATCH_AXIS: 1})
-    except ValueError as error:
-        raise ValueError(
-            f"{error}. If a table of positions limits the length of sequences, pass the number of its "
-            f"rows as max_length"
+    except ExportError as error:
+        raise error.with_advice(
+            ". If a table of positions limits the length of sequences, pass the number of its rows as "
+            "max_length"
         ) from error
+
+
+def check_repeatable(module: nn.Module, signature: Signature) -> None:
+    """Refuses modules that draw random numbers.
+
+    Raises:
+        ExportError: Two runs on the same inputs differ.
+    """
+    inputs = random_inputs(signature, _first_sizes(signature), _rng())
+    one, other = (_outputs(module, signature, inputs) for _ in range(2))
+    for name in one:
+        if not np.array_equal(one[name], other[name], equal_nan=True):
+            raise ExportError(
+                f"output {name!r}: two runs on the same inputs differ; the module draws random numbers in "
+                f"evaluation mode. Use nn.Dropout, or F.dropout(..., training=self.training)"
+            )
 
 
 def check_independence(module: nn.Module, signature: Signature, tolerance: Tolerance) -> None:
     """Refuses modules that mix the sequences of a batch, which come from different callers.
 
     Raises:
-        ValueError: The result of a sequence depends on the other sequences of its batch.
+        ExportError: The result of a sequence depends on the other sequences of its batch.
     """
+    mixed = _mixed_output(module, signature, tolerance)
+    if mixed is None:
+        return
+    found = f"output {mixed!r}: the result of a sequence depends on its batch"
+    if _mixed_output(_swap(module), signature, tolerance) is None:
+        raise ExportError(
+            f"{found}, unless the first two axes are swapped: it may take (sequence, batch, ...), or it "
+            f"mixes sequences of a batch. In the first case {BATCH_FIRST}"
+        )
+    raise ExportError(
+        f"{found}; the sequences of a batch come from different callers and must not depend on each other"
+    )
+
+
+def _mixed_output(module: nn.Module, signature: Signature, tolerance: Tolerance) -> str | None:
+    """The output that depends on other sequences of the batch."""
     sizes = _first_sizes(signature)
     inputs = random_inputs(signature, sizes, _rng())
     together = _outputs(module, signature, inputs)
@@ -81,40 +163,179 @@ def check_independence(module: nn.Module, signature: Signature, tolerance: Toler
         own = {name: array[index : index + 1] for name, array in inputs.items()}
         for name, alone in _outputs(module, signature, own).items():
             if not tolerance.holds(alone[0], together[name][index]):
-                raise ValueError(
-                    f"output {name!r}: the result of a sequence depends on its batch; the sequences "
-                    f"of a batch come from different callers and must not depend on each other"
-                )
+                return name
+    return None
 
 
-def check_padding(module: nn.Module, signature: Signature, tolerance: Tolerance) -> None:
-    """Refuses modules whose results depend on rows after the key length.
+def _swap(module: nn.Module) -> nn.Module:
+    """The module with its first two axes swapped. Masks are made before, from (batch, sequence, ...)."""
+    if not isinstance(module, AdaptedModule):
+        return _Swapped(module)
+    swapped = copy(module)
+    # A shallow copy shares the dictionary of submodules.
+    swapped._modules = {"module": _Swapped(module.module)}
+    return swapped
+
+
+class _Swapped(nn.Module):
+    """Calls a module that takes (sequence, batch, ...) with (batch, sequence, ...)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = output_tensors(self.module(**{name: _swapped(each) for name, each in inputs.items()}))
+        return tuple(_swapped(each) for each in outputs)
+
+
+def _swapped(tensor: Tensor) -> Tensor:
+    """Masks (batch, sequence) stay as they are, as in PyTorch."""
+    return tensor.transpose(0, 1) if tensor.ndim > 2 else tensor  # noqa: PLR2004 - (B, T)
+
+
+def equal_without_masks(
+    module: AdaptedModule, masks: Sequence[Mask], signature: Signature, tolerance: Tolerance
+) -> bool:
+    """Whether a module computes the same without masks that hide nothing."""
+    inputs = random_inputs(signature, _first_sizes(signature), _rng())
+    given, masked = module.masks, _outputs(module, signature, inputs)
+    try:
+        module.masks = tuple(masks)
+        without = _outputs(module, signature, inputs)
+    except ExportError:
+        return False
+    finally:
+        module.masks = given
+    return all(tolerance.holds(without[name], masked[name]) for name in masked)
+
+
+def check_masks(module: AdaptedModule, signature: Signature, tolerance: Tolerance) -> None:
+    """Refuses modules whose results depend on rows that a mask of keys hides.
 
     Raises:
-        ValueError: The result of a sequence depends on its padding.
+        ExportError: The result of a sequence depends on such rows.
     """
+    for mask in module.masks:
+        axis = mask.sequence_axes[-1]
+        if len(mask.sequence_axes) > 1 or can_be_padded(module, signature, tolerance, [axis]):
+            continue
+        other = _opposite(mask)
+        with _masked(module, mask, other):
+            fits = can_be_padded(module, signature, tolerance, [axis])
+        raise _depends_on_hidden(mask, other if fits else None)
+
+
+def check_pairs(module: AdaptedModule, signature: Signature, tolerance: Tolerance) -> None:
+    """Refuses a mask of query and key rows that says the opposite of what is stated.
+
+    Results may depend on a hidden row in another way, such as through a layer without the mask.
+
+    Raises:
+        ExportError: Results depend on a row that the mask hides, and would not with the opposite meaning.
+    """
+    mask = next(mask for mask in module.masks if len(mask.sequence_axes) > 1)
+    if mask.meaning is Meaning.ADDED or _hides_a_row(module, signature, tolerance):
+        return
+    other = _opposite(mask)
+    with _masked(module, mask, other):
+        fits = _hides_a_row(module, signature, tolerance)
+    if fits:
+        raise _depends_on_hidden(mask, other)
+
+
+def _hides_a_row(module: nn.Module, signature: Signature, tolerance: Tolerance) -> bool:
+    """Whether no result depends on the last key row if no query row but its own may attend to it."""
+    query, key = map(str, signature.inputs[-1].axes[-2:])
+    sizes, rng = _first_sizes(signature), _rng()
+    inputs, others = (random_inputs(signature, sizes, rng) for _ in range(2))
+    inputs[ATTENTION_MASK] = allowed = np.ones_like(inputs[ATTENTION_MASK])
+    allowed[..., -1] = False
+    if query == key:
+        allowed[..., -1, -1] = True
+    changed = dict(inputs)
+    for spec in signature.inputs[:-1]:
+        if key in spec.axes:
+            last = (slice(None),) * spec.axes.index(key) + (-1,)
+            changed[spec.name] = inputs[spec.name].copy()
+            changed[spec.name][last] = others[spec.name][last]
+    one, two = (_outputs(module, signature, each) for each in (inputs, changed))
+    for spec in signature.outputs:
+        if query == key and query not in spec.axes:  # it may be made of all rows
+            continue
+        end = -1 if query == key else None
+        kept = tuple(slice(end if axis == query else None) for axis in spec.axes[:2])
+        if not tolerance.holds(two[spec.name][kept], one[spec.name][kept]):
+            return False
+    return True
+
+
+def _opposite(mask: Mask) -> Meaning:
+    return Meaning.ATTENDS if mask.meaning is Meaning.HIDES else Meaning.HIDES
+
+
+@contextmanager
+def _masked(module: AdaptedModule, mask: Mask, meaning: Meaning) -> Iterator[None]:
+    """Gives a mask of a module another meaning for a while."""
+    given = module.masks
+    module.masks = tuple(replace(each, meaning=meaning) if each is mask else each for each in given)
+    try:
+        yield
+    finally:
+        module.masks = given
+
+
+def _depends_on_hidden(mask: Mask, fits: Meaning | None) -> ExportError:
+    advice = (
+        f"it does not with masks={{{mask.name!r}: {fits.value!r}}}: state that"
+        if fits
+        else (
+            f"the module reads these rows in spite of the mask. Mask them everywhere, or pass "
+            f"masks={{{mask.name!r}: None}}, which makes {mask.name} an ordinary input"
+        )
+    )
+    return ExportError(
+        f"{mask.name} {mask.axes}, {mask.meaning.value!r}: the result of a sequence depends on rows that "
+        f"{mask.name} hides; {advice}"
+    )
+
+
+def can_be_padded(
+    module: nn.Module, signature: Signature, tolerance: Tolerance, axes: Sequence[str] | None = None
+) -> bool:
+    """Whether results do not depend on rows after the lengths of a sequence, on some axes or on all."""
     sizes = _first_sizes(signature)
     inputs = random_inputs(signature, sizes, _rng())
-    axis = signature.key_axis
-    inputs[KEY_LENGTHS] = np.array([sizes[axis] - 1, *[sizes[axis]] * (sizes[BATCH_AXIS] - 1)])
-    together = _outputs(module, signature, inputs)
-    for index, length in enumerate(inputs[KEY_LENGTHS].tolist()):
-        own = {name: array[index : index + 1] for name, array in inputs.items()}
-        own |= {s.name: own[s.name][:, :length] for s in signature.inputs if axis in s.axes}
-        alone = _outputs(module, signature, own)
-        for spec in signature.outputs:
-            rows = together[spec.name][index]
-            rows = rows[:length] if axis in spec.axes else rows
-            if not tolerance.holds(alone[spec.name][0], rows):
-                raise ValueError(
-                    f"output {spec.name!r}: the result of a sequence depends on rows that attention_mask "
-                    f"hides (1 = attend, 0 = hidden); export the module without attention_mask"
-                )
+    padded = signature.sequence_axes if axes is None else axes
+    # The first sequence is one row shorter than the others on these axes.
+    lengths = {axis: sizes[axis] - (axis in padded) for axis in signature.sequence_axes}
+    counted = {QUERY_LENGTHS: str(signature.inputs[0].axes[1]), KEY_LENGTHS: signature.key_axis}
+    for name in counted.keys() & inputs.keys():
+        inputs[name] = np.full(sizes[BATCH_AXIS], sizes[counted[name]])
+        inputs[name][0] = lengths[counted[name]]
+    own = {name: array[:1] for name, array in inputs.items()}
+    for spec in signature.inputs:
+        cut = tuple(slice(lengths.get(str(axis))) for axis in spec.axes)
+        if spec.name == ATTENTION_MASK:
+            hidden = np.zeros_like(inputs[spec.name][0])
+            hidden[cut[1:]] = inputs[spec.name][0][cut[1:]]
+            inputs[spec.name][0] = hidden
+        own[spec.name] = own[spec.name][cut]
+    together, alone = _outputs(module, signature, inputs), _outputs(module, signature, own)
+    return all(
+        tolerance.holds(
+            alone[spec.name][0],
+            together[spec.name][0][tuple(slice(lengths.get(str(axis))) for axis in spec.axes[1:])],
+        )
+        for spec in signature.outputs
+    )
 
 
 def _first_sizes(signature: Signature) -> dict[str, int]:
     """The first probe, one row below the largest length at most, so that the second can differ."""
     sizes = dict(zip(signature.axes, FIRST_SIZES, strict=False))
+    if MASK_HEADS_AXIS in sizes:  # modules take one mask for all heads
+        sizes[MASK_HEADS_AXIS] = 1
     return {axis: min(size, signature.max_lengths.get(axis, size + 1) - 1) for axis, size in sizes.items()}
 
 
@@ -124,17 +345,24 @@ def _second_sizes(signature: Signature) -> dict[str, int]:
 
 
 def _outputs(module: nn.Module, signature: Signature, inputs: Arrays) -> Arrays:
-    outputs = call_eager(module, signature, inputs)
+    outputs = _try(module, signature, inputs)
     return {spec.name: output.numpy() for spec, output in zip(signature.outputs, outputs, strict=True)}
 
 
 def _run(module: nn.Module, signature: Signature, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
-    inputs = random_inputs(signature, sizes, _rng())
+    return _try(module, signature, random_inputs(signature, sizes, _rng()))
+
+
+def _try(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
     try:
         return call_eager(module, signature, inputs)
     except Exception as error:  # a module may raise anything
-        found = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ValueError(f"the module fails for {found}: {type(error).__name__}: {error}") from error
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+        first, *others = str(error).strip().splitlines() or [""]
+        message = f"the module fails for {shapes}: {type(error).__name__}: {first}"
+        if others:
+            raise ExportError.with_details(message, traceback.format_exc()) from error
+        raise ExportError(message) from error
 
 
 def _rng() -> np.random.Generator:

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn, TypeAlias
 import typer
 from rich.console import Console
 
-from artifact.certificate import Certificate
+from attention_serving.artifact.certificate import Certificate
 
 USAGE_ERROR, FAILURE = 2, 1
 ArtifactFolder: TypeAlias = Annotated[

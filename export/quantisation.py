@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
 
-from export.builder import Builder
+from attention_serving.export.builder import Builder
 
 LARGEST = 127
 # Of two neighbouring weights. To round both adds 1 at most.

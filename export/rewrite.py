@@ -1,4 +1,4 @@
-"""Rewrites an exported graph to fewer operators with the same results.
+"""Rewrites the Attention operators of an exported graph: full masks, and fewer operators around them.
 
 Shapes: B batch, T rows, Tq query rows, Tk key rows, H query heads, Hkv key and value heads, d width of one
 head, d_k and d_v those of a key and of a value head.
@@ -8,7 +8,32 @@ import onnx_ir
 from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from attention_serving.export.builder import Builder
+
+MASK_INPUT = 3
 ROWS_AND_HEADS_SWAPPED = (0, 2, 1, 3)
+
+
+def expand_masks(model: onnx_ir.Model) -> None:
+    """Expands masks that broadcast over query or key rows to (..., Tq, Tk).
+
+    The specification of Attention broadcasts them. ONNX Runtime fails unless both sizes are equal; it
+    broadcasts the axes before them.
+    """
+    attentions = (node for node in model.graph if node.op_type == "Attention")
+    for index, attention in enumerate(attentions):
+        query, key, _, mask, *_ = (*attention.inputs, None)
+        if query is None or key is None or mask is None:
+            continue
+        lengths = [_axes(query)[2], _axes(key)[2]]
+        if _axes(mask)[-2:] == lengths and None not in lengths:
+            continue
+        builder = Builder(f"mask.{index}")
+        pairs = builder.vector(builder.size(query, 2), builder.size(key, 2))
+        full = builder.op("Expand", mask, pairs)  # (..., Tq, Tk)
+        full.shape, full.type = onnx_ir.Shape([*_axes(mask)[:-2], *lengths]), mask.type
+        model.graph.insert_before(attention, builder.nodes)
+        attention.replace_input_with(MASK_INPUT, full)
 
 
 def merge_heads(model: onnx_ir.Model) -> None:

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from artifact.certificate import check_certificate
-from artifact.errors import ArtifactError
-from artifact.keys import KeyFileError, read_private_key
-from artifact.manifest import Manifest
-from export.certificate import ProofProvider, sign_artifact
-from export.errors import ExportError
-from export.proof_command import FAILURE, USAGE_ERROR, ArtifactFolder, fail, make_app, show
+from attention_serving.artifact.certificate import check_certificate
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.keys import KeyFileError, read_private_key
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.export.certificate import ProofProvider, sign_artifact
+from attention_serving.export.errors import ExportError
+from attention_serving.export.proof_command import FAILURE, USAGE_ERROR, ArtifactFolder, fail, make_app, show
 
 app = make_app()
 
@@ -46,4 +46,4 @@ def sign(
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m export.sign")
+    app()

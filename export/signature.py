@@ -1,6 +1,7 @@
 """The inputs and outputs of each graph by name, type and axes; and calls of eager PyTorch with them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from artifact.golden import Arrays
-from artifact.manifest import (
+from attention_serving.artifact.golden import Arrays
+from attention_serving.artifact.manifest import (
     ATTENTION_GRAPHS,
     ATTENTION_MASK,
     BATCH_AXIS,
@@ -17,11 +18,12 @@ from artifact.manifest import (
     IN_BLOCKS,
     KEY_LENGTHS,
     POSITIONS,
+    QUERY_LENGTHS,
     GraphKind,
     TensorSpec,
 )
-from model.attention import MultiHeadAttention
-from model.text import TextAttention
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.text import TextAttention
 
 QUERY_AXIS = "query_length"
 KEY_AXIS = "key_length"
@@ -160,10 +162,25 @@ def output_tensors(outputs: Any) -> tuple[Tensor, ...]:
     return tensors
 
 
+@contextmanager
+def standard_layers() -> Iterator[None]:
+    """Makes PyTorch's transformer layers compute with the operators of their own code while the block runs.
+
+    Otherwise a fused operator may take their place, which the exporter does not know, and which returns zeros
+    for rows that a mask hides.
+    """
+    was_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(value=False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_on)
+
+
 def call_eager(module: nn.Module, signature: Signature, inputs: Arrays) -> tuple[Tensor, ...]:
     """Calls the module in eager PyTorch with arrays by name. Returns tensors in the order of the outputs."""
     tensors = [torch.from_numpy(inputs[spec.name]) for spec in signature.module_inputs]
-    with torch.inference_mode():
+    with torch.inference_mode(), standard_layers():
         outputs: tuple[Tensor, ...] = SignedModule(module, signature)(*tensors)
     return outputs
 
@@ -186,13 +203,16 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], rng: np.random
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in spec.axes]
         if spec.name == BLOCK_ROWS:
             arrays[spec.name] = np.array(sizes[BLOCK_ROWS])
-        elif spec.name == KEY_LENGTHS:
-            arrays[spec.name] = rng.integers(1, sizes[signature.key_axis], shape, endpoint=True)
+        elif spec.name in (KEY_LENGTHS, QUERY_LENGTHS):
+            axis = signature.key_axis if spec.name == KEY_LENGTHS else str(signature.inputs[0].axes[1])
+            arrays[spec.name] = rng.integers(1, sizes[axis], shape, endpoint=True)
             if sizes[BATCH_AXIS] > 1:
                 arrays[spec.name][0] = signature.least_key_length
         elif spec.name == ATTENTION_MASK:
             arrays[spec.name] = rng.random(shape) < 0.7  # noqa: PLR2004 - most pairs may attend
-            if sizes[BATCH_AXIS] > 1:
+            if signature.least_key_length:
+                arrays[spec.name][..., 0] = True
+            elif sizes[BATCH_AXIS] > 1:
                 arrays[spec.name][0] = False
             elif sizes[QUERY_AXIS] > 1:
                 arrays[spec.name][:, :, 0] = False

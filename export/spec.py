@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from artifact.encoder import EncoderFacts
-from artifact.manifest import Cost
-from export.signature import AttentionModule, Signature, signatures
-from model.text import TextAttention
+from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.manifest import Cost
+from attention_serving.export.signature import AttentionModule, Signature, signatures
+from attention_serving.model.text import TextAttention
 
 UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)
 

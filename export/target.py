@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact.errors import ArtifactError
-from artifact.manifest import Manifest
-from export.errors import ArtifactExistsError
-from export.model_id import ModelId
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.export.errors import ArtifactExistsError
+from attention_serving.export.model_id import ModelId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,8 @@ class Target:
     def _exists(self, what: str) -> ArtifactExistsError:
         free = self.model.next_free_version(self.repository)
         return ArtifactExistsError(
-            f"{self.folder} holds {what}; replace it (--replace), or choose another version: {free} is free"
+            f"{self.folder} holds {what}; replace it (replace=True), or choose another version: {free} is "
+            "free"
         )
 
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from artifact.certificate import check_certificate
-from artifact.errors import ArtifactError
-from artifact.keys import KeyFileError, read_public_keys
-from artifact.manifest import Manifest
-from export.proof_command import FAILURE, USAGE_ERROR, ArtifactFolder, fail, make_app, show
+from attention_serving.artifact.certificate import check_certificate
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.keys import KeyFileError, read_public_keys
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.export.proof_command import FAILURE, USAGE_ERROR, ArtifactFolder, fail, make_app, show
 
 app = make_app()
 
@@ -41,4 +41,4 @@ def verify(
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m export.verify")
+    app()

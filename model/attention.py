@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import AttentionConfig
-from model.norm import RMSNorm
-from model.projections import make_projections
-from model.rotary import RotaryEmbedding
-from model.score_bias import ScoreRules
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.norm import RMSNorm
+from attention_serving.model.projections import make_projections
+from attention_serving.model.rotary import RotaryEmbedding
+from attention_serving.model.score_bias import ScoreRules
 
 
 class MultiHeadAttention(nn.Module):

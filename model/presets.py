@@ -7,11 +7,11 @@ Their names, descriptions and configurations are plain values. PyTorch takes sec
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from model.config import AttentionConfig
+from attention_serving.model.config import AttentionConfig
 
 if TYPE_CHECKING:
-    from model.attention import MultiHeadAttention
-    from model.text import TextAttention
+    from attention_serving.model.attention import MultiHeadAttention
+    from attention_serving.model.text import TextAttention
 
 SENTENCE = "Life is short, eat dessert first"
 
@@ -155,8 +155,8 @@ def build_preset(name: str, *, seed: int = 0) -> "MultiHeadAttention | TextAtten
     """
     import torch  # noqa: PLC0415 - see the top of this file
 
-    from model.attention import MultiHeadAttention  # noqa: PLC0415
-    from model.text import TextAttention, sentence_tokenizer  # noqa: PLC0415
+    from attention_serving.model.attention import MultiHeadAttention  # noqa: PLC0415
+    from attention_serving.model.text import TextAttention, sentence_tokenizer  # noqa: PLC0415
 
     if name not in PRESETS:
         raise KeyError(f"preset {name!r} does not exist; the presets are: {', '.join(sorted(PRESETS))}")

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from model.config import AttentionConfig
+from attention_serving.model.config import AttentionConfig
 
 Heads = tuple[Tensor, Tensor, Tensor]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.config import AttentionConfig
+from attention_serving.model.config import AttentionConfig
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
 
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
 
 
 def sentence_tokenizer(sentence: str) -> Tokenizer:

@@ -19,7 +19,7 @@ ATTENTION = "attention/v1/attention.proto"
 OPEN_INFERENCE = "inference/open_inference.proto"
 # For each target: its folder, its Python package, and the .proto files that are generated there.
 TARGETS = (
-    (PROTOS, "protos", (ATTENTION, OPEN_INFERENCE)),
+    (PROTOS, "attention_serving.protos", (ATTENTION, OPEN_INFERENCE)),
     (CLIENT, "attention_client._generated", (ATTENTION,)),
 )
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from export.precision import FP32_TOLERANCE
-from model.attention import MultiHeadAttention
-from model.presets import SENTENCE, build_preset
-from model.text import TextAttention
+from attention_serving.export.precision import FP32_TOLERANCE
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.presets import SENTENCE, build_preset
+from attention_serving.model.text import TextAttention
 from scripts.export_demo_models import export_demo_models
 from scripts.local_server import serving
 

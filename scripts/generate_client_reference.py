@@ -22,7 +22,7 @@ GROUPS = {
     "Clients": ("AttentionClient", "AsyncAttentionClient"),
     "Encryption": ("TlsFiles",),
     "Requests of a stream": ("AttendInputs", "TokenInputs", "TextInputs", "EmbeddingInputs"),
-    "Results": ("AttentionResult", "HeadSelection"),
+    "Results": ("AttentionResult", "InferResult", "HeadSelection"),
     "Descriptions of models": (
         "ModelInfo",
         "TensorInfo",

@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # The tests' server loads more than forty models, on cores that other processes may use too.
 START_SECONDS = 300
+# What a process runs, from here or from the wheel.
+MODULE = "attention_serving.server"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ServerProcess:
 
 @contextmanager
 def serving(repository: Path, log: Path, *options: str) -> Iterator[ServerProcess]:
-    """Runs `python -m server` on ports that the system chooses, until the block ends."""
+    """Runs a server on ports that the system chooses, until the block ends."""
     process = start(repository, log, *options)
     try:
         ports = _wait_for_ports(process, log)
@@ -50,8 +52,8 @@ def serving(repository: Path, log: Path, *options: str) -> Iterator[ServerProces
 
 
 def start(repository: Path, log: Path, *options: str) -> "subprocess.Popen[bytes]":
-    """Starts `python -m server` and returns at once; the log goes to a file."""
-    command = [sys.executable, "-m", "server", "--model-repository", str(repository)]
+    """Starts a server and returns at once; the log goes to a file."""
+    command = [sys.executable, "-m", MODULE, "--model-repository", str(repository)]
     with log.open("wb") as file:
         return subprocess.Popen(  # noqa: S603 - this very interpreter and this very repository
             [*command, "--port=0", "--metrics-port=0", *options],

@@ -1,8 +1,8 @@
 """Pins the packages of the images by version and hash: `python -m scripts.lock_requirements [NAME]…`.
 
-Writes deploy/requirements/NAME.txt, with the program uv, for this pyproject.toml and the client's. uv keeps
-the versions that a file holds already, unless --upgrade is given. The exporter's needs the CPU build of
-PyTorch in deploy/wheels/.
+Writes deploy/requirements/NAME.txt, with the program uv, for this pyproject.toml and the client's, with the
+versions of constraints.txt. uv keeps the other versions that a file holds already, unless --upgrade is given.
+The exporter's needs the CPU build of PyTorch in deploy/wheels/.
 """
 
 import argparse
@@ -59,7 +59,11 @@ def lock(name: str, *, upgrade: bool = False) -> None:
         "--no-annotate",
     ]
     command += ["--python-version=3.11", "--python-platform=linux", f"--custom-compile-command={COMMAND}"]
-    command += [f"--find-links={WHEELS}", "--override=deploy/requirements/overrides.txt"]
+    command += [
+        f"--find-links={WHEELS}",
+        "--constraint=constraints.txt",
+        "--override=deploy/requirements/overrides.txt",
+    ]
     command += ["--upgrade"] if upgrade else []
     command += [*SOURCES[name], f"--output-file={FOLDER / f'{name}.txt'}"]
     subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 - fixed arguments

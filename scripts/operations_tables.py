@@ -12,14 +12,14 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
-import server
-from server.engine.errors import EngineError
-from server.fixed_metrics import publish_fixed_metrics
-from server.http.errors import STATUSES
-from server.metrics import Metrics
-from server.process_metrics import PROCESS, ProcessesCollector
-from server.settings import SECTIONS, Settings
-from server.workers.metrics import own_metrics
+from attention_serving import server
+from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.fixed_metrics import publish_fixed_metrics
+from attention_serving.server.http.errors import STATUSES
+from attention_serving.server.metrics import Metrics
+from attention_serving.server.process_metrics import PROCESS, ProcessesCollector
+from attention_serving.server.settings import SECTIONS, Settings
+from attention_serving.server.workers.metrics import own_metrics
 
 # How the values of several workers become one, by prometheus_client's name of it.
 # The supervisor has gauges of its own, of mode `all`.
@@ -27,7 +27,7 @@ SUPERVISOR, EACH = "supervisor", "each process"
 AMONG_WORKERS = {"livesum": "sum", "livemax": "largest", "livemin": "smallest", "all": SUPERVISOR}
 TYPES: dict[Any, str] = {bool: "switch", ByteSize: "bytes", Path: "path", Path | None: "path", str: "text"}
 # Endings of the names of settings that have a unit.
-UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_port": "port", "_length": "rows"}
+UNITS = {"_jwks": "path or URL", "_seconds": "seconds", "_bytes": "bytes", "_port": "port", "_length": "rows"}
 
 
 def settings_tables() -> str:
@@ -79,7 +79,7 @@ def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
 
 def error_kinds() -> list[type[EngineError]]:
     """The classes of errors that a request can end with, one for each reason."""
-    for module in pkgutil.walk_packages(server.__path__, "server."):
+    for module in pkgutil.walk_packages(server.__path__, "attention_serving.server."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     by_reason: dict[str, type[EngineError]] = {}
@@ -91,7 +91,7 @@ def error_kinds() -> list[type[EngineError]]:
 def _with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
     yield kind
     for subclass in kind.__subclasses__():
-        if subclass.__module__.startswith("server."):
+        if subclass.__module__.startswith("attention_serving.server."):
             yield from _with_subclasses(subclass)
 
 
@@ -143,7 +143,8 @@ def _default(field: FieldInfo) -> str:
         return "on" if value else "off"
     if isinstance(value, ByteSize):
         return value.human_readable().replace(".0", "") if value else "0"
-    return f"{value:,g}" if isinstance(value, int | float) else f"`{value}`"
+    # As it is typed: without separators, and a float without ".0".
+    return f"{value:.15g}" if isinstance(value, int | float) else f"`{value}`"
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -2,25 +2,29 @@
 
 import logging
 import os
+import resource
 
-from server import logs
-from server.command_line import make_application, unknown_variables
-from server.errors import ServerError
-from server.settings import Settings
-from server.shutdown import Inbox, end, handle_signals
-from server.tls import exposure
+from attention_serving.server import logs
+from attention_serving.server.command_line import make_application, unknown_variables
+from attention_serving.server.errors import ServerError
+from attention_serving.server.settings import Settings
+from attention_serving.server.shutdown import Inbox, end, handle_signals
+from attention_serving.server.tls import exposure
 
 log = logging.getLogger(__name__)
 
 
 def main() -> None:
     """Runs the server and ends the process with its status."""
-    make_application(lambda settings: end(serve(settings)))(prog_name="python -m server")
+    make_application(lambda settings: end(serve(settings)))()
 
 
 def serve(settings: Settings) -> int:
     """Serves until the process is asked to stop; returns its exit status."""
     logs.configure(settings.log_level, settings.log_format)
+    # Connections take descriptors. The lower limit is meant for programs that use `select`.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for name, similar in unknown_variables(os.environ):
         log.warning("unknown environment variable", extra={"variable": name, "similar": similar or "none"})
     try:
@@ -38,13 +42,13 @@ def _run(settings: Settings) -> None:
     exposure.check(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
     # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
     if settings.workers > 1:
-        from server.workers import supervisor  # noqa: PLC0415
+        from attention_serving.server.workers import supervisor  # noqa: PLC0415
 
         supervisor.run(settings)
         return
     inbox = Inbox()
     handle_signals(inbox.put)
-    from server import application, lifecycle, providers  # noqa: PLC0415
+    from attention_serving.server import application, lifecycle, providers  # noqa: PLC0415
 
     settings = providers.resolve(settings)
     application.run(settings, lifecycle.Standalone(settings), inbox)

@@ -2,7 +2,7 @@
 
 import logging
 
-from server.rpc.dispatcher import CallObserver
+from attention_serving.server.rpc.dispatcher import CallObserver
 
 log = logging.getLogger(__name__)
 

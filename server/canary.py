@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from server.canary_metrics import CanaryMetrics
-from server.engine.canary import CanarySchedule, Check
-from server.engine.golden_replay import Difference, replay
-from server.engine.model import LoadedModel
-from server.engine.observer import EngineLoad
-from server.engine.repository import Repository
-from server.engine.session import RunControl
-from server.periodic import PeriodicThread
+from attention_serving.server.canary_metrics import CanaryMetrics
+from attention_serving.server.engine.canary import CanarySchedule, Check
+from attention_serving.server.engine.golden_replay import Difference, replay
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.observer import EngineLoad
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.session import RunControl
+from attention_serving.server.periodic import PeriodicThread
 
 log = logging.getLogger(__name__)
 # Takes a model out of service, with the reason for callers; returns whether it was in service.

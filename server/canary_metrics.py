@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from server.engine.canary import Check
-from server.engine.model import LoadedModel
-from server.engine.repository import FailedModel, Key, Model, Repository
-from server.gauges import forget
+from attention_serving.server.engine.canary import Check
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import FailedModel, Key, Model, Repository
+from attention_serving.server.gauges import forget
 
 LABELS = ["model", "version"]
 

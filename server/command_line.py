@@ -15,8 +15,8 @@ from pydantic import ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from server import NAME, VERSION
-from server.settings import SECTIONS, Settings
+from attention_serving.server import NAME, VERSION
+from attention_serving.server.settings import SECTIONS, Settings
 
 PREFIX = "ATTENTION_"
 # The value of an option as it was given: text, or whether a switch is on.

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from server import control_groups
+from attention_serving.server import control_groups
 
 ROOT = Path("/")
 

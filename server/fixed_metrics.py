@@ -5,9 +5,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from server import VERSION
-from server.metrics import AmongWorkers
-from server.settings import Settings
+from attention_serving.server import VERSION
+from attention_serving.server.metrics import AmongWorkers
+from attention_serving.server.settings import Settings
 
 UNKNOWN = "unknown"
 

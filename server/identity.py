@@ -3,13 +3,13 @@
 from functools import partial
 from pathlib import Path
 
-from server.errors import IdentityError
-from server.security.errors import SecurityFileError
-from server.security.guard import Guard
-from server.security.identities import IdentityLimits
-from server.security.token_file import TokenTable, read_table
-from server.security.watched_file import NullSecurityObserver, SecurityObserver, WatchedFile
-from server.settings import Settings
+from attention_serving.server.errors import IdentityError
+from attention_serving.server.security.errors import SecurityFileError
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.identities import IdentityLimits
+from attention_serving.server.security.token_file import TokenTable, read_table
+from attention_serving.server.security.watched_file import NullSecurityObserver, SecurityObserver, WatchedFile
+from attention_serving.server.settings import Settings
 
 TOKENS = "tokens"
 
@@ -44,8 +44,8 @@ def _with_web_tokens(
     observer: SecurityObserver,
 ) -> Guard:
     # Their libraries take time and memory that a server without them need not spend.
-    from server.security.key_sources import FileKeys, KeySource, UrlKeys, is_url  # noqa: PLC0415
-    from server.security.web_tokens import WebTokens  # noqa: PLC0415
+    from attention_serving.server.security.key_sources import FileKeys, KeySource, UrlKeys, is_url  # noqa: PLC0415
+    from attention_serving.server.security.web_tokens import WebTokens  # noqa: PLC0415
 
     where = settings.jwt_jwks or ""
     keys: KeySource

@@ -7,17 +7,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from server.http.options import needs_private_sockets, options_of
-from server.http.process import HttpProcess
-from server.metrics import Metrics
-from server.metrics_endpoint import MetricsEndpoint
-from server.models import initial_models, model_store
-from server.process_metrics import ProcessesCollector
-from server.rpc.server import RpcServer
-from server.settings import Settings
-from server.shutdown import Inbox
-from server.workers.folder import temporary_folder
-from server.workers.peers import WorkerPeers
+from attention_serving.server.http.options import needs_private_sockets, options_of
+from attention_serving.server.http.process import HttpProcess
+from attention_serving.server.metrics import Metrics
+from attention_serving.server.metrics_endpoint import MetricsEndpoint
+from attention_serving.server.models import initial_models, model_store
+from attention_serving.server.process_metrics import ProcessesCollector
+from attention_serving.server.rpc.server import RpcServer
+from attention_serving.server.settings import Settings
+from attention_serving.server.shutdown import Inbox
+from attention_serving.server.workers.folder import temporary_folder
+from attention_serving.server.workers.peers import WorkerPeers
 
 log = logging.getLogger(__name__)
 # How long the HTTP process may take to send its answers once the gRPC server has stopped.
@@ -93,7 +93,12 @@ class Standalone:
             self._ports["unix_socket"] = self._settings.unix_socket
         if self._settings.http_port is not None:
             options = options_of(self._settings, port, [private_socket] if private_socket else [])
-            self._http = HttpProcess(options, host, self._settings.http_port)
+            self._http = HttpProcess(
+                options,
+                host,
+                self._settings.http_port,
+                timeout_seconds=self._settings.worker_timeout_seconds,
+            )
             self._ports["http_port"] = self._http.port
         log.info("ports bound", extra=self._ports)
 

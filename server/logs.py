@@ -5,8 +5,19 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Literal
+
+from attention_serving.server import thread_names
+
+log = logging.getLogger(__name__)
+# Lines that may wait for the reader of standard error; 3 to 4 MB of the lines of requests.
+MAX_LINES = 10_000
+# How long the end of the process waits for the reader, in seconds.
+FLUSH_SECONDS = 1.0
 
 # Attributes of every record; all others were passed as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -50,6 +61,65 @@ class JsonFormatter(_EventFormatter):
 FORMATTERS = {"text": TextFormatter, "json": JsonFormatter}
 
 
+class QueuedHandler(logging.Handler):
+    """Writes lines to standard error on a thread of its own, so that no other thread waits for the reader.
+
+    Lines beyond `MAX_LINES` are dropped. Once the reader has caught up, a line says how many.
+
+    Attributes:
+        dropped: Number of lines that were dropped.
+    """
+
+    def __init__(self) -> None:
+        """Starts the thread."""
+        super().__init__()
+        self.dropped = 0
+        # Signal handlers log too: of the standard library's queues, only this one may be used there.
+        self._lines: SimpleQueue[str | threading.Event] = SimpleQueue()
+        # Written to without Python's buffer, whose lock would be held while the reader does not read.
+        self._descriptor = sys.stderr.fileno() if sys.stderr is not None else None
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Formats a record here, because its fields may change later."""
+        if self._lines.qsize() < MAX_LINES:
+            self._lines.put(self.format(record))
+        else:
+            self.dropped += 1
+
+    def flush(self) -> None:
+        """Waits until the lines so far are written, but only for a time."""
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(FLUSH_SECONDS)
+
+    def _run(self) -> None:
+        """Body of the thread."""
+        thread_names.publish()
+        reported = 0
+        while True:
+            line = self._lines.get()
+            if isinstance(line, threading.Event):
+                line.set()
+                continue
+            with suppress(OSError):  # nobody will ever read it
+                self._write(f"{line}\n".encode(errors="backslashreplace"))
+            if self._lines.empty() and (dropped := self.dropped) > reported:
+                log.warning("log lines dropped", extra={"lines": dropped - reported})
+                reported = dropped
+
+    def _write(self, data: bytes) -> None:
+        while data and self._descriptor is not None:
+            data = data[os.write(self._descriptor, data) :]
+
+
+def dropped_lines() -> int:
+    """Number of lines of this process that were dropped so far."""
+    return sum(
+        handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, QueuedHandler)
+    )
+
+
 def configure(level: str, style: Literal["text", "json"] = "text", **fields: object) -> None:
     """Writes every event of at least the given level to standard error.
 
@@ -63,7 +133,7 @@ def configure(level: str, style: Literal["text", "json"] = "text", **fields: obj
         vars(record).update(fields)
         return True
 
-    handler = logging.StreamHandler(sys.stderr)
+    handler = QueuedHandler()
     handler.setFormatter(FORMATTERS[style]())
     handler.addFilter(add)
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from server import control_groups
+from attention_serving.server import control_groups
 
 ROOT = Path("/")
 

@@ -5,16 +5,17 @@ from functools import cache
 from itertools import product
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
-from server.buffered_metrics import BufferedCounter, BufferedHistogram
-from server.canary_metrics import CanaryMetrics
-from server.engine.model import LoadedModel
-from server.engine.model_changes import ChangeKind, ModelChange
-from server.engine.observer import BatchReport, EngineLoad, ExpiryStage
-from server.engine.repository import Repository
-from server.rpc.dispatcher import CallLoad
-from server.tls.metrics import TlsMetrics
+from attention_serving.server import logs
+from attention_serving.server.buffered_metrics import BufferedCounter, BufferedHistogram
+from attention_serving.server.canary_metrics import CanaryMetrics
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model_changes import ChangeKind, ModelChange
+from attention_serving.server.engine.observer import BatchReport, EngineLoad, ExpiryStage
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.rpc.dispatcher import CallLoad
+from attention_serving.server.tls.metrics import TlsMetrics
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # The code of requests that have their results, and the results of changes, as labels.
@@ -187,6 +188,12 @@ class Metrics:
             "change",
             "result",
         )
+        self._dropped_lines = Counter(
+            "attention_dropped_log_lines",
+            "Number of lines of the log that were dropped because standard error was not read in time.",
+            registry=self.registry,
+        )
+        self._seen_dropped_lines = 0
         self._load = [
             (self._gauge(name, text, [], among_workers), read) for name, text, among_workers, read in _LOAD
         ]
@@ -263,6 +270,9 @@ class Metrics:
         load = self._engine_load(), self._call_load()
         for gauge, read in self._load:
             gauge.set(read(load))
+        dropped, seen = logs.dropped_lines(), self._seen_dropped_lines
+        self._seen_dropped_lines = dropped
+        self._dropped_lines.inc(dropped - seen)
         self.flush()
 
     def flush(self) -> None:

@@ -16,11 +16,11 @@ from urllib.parse import parse_qs, urlsplit
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-from server.engine.errors import Code, EngineError
-from server.errors import BindError
-from server.security.guard import Guard
-from server.security.rights import Right
-from server.tls.files import CurrentCertificates
+from attention_serving.server.engine.errors import Code, EngineError
+from attention_serving.server.errors import BindError
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.rights import Right
+from attention_serving.server.tls.files import CurrentCertificates
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ ALLOWED = "GET, HEAD, OPTIONS"
 MAX_CONNECTIONS = 16
 # How long a connection may last, from its begin until the response has been sent.
 MAX_CONNECTION_SECONDS = 10.0
+# How long to wait after a connection could not be accepted.
+RETRY_SECONDS = 0.5
 STATUSES = {
     Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
@@ -112,7 +114,11 @@ class _Server(ThreadingMixIn, TCPServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accepts a connection. Its thread does the handshake, with the first byte that it reads."""
-        accepted, address = super().get_request()
+        try:
+            accepted, address = super().get_request()
+        except OSError:  # without descriptors, the loop that accepts would not wait otherwise
+            time.sleep(RETRY_SECONDS)
+            raise
         if self._certificates is None:
             return accepted, address
         context = self._certificates().context
@@ -183,7 +189,11 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         given = self.headers.get_all("Authorization") or []
         try:
-            identity = self.server.guard.identify([("authorization", value) for value in given], tuple)
+            identity = self.server.guard.identify(
+                [("authorization", value) for value in given],
+                tuple,
+                lambda: f"{self.client_address[0]}:{self.client_address[1]}",
+            )
             identity.require(Right.READ)
         except EngineError as error:
             self._refuse(error)

@@ -10,12 +10,18 @@ from enum import StrEnum
 from pathlib import Path
 from uuid import uuid4
 
-from server.engine.control import IndexEntry, RepositoryControl
-from server.engine.errors import ModelNotReadyError, UnsupportedError
-from server.engine.model import LoadedModel
-from server.engine.store import RepositoryError
-from server.periodic import PeriodicThread
-from server.steps import Step, StepRequest
+from attention_serving.artifact.names import NAME_PATTERN, is_model_name
+from attention_serving.server.engine.control import IndexEntry, RepositoryControl
+from attention_serving.server.engine.errors import (
+    InvalidRequestError,
+    ModelNotReadyError,
+    UnsupportedError,
+    quoted,
+)
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.store import RepositoryError, Signature
+from attention_serving.server.periodic import PeriodicThread
+from attention_serving.server.steps import Step, StepRequest
 
 log = logging.getLogger(__name__)
 STATE_FILE = ".loaded-models.json"
@@ -56,8 +62,8 @@ class ModelControl:
         self._taking = threading.Lock()
         self._requests = ThreadPoolExecutor(1, thread_name_prefix="models")
         self._poller: PeriodicThread | None = None
-        # Models that had changed on disk at the last look.
-        self._seen: list[str] = []
+        # The models that had changed on disk at the last look, and what was there.
+        self._seen: dict[str, dict[str, Signature]] = {}
 
     @property
     def is_explicit(self) -> bool:
@@ -75,6 +81,7 @@ class ModelControl:
             A future that resolves once the model is served; or with ModelNotReadyError, and nothing changed.
 
         Raises:
+            InvalidRequestError: The name is not that of a model.
             UnsupportedError: Models are not loaded on request.
         """
         return self._request(Step.LOAD, name)
@@ -115,6 +122,8 @@ class ModelControl:
     def _request(self, step: Step, name: str) -> "Future[None]":
         if not self.is_explicit:
             raise UnsupportedError(CONTROL_IS_OFF)
+        if not is_model_name(name):
+            raise InvalidRequestError("model_name", f"is {quoted(name)}; must match {NAME_PATTERN}")
         return self._requests.submit(self._change, step, name)
 
     def _change(self, step: Step, name: str) -> None:
@@ -142,9 +151,10 @@ class ModelControl:
         except (RepositoryError, OSError) as error:
             log.warning("repository not read", extra={"reason": str(error)})
             return
-        # What was seen once may be in the middle of a change, such as a folder that is being replaced.
-        for name in set(changed) & set(self._seen):
-            self._reload(name)
+        # Artifacts that differ from the last look may still be written.
+        for name, found in changed.items():
+            if self._seen.get(name) == found:
+                self._reload(name)
         self._seen = changed
 
     def _reload(self, name: str) -> None:

@@ -6,19 +6,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn
 
-from artifact.keys import KeyFileError, read_public_keys
-from server import memory
-from server.engine.control import RepositoryControl
-from server.engine.model import LoadedModel
-from server.engine.model_changes import ModelChange
-from server.engine.repository import Key, Repository
-from server.engine.store import ModelStore, RepositoryError
-from server.engine.version_policy import VersionPolicy
-from server.errors import LoadError
-from server.model_control import ALL, ControlMode, ModelControl, read_loaded
-from server.settings import Settings
-from server.shutdown import Inbox, StopRequest, end
-from server.workers.peers import WorkerPeers
+from attention_serving.artifact.keys import KeyFileError, read_public_keys
+from attention_serving.server import memory
+from attention_serving.server.engine.control import RepositoryControl
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model_changes import ModelChange
+from attention_serving.server.engine.repository import Key, Repository
+from attention_serving.server.engine.store import ModelStore, RepositoryError
+from attention_serving.server.engine.version_policy import VersionPolicy
+from attention_serving.server.errors import LoadError
+from attention_serving.server.model_control import ALL, ControlMode, ModelControl, read_loaded
+from attention_serving.server.settings import Settings
+from attention_serving.server.shutdown import Inbox, StopRequest, end
+from attention_serving.server.workers.peers import WorkerPeers
 
 log = logging.getLogger(__name__)
 # Memory that a model needs, as a multiple of its files (weights in the layout of the kernels, for runs on one
@@ -119,7 +119,7 @@ def model_control(
 
 def _lack_of_memory(store: ModelStore, name: str, version: str) -> str:
     """Why an artifact cannot be loaded beside what is there; empty if it can."""
-    files = (store.folder / name / version).iterdir()
-    needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(file.stat().st_size for file in files)
+    files = store.signature(name, version) or ()
+    needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(size for _, _, size, _ in files)
     free = memory.free_bytes()
     return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from server import thread_names
+from attention_serving.server import thread_names
 
 log = logging.getLogger(__name__)
 

@@ -73,7 +73,7 @@ def _channel(target: str, arguments: argparse.Namespace) -> grpc.Channel:
 
 
 def _name(certificate: bytes) -> str:
-    from server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
+    from attention_serving.server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
 
     return next(iter(identities.of_pem(certificate)), "")
 

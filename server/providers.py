@@ -2,10 +2,10 @@
 
 import logging
 
-from server.engine import cuda
-from server.engine.provider import Provider, ProviderError
-from server.errors import DeviceError
-from server.settings import Settings
+from attention_serving.server.engine import cuda
+from attention_serving.server.engine.provider import Provider, ProviderError
+from attention_serving.server.errors import DeviceError
+from attention_serving.server.settings import Settings
 
 log = logging.getLogger(__name__)
 

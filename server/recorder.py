@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from server.errors import ServerError
-from server.request_log import LoggedRequests, RequestLog
-from server.rpc.records import CallRecord, RequestRecord, TraceContext
-from server.rpc.transport.seam import Call, Metadata
-from server.settings import Settings
-from server.tracing.context import Head
-from server.tracing.options import TraceOptions, trace_options
+from attention_serving.server.errors import ServerError
+from attention_serving.server.request_log import LoggedRequests, RequestLog
+from attention_serving.server.rpc.records import CallRecord, RequestRecord, TraceContext
+from attention_serving.server.rpc.transport.seam import Call, Metadata
+from attention_serving.server.settings import Settings
+from attention_serving.server.tracing.context import Head
+from attention_serving.server.tracing.options import TraceOptions, trace_options
 
 
 class Tracing(Protocol):
@@ -78,7 +78,7 @@ def _tracing(settings: Settings) -> Tracing | None:
     if options is None:
         return None
     # OpenTelemetry is imported only if traces are on.
-    from server.tracing.calls import CallTracing  # noqa: PLC0415
+    from attention_serving.server.tracing.calls import CallTracing  # noqa: PLC0415
 
     try:
         return CallTracing(options)

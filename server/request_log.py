@@ -7,9 +7,9 @@ import logging
 from collections.abc import Iterator
 from enum import StrEnum
 
-from server.rpc.records import CallRecord, RequestRecord
+from attention_serving.server.rpc.records import CallRecord, RequestRecord
 
-log = logging.getLogger("server.requests")
+log = logging.getLogger("attention_serving.server.requests")
 
 
 class LoggedRequests(StrEnum):

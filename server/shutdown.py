@@ -2,6 +2,7 @@
 
 import faulthandler
 import logging
+import math
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_SECONDS = 3.0
 # How much longer it may take to say so.
 LAST_SECONDS = 2.0
+# Largest number that an alarm takes.
+MAX_ALARM_SECONDS = 2**31 - 1
 # How late a signal may be handled that arrived just before the main thread fell asleep, or on another thread.
 SIGNAL_SECONDS = 1.0
 
@@ -72,7 +75,8 @@ def end_after(seconds: float) -> None:
     """Ends the process with status 1 after a time, even if a run or a thread does not return.
 
     A thread of Python logs the reason. If none can run, because native code holds the interpreter, a thread
-    of `faulthandler` writes where each thread is and ends the process.
+    of `faulthandler` writes where each thread is and ends the process. If nobody reads what it writes, the
+    system ends the process by SIGALRM.
     """
 
     def ended() -> None:
@@ -86,6 +90,7 @@ def end_after(seconds: float) -> None:
     timer.start()
     with suppress(RuntimeError, OSError):  # standard error is closed
         faulthandler.dump_traceback_later(seconds + LAST_SECONDS, exit=True)
+    signal.alarm(min(math.ceil(seconds + LAST_SECONDS) + 1, MAX_ALARM_SECONDS))
 
 
 def end(status: int) -> NoReturn:

@@ -12,9 +12,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from server.security.entries import Entry, digest_of, new_token
-from server.security.errors import SecurityFileError
-from server.security.token_file import TokenFile, read_file, write_file
+from attention_serving.server.security.entries import Entry, digest_of, new_token
+from attention_serving.server.security.errors import SecurityFileError
+from attention_serving.server.security.token_file import TokenFile, read_file, write_file
 
 application = typer.Typer(
     add_completion=False,
@@ -196,4 +196,4 @@ def _fail(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    application(prog_name="python -m server.tokens")
+    application()

@@ -2,14 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
+from attention_serving.server.command_line import CONFIG
+from attention_serving.server.settings import Settings
 from scripts.generate_operations_page import generated
 from scripts.operations_tables import error_kinds, metrics
-from server.command_line import CONFIG
-from server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -37,6 +38,22 @@ def test_every_setting_is_documented_once() -> None:
     found = re.findall(r"^\| `--([a-z-]+)` \| `ATTENTION_([A-Z_]+)` \|", PAGE, re.MULTILINE)
     assert sorted(flag.replace("-", "_") for flag, _ in found) == sorted(Settings.model_fields)
     assert all(flag.replace("-", "_").upper() == variable for flag, variable in found)
+
+
+@pytest.mark.parametrize("name", ["port", "metrics_port", "max_connections", "connection_idle_seconds"])
+def test_a_default_is_stated_as_it_is_typed(name: str) -> None:
+    (stated,) = re.findall(
+        rf"^\| `--{name.replace('_', '-')}` \|[^|]*\|[^|]*\| ([^|]*) \|", PAGE, re.MULTILINE
+    )
+    settings = Settings.model_validate({"model_repository": ROOT, name: stated})
+    assert getattr(settings, name) == Settings.model_fields[name].default
+
+
+def test_a_setting_that_takes_text_is_not_a_number() -> None:
+    units = dict(re.findall(r"^\| `--([a-z-]+)` \|[^|]*\| ([^|]*) \|", PAGE, re.MULTILINE))
+    for name, setting in Settings.model_fields.items():
+        if str in (setting.annotation, *get_args(setting.annotation)):
+            assert units[name.replace("_", "-")] != "number", name
 
 
 def test_every_mentioned_setting_exists() -> None:

@@ -2,6 +2,7 @@
 
 model -> export -> artifact <- server.engine <- server.rpc -> protos <- clients
 
+Names are those within attention_serving.
 Imports are read from the syntax trees: those at any depth, and those for type checkers only.
 """
 
@@ -16,13 +17,16 @@ from pathlib import Path
 
 import pytest
 
-import server
+from attention_serving import server
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = ROOT / "clients/python/src"
 # Folders of import packages, and the folder that their names are relative to.
-OURS = ("model", "artifact", "export", "protos", "server", "clients/enrich", "scripts", "benchmarks", "tests")
-PACKAGES = {**dict.fromkeys(OURS, ROOT), "attention_client": CLIENT}
+OURS = ("model", "artifact", "export", "protos", "server", "scripts", "benchmarks", "tests")
+PACKAGES = {**dict.fromkeys(OURS, ROOT), "enrich": ROOT / "clients", "attention_client": CLIENT}
+# The packages of attention_serving.
+PREFIX = "attention_serving."
+PARTS = {"model", "artifact", "export", "protos", "server", "enrich"}
 # What each part imports of the others. Tests import anything.
 ALLOWED = {
     "model": set(),
@@ -31,7 +35,7 @@ ALLOWED = {
     "export": {"model", "artifact"},
     "server": {"artifact", "protos"},
     "attention_client": set(),
-    "clients": {"attention_client", "artifact", "server"},
+    "enrich": {"attention_client", "artifact", "server"},
 }
 # Libraries that a part does not import.
 FORBIDDEN = {
@@ -90,7 +94,12 @@ def modules() -> dict[str, Path]:
 @cache
 def imports(name: str) -> frozenset[str]:
     """Dotted names of all that a module imports; `from a import b` gives a.b."""
-    return frozenset(_imports(modules()[name]))
+    return frozenset(map(short, _imports(modules()[name])))
+
+
+def short(name: str) -> str:
+    """The name of a module within attention_serving, or the whole name of another."""
+    return name.removeprefix(PREFIX)
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -126,10 +135,16 @@ def importers(package: str, *, of: str = "") -> set[str]:
 
 
 def test_every_module_is_found() -> None:
-    expected = {"server.engine.session", "model", "clients.enrich.__main__", "attention_client"}
+    expected = {"server.engine.session", "model", "enrich.__main__", "attention_client"}
     assert expected <= modules().keys()
     assert "server.engine.repository" in dependencies("server.models")
     assert importers("grpc", of="server.rpc")
+
+
+def test_parts_are_imported_from_attention_serving_only() -> None:
+    for name, path in modules().items():
+        found = {target for target in _imports(path) if within(target, *PARTS, "clients")}
+        assert found == set(), name
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:
@@ -163,8 +178,8 @@ def test_a_package_is_confined_to_few_files(package: str) -> None:
 
 def test_a_server_process_loads_no_pytorch() -> None:
     code = (
-        "import sys, server.__main__, server.workers.worker\n"
-        "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+        "import sys, attention_serving.server.__main__, attention_serving.server.workers.worker\n"
+        "print(*sorted({name.removeprefix('attention_serving.').split('.')[0] for name in sys.modules}))"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(found.stdout.split())
@@ -173,7 +188,7 @@ def test_a_server_process_loads_no_pytorch() -> None:
 
 
 def test_a_supervisor_loads_neither_the_runtime_nor_grpc() -> None:
-    code = "import sys, server.workers.supervisor; print(*sys.modules)"
+    code = "import sys, attention_serving.server.workers.supervisor; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"onnxruntime", "grpc"} & set(found.stdout.split()) == set()
 

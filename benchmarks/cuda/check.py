@@ -3,10 +3,10 @@
 import sys
 from dataclasses import asdict
 
+from attention_serving.server.engine import cuda
+from attention_serving.server.engine.provider import ProviderError
 from benchmarks.cuda.plan import Run
 from benchmarks.cuda.records import Records
-from server.engine import cuda
-from server.engine.provider import ProviderError
 
 
 def check(run: Run, records: Records) -> None:

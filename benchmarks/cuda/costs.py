@@ -2,20 +2,20 @@
 
 import numpy as np
 
-from artifact.errors import ArtifactError
-from artifact.manifest import GraphKind
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.calibration import calibrated
+from attention_serving.server.engine.cost import TIMED_SIZES, TIMED_SIZES_ON_DEVICE, time_runs
+from attention_serving.server.engine.execute import run_batch
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device, Provider, ProviderError
+from attention_serving.server.engine.types import Ragged, Request
+from attention_serving.server.engine.validation import validate
 from benchmarks.cuda.models import Case
 from benchmarks.cuda.plan import PRECISIONS, Run
 from benchmarks.cuda.records import Records
-from server.engine.calibration import calibrated
-from server.engine.cost import TIMED_SIZES, TIMED_SIZES_ON_DEVICE, time_runs
-from server.engine.execute import run_batch
-from server.engine.limits import Limits
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.provider import Device, Provider, ProviderError
-from server.engine.types import Ragged, Request
-from server.engine.validation import validate
 
 NARROW = "multi-head-64x4"
 TOGETHER = 32

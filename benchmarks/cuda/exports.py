@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from artifact.manifest import MANIFEST_FILE
+from attention_serving.artifact.manifest import MANIFEST_FILE
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import Precision
 from benchmarks.cuda.models import VERSION, Case, build, cases
 from benchmarks.cuda.plan import Run
 from benchmarks.cuda.records import Records
-from export.artifact import write_artifact
-from export.model_id import ModelId
-from export.precision import Precision
 
 MOST_EXPORTERS = 8
 

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import onnxruntime
 
-from artifact.manifest import GraphKind, Manifest
+from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.server.engine import cuda
+from attention_serving.server.engine.placement import left_on_host
+from attention_serving.server.engine.provider import Device, Provider
 from benchmarks.cuda.models import Case, build
 from benchmarks.cuda.plan import Run
 from benchmarks.cuda.rates import run_bound
 from benchmarks.cuda.records import Records
 from benchmarks.cuda.timing import time_call
-from server.engine import cuda
-from server.engine.placement import left_on_host
-from server.engine.provider import Device, Provider
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 SHAPES = ((1, 8), (1, 128), (32, 8), (32, 128))

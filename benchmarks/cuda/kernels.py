@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from artifact.manifest import BATCH_AXIS, MANIFEST_FILE, GraphKind, Manifest
+from attention_serving.artifact.manifest import BATCH_AXIS, MANIFEST_FILE, GraphKind, Manifest
+from attention_serving.export.parity import SEED
+from attention_serving.export.signature import MASK_HEADS_AXIS, random_inputs, signatures
+from attention_serving.server.engine.provider import Device, Provider
 from benchmarks.cuda.kernel_log import kernels
 from benchmarks.cuda.models import Case, build
 from benchmarks.cuda.plan import PRECISIONS, Run
 from benchmarks.cuda.records import Records
-from export.parity import SEED
-from export.signature import MASK_HEADS_AXIS, random_inputs, signatures
-from server.engine.provider import Device, Provider
 
 # The kernel for masks depends on whether 4 divides the length.
 LENGTHS = {
@@ -32,7 +32,7 @@ MOST_PROCESSES = 6
 CODE = """
 import sys
 import numpy as np, onnxruntime
-from server.engine import cuda
+from attention_serving.server.engine import cuda
 path, inputs, name, options = sys.argv[1], sys.argv[2], sys.argv[3], dict(o.split("=") for o in sys.argv[4:])
 if name == cuda.CUDA.name:
     cuda.preload()

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 
+from attention_serving.export.signature import AttentionModule
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.presets import PRESETS, build_preset
 from benchmarks.cuda.plan import CAUSAL_CROSS, PRECISIONS, Run
-from export.signature import AttentionModule
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.presets import PRESETS, build_preset
 
 VERSION = 1
 

@@ -6,16 +6,16 @@ different lengths; see export/parity.py.
 
 from collections.abc import Iterator
 
-from artifact.errors import ArtifactError
-from artifact.manifest import GraphKind
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID, grid_cases
+from attention_serving.export.signature import signatures
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device, Provider, ProviderError
 from benchmarks.cuda.models import Case, build, cases
 from benchmarks.cuda.plan import Run
 from benchmarks.cuda.records import Record, Records
-from export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID, grid_cases
-from export.signature import signatures
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.provider import Device, Provider, ProviderError
 
 
 def prove(run: Run, records: Records) -> None:

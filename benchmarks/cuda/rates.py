@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from artifact.manifest import GraphKind, Manifest
+from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.server.engine.provider import Device, Provider
+from attention_serving.server.engine.types import Array
 from benchmarks.cuda.models import Case, build
 from benchmarks.cuda.plan import PRECISIONS, Run
 from benchmarks.cuda.records import Records
 from benchmarks.cuda.systems import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE, TORCH_HOST
 from benchmarks.cuda.timing import time_call
-from server.engine.provider import Device, Provider
-from server.engine.types import Array
 
 # Makes the calls of a cell by system, for inputs (B, T, d).
 Prepare = Callable[[Array], Iterator[tuple[str, Callable[[], object]]]]
@@ -56,7 +56,7 @@ def _measure(run: Run, records: Records, precision: str, load: Callable[[Run, st
 def _onnx(run: Run, precision: str) -> Prepare:
     import onnxruntime  # noqa: PLC0415 - PyTorch is measured without it
 
-    from server.engine.session import Session  # noqa: PLC0415
+    from attention_serving.server.engine.session import Session  # noqa: PLC0415
 
     folder = Case(run.extent.wide, precision).folder(run.models)
     path = folder / Manifest.load(folder).graphs[GraphKind.PLAIN].file

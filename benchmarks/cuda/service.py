@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from attention_serving.export.precision import TOLERANCES, Precision
+from attention_serving.export.signature import call_eager, signatures
 from benchmarks import load
 from benchmarks.channel import CallFailedError
 from benchmarks.checkout import Checkout
@@ -18,8 +20,6 @@ from benchmarks.load import Endpoint, MeasurementWindow
 from benchmarks.processes import ServerAddress
 from benchmarks.wire import Api
 from benchmarks.workload import AttentionKind, Lengths, Model, sequences
-from export.precision import TOLERANCES, Precision
-from export.signature import call_eager, signatures
 
 WARM_SECONDS = 0.5
 # Batches as large as a device wants them; see docs/cuda.md.

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 import typer
 
+from attention_serving.export.precision import Precision
+from attention_serving.server import cores
 from benchmarks.encoders import table, ways
 from benchmarks.encoders.folder import random_texts, write_folder
-from export.precision import Precision
-from server import cores
 
 
 def main(

@@ -15,14 +15,14 @@ from attention_client import AttentionClient
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from export.encoder import write_encoder
-from export.errors import ParityError
-from export.model_id import ModelId
-from export.precision import Precision
-from model.encoder_folder.loading import load_encoder
+from attention_serving.export.encoder import write_encoder
+from attention_serving.export.errors import ParityError
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import Precision
+from attention_serving.model.encoder_folder.loading import load_encoder
+from attention_serving.server import cores
+from attention_serving.server.engine.in_process import InProcessModel
 from scripts.local_server import serving
-from server import cores
-from server.engine.in_process import InProcessModel
 
 Embeddings = NDArray[np.float32]
 Encode = Callable[[Sequence[str]], Embeddings]

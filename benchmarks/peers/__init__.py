@@ -28,6 +28,7 @@ class Peer:
         version: The version that `install.sh` installs.
         first_port: Start of the search for free ports; different for each peer, because none is bound yet.
         command: Prepares a folder for the server and returns the command that starts it.
+        backends: Returns the folder of backends that the user names, or None; for peers that need one.
     """
 
     name: str
@@ -37,10 +38,20 @@ class Peer:
     version: str
     first_port: int
     command: Callable[[Launch], Command]
+    backends: Callable[[], Path | None] | None = None
 
     def is_installed(self) -> bool:
         """Returns whether the peer can be started."""
-        return (home() / self.requirement).exists()
+        has_backends = self.backends is None or self.backends() is not None
+        return has_backends and (home() / self.requirement).exists()
+
+    def runtime(self) -> str:
+        """Returns the version of the ONNX Runtime that the peer computes with."""
+        if self.backends is not None and (folder := self.backends()) is not None:
+            return triton.runtime_version(folder)
+        pattern = f"{self.requirement.split('/')[0]}/lib/python*/site-packages/onnxruntime-*.dist-info"
+        found = [path.name.removesuffix(".dist-info").split("-")[1] for path in home().glob(pattern)]
+        return ", ".join(found) or "unknown"
 
     @contextmanager
     def serving(self, graph: Path, model: Model, work: Path) -> Iterator[ServerAddress]:
@@ -73,7 +84,8 @@ PEERS = (
     ),
     Peer(
         name=TRITON_CPP,
-        requirement=f"{triton.CPP_BACKENDS}/onnxruntime",
+        requirement="triton/bin/python",
+        backends=triton.backends,
         api=Api.OPEN_INFERENCE,
         kinds=tuple(AttentionKind),
         version="2.51",
@@ -82,7 +94,8 @@ PEERS = (
     ),
     Peer(
         name=TRITON_CPP_SINGLE,
-        requirement=f"{triton.CPP_BACKENDS}/onnxruntime",
+        requirement="triton/bin/python",
+        backends=triton.backends,
         api=Api.OPEN_INFERENCE,
         kinds=tuple(AttentionKind),
         version="2.51",
@@ -118,9 +131,4 @@ def absent() -> tuple[str, ...]:
 
 def versions() -> dict[str, str]:
     """Returns the version of each installed peer and of the ONNX Runtime that it uses."""
-    found = {}
-    for peer in installed():
-        pattern = f"{peer.requirement.split('/')[0]}/lib/python*/site-packages/onnxruntime-*.dist-info"
-        runtimes = [path.name.removesuffix(".dist-info").split("-")[1] for path in home().glob(pattern)]
-        found[peer.name] = f"{peer.version}, ONNX Runtime {', '.join(runtimes) or 'unknown'}"
-    return found
+    return {peer.name: f"{peer.version}, ONNX Runtime {peer.runtime()}" for peer in installed()}

@@ -1,5 +1,6 @@
 """Starts NVIDIA Triton for one ONNX graph, with its Python backend or its own C++ ONNX Runtime backend."""
 
+import ctypes
 import os
 import shutil
 import sysconfig
@@ -8,8 +9,8 @@ from pathlib import Path
 from benchmarks.peers.launch import Command, Launch
 from benchmarks.processes import cores
 
-CPP_BACKENDS = "triton-onnxruntime/backends"
-"""Below the peers' home: the folder `backends` of a Triton distribution with the ONNX Runtime backend."""
+BACKENDS_VARIABLE = "TRITON_BACKENDS"
+"""Names the folder of Triton's own backends, of which that for ONNX Runtime is measured; see install.sh."""
 PYTHON_MODEL = Path(__file__).with_name("triton_model.py")
 MAX_BATCH = 32
 PYTHON_DELAY_MICROSECONDS = 500
@@ -25,6 +26,26 @@ INPUT = 'input [ {{ name: "{name}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
 BATCHING = "dynamic_batching {{ max_queue_delay_microseconds: {delay} }}\n"
 GRAPH = 'default_model_filename: "{graph}"\n'
 THREADS = 'parameters {{ key: "intra_op_thread_count" value: {{ string_value: "{threads}" }} }}\n'
+
+
+def backends() -> Path | None:
+    """The folder of Triton's own backends; None if the user names none with the one for ONNX Runtime."""
+    named = os.environ.get(BACKENDS_VARIABLE)
+    if not named or not Path(named, "onnxruntime/libtriton_onnxruntime.so").exists():
+        return None
+    return Path(named).resolve()
+
+
+def runtime_version(folder: Path) -> str:
+    """The version that the ONNX Runtime of Triton's own backend states."""
+    libraries = sorted((folder / "onnxruntime").glob("libonnxruntime.so*"))
+    try:
+        base = ctypes.CDLL(str(libraries[0])).OrtGetApiBase
+    except (IndexError, OSError):  # there is none, or it needs libraries that are not here
+        return "unknown"
+    base.restype = ctypes.POINTER(ctypes.c_void_p)  # GetApi, GetVersionString
+    version: bytes = ctypes.CFUNCTYPE(ctypes.c_char_p)(base()[1])()
+    return version.decode()
 
 
 def python_backend(launch: Launch) -> Command:
@@ -57,8 +78,12 @@ def _onnxruntime(launch: Launch, *, instances: int, threads: int, max_batch: int
     if max_batch:
         options += BATCHING.format(delay=0)
     _repository(launch, "onnxruntime", options, instances=instances, max_batch=max_batch)
-    arguments = _arguments(launch, launch.home / CPP_BACKENDS)
-    return Command([*arguments, "--grpc-infer-allocation-pool-size=64"])
+    folder = backends()
+    if folder is None:
+        raise FileNotFoundError(
+            f"{BACKENDS_VARIABLE} names no folder with onnxruntime/libtriton_onnxruntime.so"
+        )
+    return Command([*_arguments(launch, folder), "--grpc-infer-allocation-pool-size=64"])
 
 
 def _repository(launch: Launch, backend: str, options: str, *, instances: int, max_batch: int) -> Path:

@@ -31,7 +31,7 @@ try:
 except ImportError as error:
     sys.exit(f"error: {error}; install it: pip install './clients/python[enrich]' '.[cpu,enrich]'")
 
-from clients.enrich.placement import enrich
+from attention_serving.enrich.placement import enrich
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 IN_PROCESS = "Without servers"
@@ -134,4 +134,4 @@ def main(
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m clients.enrich")
+    app()

@@ -23,7 +23,7 @@ from attention_client.enrich.plan import Chunk, JobPlan
 from attention_client.enrich.progress import ProgressReporter
 from attention_client.enrich.worker import run_chunks
 
-from clients.enrich.local import LocalBackend
+from attention_serving.enrich.local import LocalBackend
 
 
 @dataclass(frozen=True, kw_only=True)

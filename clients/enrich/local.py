@@ -17,10 +17,10 @@ from attention_client.enrich.backend import (
 )
 from attention_client.enrich.errors import EnrichError, RefusedError
 
-from server.engine.errors import EngineError, InvalidRequestError
-from server.engine.in_process import InProcessModel
-from server.engine.provider import Provider
-from server.engine.types import Result
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError
+from attention_serving.server.engine.in_process import InProcessModel
+from attention_serving.server.engine.provider import Provider
+from attention_serving.server.engine.types import Result
 
 NO_OPTIONS = EmbedOptions()
 # Texts of which one that is refused makes the others be encoded one by one.

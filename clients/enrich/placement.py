@@ -98,7 +98,7 @@ def _run_here(
     try:
         from attention_client.enrich.job import run_job  # noqa: PLC0415
 
-        from clients.enrich.local import LocalBackend  # noqa: PLC0415
+        from attention_serving.enrich.local import LocalBackend  # noqa: PLC0415
     except ImportError as error:
         raise EnrichError(f"install what --model-repository needs: pip install '.[cpu]' ({error})") from error
     backend = LocalBackend(
@@ -125,7 +125,7 @@ def _run_on_ray(
     options: JobOptions,
 ) -> Summary:
     try:
-        from clients.enrich.cluster import run_on_cluster  # noqa: PLC0415 - needs the extra `ray`
+        from attention_serving.enrich.cluster import run_on_cluster  # noqa: PLC0415 - needs the extra `ray`
     except ImportError as error:
         raise EnrichError(f"engine {RAY!r} needs the extra: pip install '.[ray]' ({error})") from error
     return run_on_cluster(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from artifact.golden import load_golden
-from artifact.manifest import GraphKind, Manifest
+from attention_serving.artifact.golden import load_golden
+from attention_serving.artifact.manifest import GraphKind, Manifest
 
 GOLDEN_ARRAYS_FILE = "golden.npz"
 

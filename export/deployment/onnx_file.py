@@ -5,8 +5,8 @@ from pathlib import Path
 
 import onnx
 
-from artifact.manifest import GraphKind, Manifest
-from export.deployment.golden import write_golden_arrays
+from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.export.deployment.golden import write_golden_arrays
 
 MODEL_FILE = "model.onnx"
 RUN_FILE = "run.py"

@@ -7,10 +7,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from artifact.certificate import CERTIFICATE_FILE
-from artifact.manifest import MANIFEST_FILE, GraphKind, Manifest
-from export.deployment.golden import write_golden_arrays
-from export.errors import ExportError
+from attention_serving.artifact.certificate import CERTIFICATE_FILE
+from attention_serving.artifact.manifest import MANIFEST_FILE, GraphKind, Manifest
+from attention_serving.export.deployment.golden import write_golden_arrays
+from attention_serving.export.errors import ExportError
 
 ARCHIVER = "torch-model-archiver"
 ARCHIVE_SUFFIX = ".mar"

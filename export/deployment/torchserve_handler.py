@@ -31,7 +31,7 @@ MAX_ROWS = 4096
 MAX_SCORE_BYTES = 64 << 20
 # What a run costs beside its own operations, about 0.1 ms. Padding is worth less than the runs that it saves.
 RUN_FLOPS = 2e7
-KEY_LENGTHS, POSITIONS = "key_lengths", "positions"
+KEY_LENGTHS, QUERY_LENGTHS, POSITIONS = "key_lengths", "query_lengths", "positions"
 BODY_FIELDS = ("body", "data")
 NPY_MAGIC = b"\x93NUMPY"
 BAD_REQUEST, FAILURE = 400, 500
@@ -53,10 +53,13 @@ class AttentionHandler:
         self._manifest = json.loads((folder / "manifest.json").read_text())
         file = context.manifest["model"]["serializedFile"]
         (graph,) = (graph for graph in self._manifest["graphs"].values() if graph["file"] == file)
-        self._specs = [spec for spec in graph["inputs"] if spec["name"] != KEY_LENGTHS]
+        self._specs = [s for s in graph["inputs"] if s["name"] not in (KEY_LENGTHS, QUERY_LENGTHS)]
         self._names = ", ".join(spec["name"] for spec in self._specs)
-        self._outputs, self._takes_lengths = graph["outputs"], len(self._specs) < len(graph["inputs"])
+        self._outputs = graph["outputs"]
         self._query_axis, self._key_axis = (self._specs[at]["axes"][1] for at in (0, -1))
+        axes = {KEY_LENGTHS: self._key_axis, QUERY_LENGTHS: self._query_axis}
+        # By input of lengths, the axis that they count.
+        self._lengths = {spec["name"]: axes[spec["name"]] for spec in graph["inputs"] if spec["name"] in axes}
         self._max_rows = int(settings.get("maxRows", MAX_ROWS))
         options = SessionOptions()
         options.intra_op_num_threads = int(settings.get("threads", 0)) or len(os.sched_getaffinity(0))
@@ -142,7 +145,7 @@ class AttentionHandler:
         if self._manifest["precision"] == "int8" and not self._manifest.get("activation_scales"):
             return False  # one scale for all rows of a run: sequences affect each other
         # Lengths protect one axis. Attention modules need no more: a query affects its own row only.
-        if not self._takes_lengths or not (self._manifest["config"] or len(sizes) == 1):
+        if not self._lengths or not (self._manifest["config"] or len(sizes) == 1):
             return group[0] == sizes
         batch = [*group, sizes]
         longest = {axis: max(each[axis] for each in batch) for axis in sizes}
@@ -161,8 +164,8 @@ class AttentionHandler:
         """The outputs of each sequence by name."""
         sizes = [self._sizes(each) for each in sequences]
         feed = {spec["name"]: stack([each[spec["name"]] for each in sequences]) for spec in self._specs}
-        if self._takes_lengths:
-            feed[KEY_LENGTHS] = np.array([own[self._key_axis] for own in sizes], np.int64)  # (B,)
+        for name, axis in self._lengths.items():
+            feed[name] = np.array([own[axis] for own in sizes], np.int64)  # (B,)
         results = [Arrays() for _ in sequences]
         outputs = self._session.run([spec["name"] for spec in self._outputs], feed)
         for spec, output in zip(self._outputs, outputs, strict=True):  # (B, T, ...) or (B, ...)

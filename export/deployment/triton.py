@@ -6,8 +6,8 @@ Triton looks for the first beside the versions of a model, and for the second if
 
 from typing import Any
 
-from artifact.manifest import BATCH_AXIS, Graph, GraphKind, Manifest, TensorSpec
-from export.deployment.protobuf_text import EnumName, dumps
+from attention_serving.artifact.manifest import BATCH_AXIS, Graph, GraphKind, Manifest, TensorSpec
+from attention_serving.export.deployment.protobuf_text import EnumName, dumps
 
 BACKEND = "onnxruntime"
 DATA_TYPES = {"float32": "TYPE_FP32", "int64": "TYPE_INT64", "bool": "TYPE_BOOL"}

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from artifact.manifest import Manifest
-from export.deployment import torchserve, triton
-from export.deployment.target import DeploymentTarget
-from export.errors import ArtifactExistsError
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.export.deployment import torchserve, triton
+from attention_serving.export.deployment.target import DeploymentTarget
+from attention_serving.export.errors import ArtifactExistsError
 
 
 def check_target(target: DeploymentTarget | str) -> None:
@@ -52,7 +52,7 @@ def write_target(artifact: Path, target: DeploymentTarget | str, *, replace: boo
         if target is DeploymentTarget.TORCHSERVE:
             torchserve.write_archive(artifact, manifest, temporary)
         else:
-            from export.deployment import onnx_file  # noqa: PLC0415 - imports onnx
+            from attention_serving.export.deployment import onnx_file  # noqa: PLC0415 - imports onnx
 
             onnx_file.write_model(artifact, manifest, temporary)
     return sorted(folder.iterdir())
@@ -65,7 +65,7 @@ def _write_configurations(model: Path, manifest: Manifest, *, replace: bool) -> 
         if path.exists() and path.read_text() != text and not replace:
             raise ArtifactExistsError(
                 f"{path} differs from the configuration of version {manifest.version}: it was edited, or "
-                "written for another version; remove it, or replace it (--replace)"
+                "written for another version; remove it, or replace it (replace=True)"
             )
     for path, text in texts.items():
         path.parent.mkdir(exist_ok=True)

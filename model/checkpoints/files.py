@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints.errors import CheckpointError
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from model.attention import MultiHeadAttention
-from model.checkpoints.errors import CheckpointError, listed
-from model.checkpoints.files import TensorFile, open_file
-from model.checkpoints.layouts import Layout, Shape, find_layout
-from model.checkpoints.sizes import CheckpointHints, derive_config, parameter_shapes
-from model.config import AttentionConfig
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.checkpoints.errors import CheckpointError, listed
+from attention_serving.model.checkpoints.files import TensorFile, open_file
+from attention_serving.model.checkpoints.layouts import Layout, Shape, find_layout
+from attention_serving.model.checkpoints.sizes import CheckpointHints, derive_config, parameter_shapes
+from attention_serving.model.config import AttentionConfig
 
 _OUT_AND_IN = 2  # the axes of a weight
 

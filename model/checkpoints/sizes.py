@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import mode
 from typing import Any
 
-from model.checkpoints.errors import CheckpointError
-from model.checkpoints.layouts import FUSED, KEY, OUTPUT, QUERY, VALUE, Layout, Shape
-from model.config import AttentionConfig, ConfigError
+from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints.layouts import FUSED, KEY, OUTPUT, QUERY, VALUE, Layout, Shape
+from attention_serving.model.config import AttentionConfig, ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from model.config import AttentionConfig, ConfigError
+from attention_serving.model.config import AttentionConfig, ConfigError
 
 ACTIVATIONS: Final = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity")
 NORMS: Final = ("layer", "rms")

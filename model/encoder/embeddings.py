@@ -5,8 +5,8 @@ Shapes: B batch, T tokens, d width.
 
 from torch import Tensor, nn
 
-from model.encoder.config import EncoderConfig
-from model.norm import make_norm
+from attention_serving.model.encoder.config import EncoderConfig
+from attention_serving.model.norm import make_norm
 
 
 class TokenEmbeddings(nn.Module):

@@ -6,12 +6,12 @@ Shapes: B batch, T tokens, L layers, H heads, d width.
 import torch
 from torch import Tensor, nn
 
-from model.encoder.config import EncoderConfig
-from model.encoder.embeddings import TokenEmbeddings
-from model.encoder.layer import EncoderLayer
-from model.encoder.pooling import Pooling
-from model.encoder.relative_bias import RelativeBias
-from model.norm import make_norm
+from attention_serving.model.encoder.config import EncoderConfig
+from attention_serving.model.encoder.embeddings import TokenEmbeddings
+from attention_serving.model.encoder.layer import EncoderLayer
+from attention_serving.model.encoder.pooling import Pooling
+from attention_serving.model.encoder.relative_bias import RelativeBias
+from attention_serving.model.norm import make_norm
 
 
 class TextEncoder(nn.Module):

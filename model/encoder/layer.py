@@ -5,11 +5,11 @@ Shapes: B batch, T tokens, H heads, d width.
 
 from torch import Tensor, nn
 
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.encoder.activations import FUNCTIONS
-from model.encoder.config import EncoderConfig
-from model.norm import make_norm
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.encoder.activations import FUNCTIONS
+from attention_serving.model.encoder.config import EncoderConfig
+from attention_serving.model.norm import make_norm
 
 
 class FeedForward(nn.Module):

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.encoder.activations import FUNCTIONS
-from model.encoder.config import DenseConfig, EncoderConfig
+from attention_serving.model.encoder.activations import FUNCTIONS
+from attention_serving.model.encoder.config import DenseConfig, EncoderConfig
 
 
 class Sequences(NamedTuple):

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from model.checkpoints.errors import CheckpointError, listed
+from attention_serving.model.checkpoints.errors import CheckpointError, listed
 
 T = TypeVar("T")
 NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "an object",

@@ -10,16 +10,16 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.checkpoints.errors import CheckpointError, listed
-from model.config import ConfigError
-from model.encoder.config import EncoderConfig
-from model.encoder.encoder import TextEncoder
-from model.encoder_folder.families import FAMILIES
-from model.encoder_folder.families.family import WITHOUT_EFFECT, Family, Stored
-from model.encoder_folder.fields import Fields
-from model.encoder_folder.sentence import read_sentence_modules
-from model.encoder_folder.tensors import FolderTensors, open_tensors
-from model.encoder_folder.tokenizer import load_tokenizer, stated_max_tokens
+from attention_serving.model.checkpoints.errors import CheckpointError, listed
+from attention_serving.model.config import ConfigError
+from attention_serving.model.encoder.config import EncoderConfig
+from attention_serving.model.encoder.encoder import TextEncoder
+from attention_serving.model.encoder_folder.families import FAMILIES
+from attention_serving.model.encoder_folder.families.family import WITHOUT_EFFECT, Family, Stored
+from attention_serving.model.encoder_folder.fields import Fields
+from attention_serving.model.encoder_folder.sentence import read_sentence_modules
+from attention_serving.model.encoder_folder.tensors import FolderTensors, open_tensors
+from attention_serving.model.encoder_folder.tokenizer import load_tokenizer, stated_max_tokens
 
 CONFIGURATION: Final = "config.json"
 

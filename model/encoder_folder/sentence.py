@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from model.checkpoints.errors import CheckpointError
-from model.encoder.config import DenseConfig
-from model.encoder_folder.fields import Fields, read_json
+from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.encoder.config import DenseConfig
+from attention_serving.model.encoder_folder.fields import Fields, read_json
 
 MODULES: Final = "modules.json"
 SETTINGS: Final = "config_sentence_transformers.json"

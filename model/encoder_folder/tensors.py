@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from model.checkpoints.errors import CheckpointError
-from model.checkpoints.files import TensorFile, open_file
-from model.encoder_folder.fields import read_json
+from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints.files import TensorFile, open_file
+from attention_serving.model.encoder_folder.fields import read_json
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.inference import open_inference_pb2 as inference_dot_open__inference__pb2
+from attention_serving.protos.inference import open_inference_pb2 as inference_dot_open__inference__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__

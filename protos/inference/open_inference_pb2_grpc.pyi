@@ -10,7 +10,7 @@ the protocol, so that its clients (of Triton and KServe) work unchanged.
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos.inference import open_inference_pb2 as _open_inference_pb2
+from attention_serving.protos.inference import open_inference_pb2 as _open_inference_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

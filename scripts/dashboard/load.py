@@ -12,10 +12,10 @@ import grpc
 import numpy as np
 from attention_client import AttendInputs, AttentionClient, AttentionClientError, ModelInfo
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from protos.inference import open_inference_pb2 as inference_pb
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference import open_inference_pb2 as inference_pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 CALLERS = 6
 # Calls that are sent at once, which is more than the server of the check takes.

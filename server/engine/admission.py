@@ -7,7 +7,7 @@ therefore measured all the time.
 
 import math
 
-from server.engine.errors import OverloadedError
+from attention_serving.server.engine.errors import OverloadedError
 
 # How long the engine must have been busy for a measurement, in seconds.
 WINDOW_SECONDS = 0.2

@@ -1,6 +1,6 @@
 """Decides when memory that large runs left in the runtime's arena is returned to the system."""
 
-from server.engine.model import LoadedModel
+from attention_serving.server.engine.model import LoadedModel
 
 # Smaller runs leave too little memory in the arena to matter.
 LARGE_RUN_BYTES = 64 << 20

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from artifact.manifest import GraphKind
-from server.engine.embeddings import shortened
-from server.engine.execute import Outputs, gather
-from server.engine.fair_shares import CallerShare
-from server.engine.limits import Limits
-from server.engine.types import Result
-from server.engine.validation import ValidatedRequest
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.embeddings import shortened
+from attention_serving.server.engine.execute import Outputs, gather
+from attention_serving.server.engine.fair_shares import CallerShare
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.types import Result
+from attention_serving.server.engine.validation import ValidatedRequest
 
 # A run that takes this many times its fixed cost does not accept sequences of other requests.
 FULL_AT_CALL_COSTS = 20

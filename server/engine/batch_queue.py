@@ -20,13 +20,13 @@ from collections.abc import Iterable
 from heapq import merge
 from operator import attrgetter
 
-from artifact.manifest import GraphKind
-from server.engine.batch import Batch, PendingRequest, QueuedSequence
-from server.engine.caller import ANYONE, Caller
-from server.engine.fair_shares import CallerShare, FairShares
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.validation import ValidatedRequest
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.batch import Batch, PendingRequest, QueuedSequence
+from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.fair_shares import CallerShare, FairShares
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.validation import ValidatedRequest
 
 # How many sequences behind the oldest are considered for its batch.
 LOOK_AHEAD = 256

@@ -12,8 +12,8 @@ import onnxruntime
 from numpy.typing import DTypeLike
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from server.engine.pinned import HostMemory
-from server.engine.types import Array
+from attention_serving.server.engine.pinned import HostMemory
+from attention_serving.server.engine.types import Array
 
 HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 # Types of tensors by their names in ONNX Runtime.

@@ -3,8 +3,8 @@
 import threading
 from abc import ABC, abstractmethod
 
-from server.engine.errors import OverloadedError
-from server.engine.timeline import Timeline
+from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.engine.timeline import Timeline
 
 
 class MemoryBudget:
@@ -41,9 +41,9 @@ class MemoryBudget:
         reservation.add(size)
         return reservation
 
-    def _add(self, size: int, own: int, account: "Account | None") -> None:
-        """Takes bytes for a reservation that holds `own` bytes already."""
+    def _add(self, reservation: "Reservation", size: int) -> None:
         with self._lock:
+            own, account = reservation._size, reservation._account
             held = self._held_bytes + size
             if account is not None:
                 account.check(size, own, self.limit_bytes - self._held_bytes)
@@ -55,12 +55,14 @@ class MemoryBudget:
             self._held_bytes = held
             if account is not None:
                 account.held_bytes += size
+            reservation._size += size
 
-    def _subtract(self, size: int, account: "Account | None") -> None:
+    def _release(self, reservation: "Reservation") -> None:
         with self._lock:
+            size, reservation._size = reservation._size, 0
             self._held_bytes -= size
-            if account is not None:
-                account.held_bytes -= size
+            if reservation._account is not None:
+                reservation._account.held_bytes -= size
 
 
 class Account(ABC):
@@ -114,11 +116,9 @@ class Reservation:
         Raises:
             OverloadedError: The limit is reached; the reservation is as before.
         """
-        self._budget._add(size, self._size, self._account)
-        self._size += size
+        self._budget._add(self, size)
 
     def release(self) -> None:
-        """Frees all bytes. May be called more than once."""
-        size, self._size = self._size, 0
-        if size:
-            self._budget._subtract(size, self._account)
+        """Frees all bytes. May be called more than once, by any thread."""
+        if self._size:
+            self._budget._release(self)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from artifact.manifest import IN_BLOCKS, GraphKind
-from server.engine.cost import (
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.server.engine.cost import (
     TIMED_SIZES,
     TIMED_SIZES_ALONE,
     TIMED_SIZES_ON_DEVICE,
@@ -16,10 +16,10 @@ from server.engine.cost import (
     fit,
     time_runs,
 )
-from server.engine.execute import run_batch
-from server.engine.model import LoadedModel
-from server.engine.run_memory import peak_bytes
-from server.engine.types import Array, SequenceInputs, SequenceShape
+from attention_serving.server.engine.execute import run_batch
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.run_memory import peak_bytes
+from attention_serving.server.engine.types import Array, SequenceInputs, SequenceShape
 
 # Length of the sequences whose run's memory is measured.
 MEASURED_LENGTH = 512

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from artifact.golden import GoldenCase
-from server.engine.model import LoadedModel
-from server.engine.repository import Model
-from server.engine.session import Session
+from attention_serving.artifact.golden import GoldenCase
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import Model
+from attention_serving.server.engine.session import Session
 
 # The largest part of the time that replays take: while nothing else is computed, and while something is.
 IDLE_SHARE, BUSY_SHARE = 0.1, 0.001

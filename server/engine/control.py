@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from server.engine import model_changes
-from server.engine.model import LoadedModel
-from server.engine.model_caches import forget_models
-from server.engine.model_changes import ModelChange
-from server.engine.repository import FailedModel, Key, Model, Repository
-from server.engine.store import ModelStore, RepositoryError, Signature
+from attention_serving.server.engine import model_changes
+from attention_serving.server.engine.errors import quoted
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model_changes import ModelChange
+from attention_serving.server.engine.repository import FailedModel, Key, Model, Repository
+from attention_serving.server.engine.store import ModelStore, RepositoryError, Signature
 
 log = logging.getLogger(__name__)
 INCOMPLETE = "the artifact is incomplete: it has no manifest"
@@ -122,7 +122,7 @@ class RepositoryControl:
         change, served = _Change(name), self.repository.versions(name)
         wanted = self.store.chosen(name)
         if not wanted:
-            return f"model {name!r} does not exist in the repository"
+            return f"model {quoted(name)} does not exist in the repository"
         for version in wanted:
             self._prepare_version(change, version, served.get(version))
         self._report_all(model_changes.failed(served, change.failures))
@@ -143,7 +143,7 @@ class RepositoryControl:
     def prepare_unload(self, number: str, name: str) -> str:
         """Prepares that no version of a model is served. Returns why it cannot be done; empty if it can."""
         if not self.repository.versions(name):
-            return f"model {name!r} is not loaded"
+            return f"model {quoted(name)} is not loaded"
         self._keep(number, _Change(name))
         return ""
 
@@ -189,8 +189,8 @@ class RepositoryControl:
         self._signatures = {
             key: signature for key, signature in self._signatures.items() if key[0] != change.name
         } | change.signatures
-        for key in [key for key in self._states if key[0] == change.name]:
-            del self._states[key]
+        for key in [key for key in list(self._states) if key[0] == change.name]:
+            self._states.pop(key, None)
         self._note_failures(change)
         for model in removed:
             if isinstance(model, LoadedModel):
@@ -215,8 +215,10 @@ class RepositoryControl:
             found[key] = IndexEntry(*key, ModelState.READY, entry.reason) if serving else entry
         return [found[key] for key in sorted(found, key=lambda key: (key[0], int(key[1])))]
 
-    def changed_on_disk(self) -> list[str]:
-        """Names of the models whose artifacts are not those that were loaded last. Incomplete ones wait.
+    def changed_on_disk(self) -> dict[str, dict[str, Signature]]:
+        """The models whose artifacts are not those that were loaded last, and what is there by version.
+
+        Incomplete artifacts wait.
 
         Raises:
             RepositoryError: The folder does not exist.
@@ -228,7 +230,9 @@ class RepositoryControl:
             if (signature := self.store.signature(name, version)) is not None
         }
         names = {name for name, _ in now.keys() | self._signatures.keys()}
-        return sorted(name for name in names if _of(name, now) != _of(name, self._signatures))
+        return {
+            name: found for name in sorted(names) if (found := _of(name, now)) != _of(name, self._signatures)
+        }
 
     def _report_all(self, changes: Iterable[ModelChange]) -> None:
         for each in changes:
@@ -277,9 +281,8 @@ class RepositoryControl:
         threading.Thread(target=self._wait_until_free, args=arguments, name="unload", daemon=True).start()
 
     def _wait_until_free(self, model: "weakref.ref[LoadedModel]", key: Key) -> None:
-        """Waits until the last request of a model has ended. Requests in progress add to the caches."""
+        """Waits until the last request of a model has ended."""
         while model() is not None:
-            forget_models()
             time.sleep(FREE_SECONDS)
         entry = self._states.get(key)
         if entry is not None and entry.state is ModelState.UNLOADING:

@@ -15,8 +15,8 @@ from importlib import metadata
 import numpy as np
 import onnxruntime
 
-from server.engine.cuda_driver import CudaDevice, find_devices
-from server.engine.provider import Provider, ProviderError
+from attention_serving.server.engine.cuda_driver import CudaDevice, find_devices
+from attention_serving.server.engine.provider import Provider, ProviderError
 
 CUDA = Provider.CUDA.runtime
 # An ONNX model: y = x + x, for a float32 vector of one element; opset 13.

@@ -6,7 +6,7 @@ Source: CUDA Driver API, sections "Initialization", "Device Management" and "Err
 import ctypes
 from dataclasses import dataclass
 
-from server.engine.provider import ProviderError
+from attention_serving.server.engine.provider import ProviderError
 
 LIBRARY = "libcuda.so.1"
 SUCCESS = 0

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from artifact.manifest import BATCH_AXIS, GraphKind, TensorSpec
-from server.engine.errors import InvalidRequestError
-from server.engine.model import LoadedModel
-from server.engine.model_caches import cached_by_model
-from server.engine.types import SequenceShape
+from attention_serving.artifact.manifest import BATCH_AXIS, GraphKind, TensorSpec
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model_caches import cached_by_model
+from attention_serving.server.engine.types import SequenceShape
 
 Sizes = dict[str, int]
 # The lengths of each input, in the order of the model's inputs.

@@ -8,11 +8,11 @@ asks after a short run, and otherwise the engine's threads (`needs_thread`).
 import math
 from collections import deque
 
-from server.engine.batch import Batch, PendingRequest
-from server.engine.batch_queue import BatchQueue
-from server.engine.caller import ANYONE, Caller
-from server.engine.limits import Limits
-from server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.batch import Batch, PendingRequest
+from attention_serving.server.engine.batch_queue import BatchQueue
+from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.validation import ValidatedRequest
 
 # How much longer an inline run may take if nothing else runs or is queued.
 IDLE_FACTOR = 10

@@ -5,10 +5,10 @@ Source: Kusupati et al., "Matryoshka Representation Learning" (2022), section 3.
 
 import numpy as np
 
-from artifact.encoder import EMBEDDING
-from server.engine.errors import InvalidRequestError
-from server.engine.model import LoadedModel
-from server.engine.types import Array
+from attention_serving.artifact.encoder import EMBEDDING
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array
 
 DIMENSIONS = "dimensions"
 

@@ -4,20 +4,20 @@ import threading
 import time
 from concurrent.futures import Future
 
-from server.engine.budget import MemoryBudget, Reservation
-from server.engine.caller import ANYONE, Caller
-from server.engine.errors import Code, EngineError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.observer import EngineLoad, NullObserver, Observer
-from server.engine.provider import MIN_PARALLEL_RUNS
-from server.engine.repository import Repository
-from server.engine.runner import observe
-from server.engine.scheduler import Scheduler
-from server.engine.texts import encode_texts
-from server.engine.timeline import Timeline
-from server.engine.types import Request, Result
-from server.engine.validation import ValidatedRequest, validate
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.errors import Code, EngineError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.observer import EngineLoad, NullObserver, Observer
+from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.runner import observe
+from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.texts import encode_texts
+from attention_serving.server.engine.timeline import Timeline
+from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.validation import ValidatedRequest, validate
 
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
 INLINE_SECONDS = 0.0005

@@ -18,11 +18,16 @@ from enum import StrEnum
 # When to try again if nothing is known about when the server has room, in seconds.
 RETRY_SECONDS = 0.1
 # Messages quote what callers sent, and transports carry messages in headers of bounded size.
-MAX_TEXT = 1000
+MAX_TEXT, MAX_QUOTED = 1000, 128
 
 
 def _bounded(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+
+
+def quoted(text: str) -> str:
+    """A name that a caller sent, as messages quote it: escaped, and cut if it is too long for a name."""
+    return repr(text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}...")
 
 
 class Code(StrEnum):

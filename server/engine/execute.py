@@ -10,22 +10,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from artifact.encoder import ATTENTION_WEIGHTS
-from artifact.manifest import (
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
+from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
     BLOCK_ROWS,
     KEY_LENGTHS,
+    QUERY_LENGTHS,
     Graph,
     GraphKind,
     TensorSpec,
 )
-from server.engine.head_selection import select
-from server.engine.model import LoadedModel
-from server.engine.session import RunControl
-from server.engine.statistics import RunTimes
-from server.engine.text_spans import with_spans
-from server.engine.types import Array, SequenceInputs
+from attention_serving.server.engine.head_selection import select
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.session import RunControl
+from attention_serving.server.engine.statistics import RunTimes
+from attention_serving.server.engine.text_spans import with_spans
+from attention_serving.server.engine.types import Array, SequenceInputs
 
 Outputs = dict[str, Array]
 # Makes an array of a shape and a data type, whose values are undefined.
@@ -107,8 +108,9 @@ def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
 def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs], empty: Empty) -> Array:
     if spec.name == BLOCK_ROWS:
         return np.array(model.block_rows(max(sequence.lengths[1] for sequence in sequences)), np.int64)  # ()
-    if spec.name == KEY_LENGTHS:
-        return np.array([sequence.lengths[1] for sequence in sequences], dtype=np.int64)  # (B,)
+    if spec.name in (QUERY_LENGTHS, KEY_LENGTHS):
+        at = spec.name == KEY_LENGTHS
+        return np.array([sequence.lengths[at] for sequence in sequences], dtype=np.int64)  # (B,)
     if spec.name == ATTENTION_MASK:
         return _stack_masks(spec, sequences, empty)
     return _stack([sequence.inputs[spec.name] for sequence in sequences], empty)

@@ -7,7 +7,7 @@ saved up, and what was used is not forgotten. With one caller, it is always that
 Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 """
 
-from server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.caller import ANYONE, Caller
 
 # Callers without queued sequences are forgotten when there are this many, whatever their clocks say.
 MAX_IDLE = 1024

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from artifact.golden import GoldenCase
-from artifact.tolerance import Tolerance
-from server.engine.session import RunControl, Session
+from attention_serving.artifact.golden import GoldenCase
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.server.engine.session import RunControl, Session
 
 
 class Difference(NamedTuple):

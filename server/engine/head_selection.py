@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from artifact.encoder import ATTENTION_WEIGHTS
-from artifact.manifest import GraphKind
-from server.engine.errors import InvalidRequestError
-from server.engine.model import LoadedModel
-from server.engine.types import Array, HeadSelection, SequenceShape
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array, HeadSelection, SequenceShape
 
 LAYERS: Final = "head_selection.layers"
 HEADS: Final = "head_selection.heads"
@@ -35,7 +35,7 @@ def check_selection(selection: HeadSelection, model: LoadedModel) -> None:
 def _check(field: str, chosen: Sequence[int], count: int) -> None:
     if wrong := [index for index in chosen[: count + 1] if index >= count]:
         raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
-    if len(set(chosen)) < len(chosen):
+    if len(chosen) > count or len(set(chosen)) < len(chosen):
         raise InvalidRequestError(field, "names one of them twice")
 
 

@@ -1,7 +1,7 @@
 """The engine for use in the caller's own process: load, submit, close. Needs neither a server nor a queue.
 
 ```python
-from server.engine.in_process import InProcessModel
+from attention_serving.server.engine.in_process import InProcessModel
 
 model = InProcessModel.load(Path("model_repository"), "multi-head-768x12")
 result = model.submit({"query": [np.ones((6, 768), np.float32)]}).result()
@@ -20,20 +20,25 @@ from typing import Self
 
 import numpy as np
 
-from artifact.errors import ArtifactError
-from artifact.manifest import POSITIONS, TensorSpec
-from server import cores
-from server.engine.embeddings import shortened
-from server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
-from server.engine.execute import Outputs, gather, run_batch
-from server.engine.limits import Limits
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.provider import Device, Provider, ProviderError
-from server.engine.store import versions
-from server.engine.texts import encode_texts
-from server.engine.types import Array, Ragged, Request, Result, SequenceInputs
-from server.engine.validation import ValidatedRequest, validate
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.manifest import POSITIONS, TensorSpec
+from attention_serving.server import cores
+from attention_serving.server.engine.embeddings import shortened
+from attention_serving.server.engine.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    quoted,
+)
+from attention_serving.server.engine.execute import Outputs, gather, run_batch
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device, Provider, ProviderError
+from attention_serving.server.engine.store import versions
+from attention_serving.server.engine.texts import encode_texts
+from attention_serving.server.engine.types import Array, Ragged, Request, Result, SequenceInputs
+from attention_serving.server.engine.validation import ValidatedRequest, validate
 
 
 class InProcessModel:
@@ -95,7 +100,7 @@ class InProcessModel:
         found = versions(repository, name)
         if not found or (version and version not in found):
             existing = f"; it has version {', '.join(found)}" if found else ""
-            wanted = f"model {name!r}" + (f" version {version}" if version else "")
+            wanted = f"model {quoted(name)}" + (f" version {quoted(version)}" if version else "")
             raise ModelNotFoundError(f"{repository} does not contain {wanted}{existing}")
         on_host = provider.runtime.uses_host_cores
         device = Device(provider, threads=1 if on_host else 0)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from server.engine.errors import LimitExceededError
+from attention_serving.server.engine.errors import LimitExceededError
 
 MIB = 1 << 20
 # The largest tolerance of a precision that export offers: the absolute one of int8.

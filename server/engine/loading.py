@@ -4,17 +4,17 @@ import dataclasses
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from artifact.certificate import check_certificate
-from artifact.errors import ArtifactError
-from artifact.golden import GoldenCase, check_golden, load_golden
-from artifact.keys import PublicKey
-from artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, check_inside
-from server.engine.golden_replay import Difference, MissingOutputError, replay
-from server.engine.limits import MAX_TOLERANCE
-from server.engine.model import LoadedModel
-from server.engine.provider import Device, ProviderError
-from server.engine.session import Session
-from server.engine.tokenizer import TextEncoder
+from attention_serving.artifact.certificate import check_certificate
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.golden import GoldenCase, check_golden, load_golden
+from attention_serving.artifact.keys import PublicKey
+from attention_serving.artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, check_inside
+from attention_serving.server.engine.golden_replay import Difference, MissingOutputError, replay
+from attention_serving.server.engine.limits import MAX_TOLERANCE
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device, ProviderError
+from attention_serving.server.engine.session import Session
+from attention_serving.server.engine.tokenizer import TextEncoder
 
 # Weights of smaller artifacts are prepacked in every graph's session.
 SMALL_ARTIFACT_BYTES = 64 << 20

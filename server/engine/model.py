@@ -8,15 +8,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike
 
-from artifact.encoder import EncoderFacts
-from artifact.golden import GoldenCase
-from artifact.manifest import IN_BLOCKS, GraphKind, Manifest, TensorSpec
-from server.engine.cost import UNTIMED, RunCost
-from server.engine.provider import Provider
-from server.engine.session import RunControl, Session
-from server.engine.statistics import ModelStatistics
-from server.engine.tokenizer import TextEncoder
-from server.engine.types import Array
+from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.golden import GoldenCase
+from attention_serving.artifact.manifest import ATTENTION_MASK, IN_BLOCKS, GraphKind, Manifest, TensorSpec
+from attention_serving.server.engine.cost import UNTIMED, RunCost
+from attention_serving.server.engine.provider import Provider
+from attention_serving.server.engine.session import RunControl, Session
+from attention_serving.server.engine.statistics import ModelStatistics
+from attention_serving.server.engine.tokenizer import TextEncoder
+from attention_serving.server.engine.types import Array
 
 # Query rows of a block. With fewer, the kernels spend more time on packing the keys anew for each block: at
 # 8,192 x 768, 128 rows take 1.2 times as long as 256, and 512 gain nothing.
@@ -95,8 +95,10 @@ class LoadedModel:
 
     @cached_property
     def input_names(self) -> str:
-        """The names of the model's own inputs, as messages list them."""
-        return ", ".join(spec.name for spec in self.inputs)
+        """The names of the inputs that a request may have, as messages list them."""
+        names = ", ".join(spec.name for spec in self.inputs)
+        takes_mask = GraphKind.MASK in self.manifest.graphs
+        return f"{names} and optionally {ATTENTION_MASK}" if takes_mask else names
 
     @property
     def encoder(self) -> EncoderFacts | None:

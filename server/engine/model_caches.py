@@ -1,45 +1,28 @@
-"""Caches of what follows from a model. Their entries keep the model alive, so they can be emptied."""
+"""Caches of values that depend on a model. They do not keep it alive: it is freed after its last request."""
 
-import threading
-from collections.abc import Callable
-from functools import _lru_cache_wrapper, lru_cache
-from typing import Protocol, TypeVar
-from weakref import WeakSet
+from collections.abc import Callable, Hashable
+from functools import lru_cache, wraps
+from typing import TypeVar
+from weakref import ref
 
-
-class ModelCache(Protocol):
-    """Has entries that keep models alive."""
-
-    def cache_clear(self) -> None:
-        """Empties the cache."""
-
+from attention_serving.server.engine.model import LoadedModel
 
 R = TypeVar("R")
-_caches: WeakSet[ModelCache] = WeakSet()
-# To copy the set takes several steps, between which another thread could add to it.
-_adding = threading.Lock()
 
 
-def register(cache: ModelCache) -> None:
-    """Has a cache emptied by `forget_models`, as long as it exists."""
-    with _adding:
-        _caches.add(cache)
+def cached_by_model(maxsize: int) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """As `functools.lru_cache`, for functions of a model whose results do not refer to the model."""
 
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        # References to one model are equal while it lives, and afterwards equal to no other.
+        @lru_cache(maxsize=maxsize)
+        def cached(model: "ref[LoadedModel]", *arguments: Hashable) -> R:
+            return function(model(), *arguments)
 
-def cached_by_model(maxsize: int) -> "Callable[[Callable[..., R]], _lru_cache_wrapper[R]]":
-    """As `functools.lru_cache`, for functions that are called with a model."""
+        @wraps(function)
+        def by_reference(model: LoadedModel, *arguments: Hashable) -> R:
+            return cached(ref(model), *arguments)
 
-    def decorate(function: Callable[..., R]) -> "_lru_cache_wrapper[R]":
-        cached = lru_cache(maxsize=maxsize)(function)
-        register(cached)
-        return cached
+        return by_reference
 
     return decorate
-
-
-def forget_models() -> None:
-    """Empties every cache, so that models that were unloaded can be freed."""
-    with _adding:
-        caches = list(_caches)
-    for cache in caches:
-        cache.cache_clear()

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from server.engine.model import LoadedModel
-from server.engine.repository import FailedModel, Model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import FailedModel, Model
 
 
 class ChangeKind(StrEnum):

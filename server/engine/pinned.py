@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from server.engine.types import Array
+from attention_serving.server.engine.types import Array
 
 log = logging.getLogger(__name__)
 SMALLEST_BLOCK = 1 << 16

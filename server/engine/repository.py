@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from server.engine.errors import ModelNotFoundError, ModelNotReadyError
-from server.engine.model import LoadedModel
+from attention_serving.server.engine.errors import ModelNotFoundError, ModelNotReadyError, quoted
+from attention_serving.server.engine.model import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,15 @@ class Repository:
         snapshot = self._snapshot
         if name not in snapshot.newest:
             known = ", ".join(sorted(snapshot.newest)) or "none"
-            raise ModelNotFoundError(f"model {name!r} does not exist; there are: {known}", field="model_name")
+            raise ModelNotFoundError(
+                f"model {quoted(name)} does not exist; there are: {known}", field="model_name"
+            )
         found = snapshot.models.get((name, version)) if version else snapshot.newest[name]
         if found is None:
             versions = ", ".join(self.versions(name))
             raise ModelNotFoundError(
-                f"model {name!r} does not have version {version!r}; it has: {versions}", field="model_version"
+                f"model {name!r} does not have version {quoted(version)}; it has: {versions}",
+                field="model_version",
             )
         return found
 

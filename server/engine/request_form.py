@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from artifact.manifest import POSITIONS, GraphKind
-from server.engine.caller import Caller
-from server.engine.model import LoadedModel
-from server.engine.types import Array, Request, SequenceInputs, SequenceShape
-from server.engine.validation import ValidatedRequest, split
+from attention_serving.artifact.manifest import POSITIONS, GraphKind
+from attention_serving.server.engine.caller import Caller
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array, Request, SequenceInputs, SequenceShape
+from attention_serving.server.engine.validation import ValidatedRequest, split
 
 
 class RequestForm(NamedTuple):
@@ -17,10 +17,9 @@ class RequestForm(NamedTuple):
         lengths: Rows of each sequence, for each of the model's inputs.
         shapes: What follows for each sequence.
 
-    The others are those of `ValidatedRequest`.
+    The others are those of `ValidatedRequest`. A form does not keep its model alive.
     """
 
-    model: LoadedModel
     graph: GraphKind
     lengths: tuple[tuple[int, ...], ...]
     shapes: tuple[SequenceShape, ...]
@@ -34,10 +33,12 @@ class RequestForm(NamedTuple):
         model = validated.model
         if request.texts or request.mask or request.spans or request.offsets or request.head_selection:
             return None
-        if any(spec.name == POSITIONS or spec.exclusive_upper_bound is not None for spec in model.inputs):
+        if any(
+            spec.name == POSITIONS or spec.exclusive_upper_bound is not None or spec.data_type == "bool"
+            for spec in model.inputs
+        ):
             return None
         return cls(
-            model,
             validated.graph,
             tuple([request.inputs[spec.name].lengths for spec in model.inputs]),
             tuple([sequence.shape for sequence in validated.sequences]),
@@ -46,18 +47,21 @@ class RequestForm(NamedTuple):
             validated.dimensions,
         )
 
-    def filled(self, rows: Sequence[Array], deadline: float, caller: Caller) -> ValidatedRequest:
+    def filled(
+        self, model: LoadedModel, rows: Sequence[Array], deadline: float, caller: Caller
+    ) -> ValidatedRequest:
         """A request of this form.
 
         Args:
+            model: The model that the form was made for.
             rows: The rows (sum of lengths, ...) of each of the model's inputs, of its element types.
             deadline: On `time.monotonic`'s clock, in seconds.
             caller: Whose request it is.
         """
-        names = self.model.inputs_by_name
+        names = model.inputs_by_name
         columns = [split(own, lengths) for own, lengths in zip(rows, self.lengths, strict=True)]
         return ValidatedRequest(
-            model=self.model,
+            model=model,
             graph=self.graph,
             sequences=tuple(
                 [

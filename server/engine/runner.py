@@ -6,15 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 
-from artifact.manifest import GraphKind
-from server.engine.batch import Batch, PendingRequest, QueuedSequence
-from server.engine.errors import EngineError, OverloadedError, RunFailedError
-from server.engine.execute import Outputs, run_batch
-from server.engine.observer import BatchReport, Observer
-from server.engine.session import RunControl
-from server.engine.statistics import RunTimes
-from server.engine.timeline import RecordedRun, record_run
-from server.engine.validation import ValidatedRequest
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.batch import Batch, PendingRequest, QueuedSequence
+from attention_serving.server.engine.errors import EngineError, OverloadedError, RunFailedError
+from attention_serving.server.engine.execute import Outputs, run_batch
+from attention_serving.server.engine.observer import BatchReport, Observer
+from attention_serving.server.engine.session import RunControl
+from attention_serving.server.engine.statistics import RunTimes
+from attention_serving.server.engine.timeline import RecordedRun, record_run
+from attention_serving.server.engine.validation import ValidatedRequest
 
 log = logging.getLogger(__name__)
 RUN_FAILED = "the runtime failed on this request; see the server's log"

@@ -9,21 +9,27 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from server import thread_names
-from server.engine.admission import EARLY_RESERVE, Admission
-from server.engine.arena import ArenaTrimmer
-from server.engine.batch import Batch, PendingRequest, QueuedSequence
-from server.engine.caller import ANYONE, Caller
-from server.engine.dispatch import Dispatch, Next
-from server.engine.errors import Code, DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
-from server.engine.execute import Outputs
-from server.engine.limits import Limits
-from server.engine.observer import EngineLoad, ExpiryStage, Observer
-from server.engine.provider import MIN_PARALLEL_RUNS
-from server.engine.runner import RUN_FAILED, Failures, Runner, fail, observe
-from server.engine.session import RunControl
-from server.engine.types import Result
-from server.engine.validation import ValidatedRequest
+from attention_serving.server import thread_names
+from attention_serving.server.engine.admission import EARLY_RESERVE, Admission
+from attention_serving.server.engine.arena import ArenaTrimmer
+from attention_serving.server.engine.batch import Batch, PendingRequest, QueuedSequence
+from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.dispatch import Dispatch, Next
+from attention_serving.server.engine.errors import (
+    Code,
+    DeadlineExceededError,
+    EngineError,
+    RunFailedError,
+    ShuttingDownError,
+)
+from attention_serving.server.engine.execute import Outputs
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.observer import EngineLoad, ExpiryStage, Observer
+from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
+from attention_serving.server.engine.runner import RUN_FAILED, Failures, Runner, fail, observe
+from attention_serving.server.engine.session import RunControl
+from attention_serving.server.engine.types import Result
+from attention_serving.server.engine.validation import ValidatedRequest
 
 log = logging.getLogger(__name__)
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.

@@ -9,12 +9,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import DTypeLike
 
-from server.engine import cuda
-from server.engine.binding import BoundSession, UnboundOutputError
-from server.engine.pinned import CudaPageLock, HostMemory
-from server.engine.placement import HostNodes, left_on_host
-from server.engine.provider import Device, Provider, ProviderError
-from server.engine.types import Array
+from attention_serving.server.engine import cuda
+from attention_serving.server.engine.binding import BoundSession, UnboundOutputError
+from attention_serving.server.engine.pinned import CudaPageLock, HostMemory
+from attention_serving.server.engine.placement import HostNodes, left_on_host
+from attention_serving.server.engine.provider import Device, Provider, ProviderError
+from attention_serving.server.engine.types import Array
 
 log = logging.getLogger(__name__)
 

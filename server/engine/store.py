@@ -2,30 +2,31 @@
 
 import dataclasses
 import logging
-import re
+import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from artifact.certificate import CERTIFICATE_FILE
-from artifact.errors import ArtifactError
-from artifact.keys import PublicKey
-from artifact.manifest import MANIFEST_FILE
-from server.engine.calibration import calibrated
-from server.engine.canary import run_bytes
-from server.engine.limits import MAX_TOLERANCE
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.provider import Device, ProviderError
-from server.engine.repository import FailedModel, Key, Model, Repository
-from server.engine.version_policy import VersionPolicy
+from attention_serving.artifact.certificate import CERTIFICATE_FILE
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.keys import PublicKey
+from attention_serving.artifact.manifest import MANIFEST_FILE
+from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
+from attention_serving.server.engine.calibration import calibrated
+from attention_serving.server.engine.canary import run_bytes
+from attention_serving.server.engine.limits import MAX_TOLERANCE
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device, ProviderError
+from attention_serving.server.engine.repository import FailedModel, Key, Model, Repository
+from attention_serving.server.engine.version_policy import VersionPolicy
 
 log = logging.getLogger(__name__)
 
-# Identifies the content of an artifact without reading it: inode, size and time of its manifest, and of its
-# certificate if it needs one.
-Signature = tuple[int, ...]
+# Identifies the content of an artifact without reading it: name, inode, size and time of change of each file.
+Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class RepositoryError(Exception):
@@ -61,9 +62,7 @@ class ModelStore:
         """
         if not self.folder.is_dir():
             raise RepositoryError(f"model repository {self.folder} does not exist or is not a folder")
-        # Model names do not begin with a dot. Kubernetes keeps the content of volumes in such folders.
-        names = (path.name for path in self.folder.iterdir() if path.is_dir() and path.name[0] != ".")
-        return sorted(name for name in names if versions(self.folder, name))
+        return sorted(path.name for path in self.folder.iterdir() if versions(self.folder, path.name))
 
     def chosen(self, name: str) -> list[str]:
         """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
@@ -78,19 +77,21 @@ class ModelStore:
         found = [(name, version) for name in names for version in self.chosen(name)]
         if not found:
             raise RepositoryError(
-                f"model repository {self.folder} does not contain a <name>/<version>/ folder"
+                f"model repository {self.folder} does not contain a <name>/<version>/ folder; "
+                f"a name must match {NAME_PATTERN}"
             )
         return found
 
     def signature(self, name: str, version: str) -> Signature | None:
-        """Identifies the content of an artifact; None while it is incomplete.
+        """Identifies the content of an artifact; None while it has no manifest, which an export writes last.
 
-        The manifest is the last file of an artifact that is written. A certificate may be added later.
+        A certificate counts only if the artifact needs one.
         """
-        folder = self.folder / name / version
-        manifest = _identity(folder / MANIFEST_FILE)
-        certificate = _identity(folder / CERTIFICATE_FILE) if self.proof_keys else ()
-        return manifest + certificate if manifest else None
+        unused = () if self.proof_keys else (CERTIFICATE_FILE,)
+        found = _files(self.folder / name / version)
+        if not any(file == MANIFEST_FILE for file, *_ in found):
+            return None
+        return tuple(each for each in found if each[0] not in unused)
 
     def load(self, name: str, version: str) -> Model:
         """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
@@ -152,17 +153,24 @@ def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_
     return Repository(store.load(*key) for key in store.artifacts(store.names()))
 
 
-def _identity(file: Path) -> Signature:
-    """Inode, size and time of change; empty if there is no such file."""
-    try:
-        found = file.stat()
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _files(folder: Path) -> Signature:
+    """The files of a folder, sorted by name, without temporary ones, whose names begin with a dot."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.is_file() and entry.name[0] != ".":
+                    status = entry.stat()
+                    found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(sorted(found))
 
 
 def versions(repository: Path, name: str) -> list[str]:
-    """The versions of a model on disk, lowest first; empty if the model does not exist."""
+    """The versions of a model on disk, lowest first; empty if the model does not exist.
+
+    A name that is not that of a model, such as a path, does not exist, wherever it would lead.
+    """
+    if not is_model_name(name):
+        return []
     folders = (repository / name).glob("*")
-    found = [path.name for path in folders if path.is_dir() and re.fullmatch(r"[1-9][0-9]*", path.name)]
-    return sorted(found, key=int)
+    return sorted((path.name for path in folders if is_version(path.name) and path.is_dir()), key=int)

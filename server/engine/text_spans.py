@@ -13,12 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from artifact.manifest import GraphKind
-from server.engine.errors import InvalidRequestError, LimitExceededError
-from server.engine.model import LoadedModel
-from server.engine.tokenizer import EncodedTexts
-from server.engine.types import Array, Ragged
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.tokenizer import EncodedTexts
+from attention_serving.server.engine.types import Array, Ragged
 
 SPANS: Final = "spans"
 FLOAT_BYTES, SUM_BYTES = 4, 8

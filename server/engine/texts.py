@@ -3,14 +3,14 @@
 import dataclasses
 import math
 
-from server.engine.budget import Reservation
-from server.engine.dimensions import DTYPES
-from server.engine.errors import InvalidRequestError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.text_spans import token_spans
-from server.engine.tokenizer import TEXT, TextLimits
-from server.engine.types import Request
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.dimensions import DTYPES
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.text_spans import token_spans
+from attention_serving.server.engine.tokenizer import TEXT, TextLimits
+from attention_serving.server.engine.types import Request
 
 TOKEN_BYTES, OFFSET_BYTES = 8, 8
 PROMPT, TRUNCATE, RETURN_OFFSETS = "prompt", "truncate", "return_offsets"
@@ -41,7 +41,9 @@ def encode_texts(
             TEXT, f"cannot be combined with {', '.join(request.inputs)}; send one of them"
         )
     if model.text_encoder is None:
-        raise InvalidRequestError(TEXT, f"model {model.name!r} takes {model.input_names}, not text")
+        raise InvalidRequestError(
+            TEXT, f"model {model.name!r} takes {', '.join(model.inputs_by_name)}, not text"
+        )
     limits.check_sequences(TEXT, len(request.texts))
     bounds = _text_limits(model, limits)
     prefix = _prompt(request, model)

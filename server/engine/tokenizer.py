@@ -11,10 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from server.engine.errors import DeadlineExceededError, InvalidRequestError, LimitExceededError
-from server.engine.tokenizer_facts import drops_unknown, ends_words_at_spaces
-from server.engine.types import Array, Ragged, Text
-from server.engine.unknown_words import UnknownWords
+from attention_serving.server.engine.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    LimitExceededError,
+)
+from attention_serving.server.engine.tokenizer_facts import drops_unknown, ends_words_at_spaces
+from attention_serving.server.engine.types import Array, Ragged, Text
+from attention_serving.server.engine.unknown_words import UnknownWords
 
 # Name of the request field that contains texts.
 TEXT = "text"
@@ -24,6 +28,8 @@ CHARACTERS_PER_TOKEN = 4
 # Stands for bytes that are not a whole character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_ID = 2**32 - 1
+# More texts than this take several milliseconds, however short they are.
+FEW_TEXTS = 256
 
 
 class TextLimits(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from artifact.manifest import IN_BLOCKS, GraphKind
-from server.engine.caller import ANYONE, Caller
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.server.engine.caller import ANYONE, Caller
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.

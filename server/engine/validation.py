@@ -9,20 +9,35 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from artifact.manifest import POSITIONS, GraphKind, TensorSpec
-from server.engine.caller import ANYONE, Caller
-from server.engine.dimensions import DTYPES, dimensions
-from server.engine.embeddings import check_dimensions
-from server.engine.errors import InvalidRequestError, LimitExceededError
-from server.engine.head_selection import check_selection, left_out_bytes
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.result_future import ResultFuture
-from server.engine.text_spans import SPANS, check_pooling, check_spans, result_bytes, sum_bytes
-from server.engine.texts import encode_texts
-from server.engine.timeline import Timeline
-from server.engine.tokenizer import TEXT
-from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result, SequenceInputs, SequenceShape
+from attention_serving.artifact.manifest import POSITIONS, GraphKind, TensorSpec
+from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.dimensions import DTYPES, dimensions
+from attention_serving.server.engine.embeddings import check_dimensions
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.head_selection import check_selection, left_out_bytes
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.result_future import ResultFuture
+from attention_serving.server.engine.text_spans import (
+    SPANS,
+    check_pooling,
+    check_spans,
+    result_bytes,
+    sum_bytes,
+)
+from attention_serving.server.engine.texts import encode_texts
+from attention_serving.server.engine.timeline import Timeline
+from attention_serving.server.engine.tokenizer import TEXT
+from attention_serving.server.engine.types import (
+    Array,
+    Mask,
+    MaskKind,
+    Ragged,
+    Request,
+    Result,
+    SequenceInputs,
+    SequenceShape,
+)
 
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
@@ -72,15 +87,16 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         check_selection(request.head_selection, model)
     texts = request.texts
     request = encode_texts(request, model, limits)
-    inputs = _with_positions(_inputs(request, model), model)
+    inputs = _inputs(request, model)
+    for spec in model.inputs:
+        if spec.name in inputs:
+            _check_lengths(spec, inputs[spec.name].lengths, limits, model)
+    inputs = _with_positions(inputs, model)
     ragged = [inputs[spec.name] for spec in model.inputs]
     for spec, own in zip(model.inputs, ragged, strict=True):
         _check_rows(spec, own.rows, sum(own.lengths))
     lengths = tuple([own.lengths for own in ragged])
     shapes, size, largest = dimensions(model, lengths, graph)
-    for spec, own in zip(model.inputs, ragged, strict=True):
-        model_limit = model.manifest.max_lengths.get(str(spec.axes[1]))
-        _check_lengths(spec.name, own.lengths, limits, model_limit)
     first = TEXT if texts else model.inputs[0].name
     if request.head_selection is not None:
         size -= left_out_bytes(request.head_selection, model, shapes)
@@ -206,9 +222,11 @@ def _shape(shape: Sequence[object]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _check_lengths(name: str, lengths: tuple[int, ...], limits: Limits, model_limit: int | None) -> None:
+def _check_lengths(spec: TensorSpec, lengths: tuple[int, ...], limits: Limits, model: LoadedModel) -> None:
+    """Checks how many sequences there are, and how long they are, before anything is made of them."""
+    name, model_limit = spec.name, model.manifest.max_lengths.get(str(spec.axes[1]))
     limits.check_sequences(name, len(lengths))
-    if (longest := max(lengths)) > limits.max_sequence_length:
+    if (longest := max(lengths, default=0)) > limits.max_sequence_length:
         raise LimitExceededError(
             name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
         )

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attention_serving.artifact.names import is_version
+
 SYNTAX = "all, latest, latest:N or specific:V,V,..."
 
 
@@ -28,10 +30,10 @@ class VersionPolicy:
         kind, colon, argument = text.partition(":")
         if kind == "all" and not colon:
             return cls()
-        if kind == "latest" and (not colon or _is_version(argument)):
+        if kind == "latest" and (not colon or is_version(argument)):
             return cls(latest=int(argument or 1))
         versions = tuple(argument.split(","))
-        if kind == "specific" and all(map(_is_version, versions)):
+        if kind == "specific" and all(map(is_version, versions)):
             return cls(specific=versions)
         raise ValueError(f"must be one of {SYNTAX}, with numbers above 0")
 
@@ -41,7 +43,3 @@ class VersionPolicy:
         if self.specific:
             return [version for version in ordered if version in self.specific]
         return ordered[-self.latest :]
-
-
-def _is_version(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and not text.startswith("0")

@@ -10,17 +10,17 @@ from typing import Annotated
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from server import logs
-from server.errors import ServerError
-from server.http.listener import listen
-from server.http.options import HttpOptions, LogFormat, LogLevel, LogRequests
-from server.http.serve import Stop, serve
-from server.shutdown import StopRequest, handle_signals
-from server.tls import exposure
-from server.tls.files import TlsFiles
-from server.tracing.options import trace_options
+from attention_serving.server import logs
+from attention_serving.server.errors import ServerError
+from attention_serving.server.http.listener import listen
+from attention_serving.server.http.options import HttpOptions, LogFormat, LogLevel, LogRequests
+from attention_serving.server.http.serve import Stop, serve
+from attention_serving.server.shutdown import StopRequest, handle_signals
+from attention_serving.server.tls import exposure
+from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tracing.options import trace_options
 
-log = logging.getLogger("server.http")
+log = logging.getLogger("attention_serving.server.http")
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 DEFAULTS = HttpOptions(target="")
 
@@ -51,7 +51,10 @@ def main(
         int, typer.Option(min=1, help="Maximum number of inference requests in progress.")
     ] = DEFAULTS.max_concurrent_requests,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="Maximum number of connections. Further ones are closed.")
+        int,
+        typer.Option(
+            min=1, help="Maximum number of connections. A further one replaces the one idle longest."
+        ),
     ] = DEFAULTS.max_connections,
     receive_timeout_seconds: Annotated[
         float, typer.Option(min=0, help="How long a body may take to arrive, in seconds. 0 sets no limit.")

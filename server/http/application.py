@@ -16,19 +16,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Send
 
-from server.http import errors, fields
-from server.http.backend import Backend, while_connected
-from server.http.body import Body
-from server.http.context import Context, Exchange, metadata_of, run
-from server.http.embeddings import PATH as EMBEDDINGS
-from server.http.embeddings import Embeddings
-from server.http.errors import HttpError
-from server.http.explorer import explorer_routes
-from server.http.inference import Inference
-from server.http.methods import INFER_PATHS, METHODS, Method
-from server.http.observation import Observer
-from server.http.openapi import document
-from server.http.options import HttpOptions
+from attention_serving.server.http import errors, fields
+from attention_serving.server.http.backend import Backend, while_connected
+from attention_serving.server.http.body import Body
+from attention_serving.server.http.context import Context, Exchange, metadata_of, run
+from attention_serving.server.http.embeddings import MODEL_PATHS, Embeddings, EncoderModels
+from attention_serving.server.http.embeddings import PATH as EMBEDDINGS
+from attention_serving.server.http.errors import HttpError
+from attention_serving.server.http.explorer import explorer_routes
+from attention_serving.server.http.inference import Inference
+from attention_serving.server.http.methods import INFER_PATHS, METHODS, Method
+from attention_serving.server.http.observation import Observer
+from attention_serving.server.http.openapi import document
+from attention_serving.server.http.options import HttpOptions
 
 JSON = "application/json"
 PAGE = Path(__file__).with_name("docs.html")
@@ -62,7 +62,8 @@ class Call(Exchange):
         reservation = self.context.budget.reserve(0)
         try:
             data = bytearray() if method.verb == "GET" else await body.read(reservation)
-            reservation.add(fields.check_memory(data, self.context.options.max_in_flight_bytes))
+            check = partial(fields.check_memory, data, self.context.options.max_in_flight_bytes)
+            reservation.add(await run(len(data), check))
             parsed = await run(len(data), partial(fields.parse, data))
             message = method.request(dict(request.path_params), parsed).SerializeToString()
             metadata = metadata_of(request)
@@ -108,6 +109,7 @@ def _routes(context: Context) -> list[Route]:
             for path, methods in by_path.items()
         ),
         Route(EMBEDDINGS, Embeddings(context, EMBEDDINGS), methods=["POST"]),
+        *(Route(path, EncoderModels(context, path), methods=["GET"]) for path in MODEL_PATHS),
         Route("/openapi.json", _described, methods=["GET"]),
         Route("/docs", _page, methods=["GET"]),
         *(explorer_routes(context) if context.options.explore else ()),

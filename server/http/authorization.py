@@ -1,23 +1,24 @@
 """Refuses callers that may not call, before their large bodies are read.
 
 This process knows no tokens: the gRPC server decides. A small body is read and sent on, and refused there.
-For a large one, the gRPC server is asked first; that a caller may call is remembered for a second.
+For one that is or may be large, the gRPC server is asked first; its approval is cached for a second.
 """
 
 import hashlib
 import time
 from collections.abc import Mapping
 
-from server.http.backend import SERVICE, Backend, Metadata
-from server.rpc.access_question import METHOD, question
+from attention_serving.server.http.backend import SERVICE, Backend, Metadata
+from attention_serving.server.rpc.access_question import METHOD, question
+from attention_serving.server.tls import forwarding
 
 # Bodies of more bytes are worth a question.
 LARGE_BYTES = 1 << 16
 REMEMBERED_SECONDS = 1.0
 MAX_REMEMBERED = 1024
 TIMEOUT_SECONDS = 10.0
-# Metadata that tell nothing about the caller, and differ from request to request.
-OF_TRACES = ("traceparent", "tracestate")
+# Metadata that say who calls. Others, such as identifiers of requests and traces, differ from call to call.
+CREDENTIALS = ("authorization", forwarding.KEY)
 
 
 class Authorization:
@@ -44,7 +45,7 @@ class Authorization:
         Raises:
             BackendError: It may not.
         """
-        credentials = [pair for pair in metadata if pair[0] not in OF_TRACES]
+        credentials = [pair for pair in metadata if pair[0] in CREDENTIALS]
         # Credentials are not kept, only their hash.
         key = hashlib.sha256(repr((credentials, rpc, model)).encode()).digest()
         now = time.monotonic()
@@ -59,8 +60,8 @@ class Authorization:
 
 
 def is_large(headers: Mapping[str, str]) -> bool:
-    """Whether the body of a request is large, or of unknown size."""
+    """Whether the body of a request is large, or of unknown size: sent in chunks, or compressed."""
     length = headers.get("content-length", "")
-    if "transfer-encoding" in headers:
+    if "transfer-encoding" in headers or "content-encoding" in headers:
         return True
     return length.isdecimal() and int(length) > LARGE_BYTES

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import grpc
 from starlette.types import Receive
 
-from protos.inference.open_inference_pb2 import DESCRIPTOR
-from server.http import errors
-from server.http.errors import ClientDisconnectedError
-from server.http.options import HttpOptions
+from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
+from attention_serving.server.http import errors
+from attention_serving.server.http.errors import ClientDisconnectedError
+from attention_serving.server.http.options import HttpOptions
 
 T = TypeVar("T")
 SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -25,6 +25,12 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     # A proxy of the environment is not between two processes of one service.
     ("grpc.enable_http_proxy", 0),
+    # A stopped process of the server is noticed: its calls end, and it gets no more. The server allows a ping
+    # every 10 s.
+    ("grpc.keepalive_time_ms", 11_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
     # A server that starts again is found within a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),

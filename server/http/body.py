@@ -1,6 +1,7 @@
 """Reads the body of a request within limits of size, memory and time."""
 
 import asyncio
+import math
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -8,12 +9,14 @@ from http import HTTPStatus
 
 from starlette.requests import Request
 
-from server.engine.budget import Reservation
-from server.engine.errors import InvalidRequestError
-from server.http.errors import ClientDisconnectedError, HttpError, TooLargeError
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http.errors import ClientDisconnectedError, HttpError, TooLargeError
 
 # How zlib is told the format: gzip, and what HTTP calls deflate.
 WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+# A compressed body is decompressed in pieces of this size, each of which is reserved.
+PIECE_BYTES = 1 << 18
 # How long the rest of a refused body is read, so that a client that writes all of it first sees the answer.
 DISCARD_SECONDS = 5.0
 
@@ -53,15 +56,18 @@ class Body:
         decoder = self._decoder()
         if _length(self._headers) > self._max_bytes:
             raise self._too_large()
-        try:
-            async with asyncio.timeout(self._timeout_seconds or None):
-                while not self.complete:
-                    self._add(await self._chunk(), decoder, reservation)
-        except TimeoutError:
-            seconds = f"{self._timeout_seconds:g}"
-            raise HttpError(
-                HTTPStatus.REQUEST_TIMEOUT, f"the body did not arrive within {seconds} seconds"
-            ) from None
+        until = asyncio.get_running_loop().time() + (self._timeout_seconds or math.inf)
+        while not self.complete:
+            try:
+                async with asyncio.timeout_at(None if math.isinf(until) else until):
+                    chunk = await self._chunk()
+            except TimeoutError:
+                message = f"the body did not arrive within {self._timeout_seconds:g} seconds"
+                raise HttpError(HTTPStatus.REQUEST_TIMEOUT, message) from None
+            if decoder is None:
+                self._add(chunk, reservation)
+            else:
+                await asyncio.to_thread(self._inflate, decoder, chunk, reservation)
         if decoder is not None and not decoder.eof and self._begun_compressed():
             raise InvalidRequestError("Content-Encoding", "the compressed body ends too early")
         return self._data
@@ -85,15 +91,20 @@ class Body:
         chunk: bytes = message.get("body", b"")
         return chunk
 
-    def _add(self, chunk: bytes, decoder: "zlib._Decompress | None", reservation: Reservation) -> None:
-        if decoder is not None and chunk:
+    def _inflate(self, decoder: "zlib._Decompress", data: bytes, reservation: Reservation) -> None:
+        """Adds what compressed data contain. One of 64 KB may contain 64 MB: too much for the event loop."""
+        more = bool(data)
+        while more:
             try:
-                # One byte more than fits shows that there is more, however much that is.
-                chunk = decoder.decompress(chunk, self._max_bytes + 1 - len(self._data))
+                piece = decoder.decompress(data, PIECE_BYTES)
             except zlib.error as error:
                 raise InvalidRequestError("Content-Encoding", f"the body is damaged: {error}") from None
-            if decoder.unused_data:
-                raise InvalidRequestError("Content-Encoding", "data follow the compressed body")
+            self._add(piece, reservation)
+            data, more = decoder.unconsumed_tail, len(piece) == PIECE_BYTES
+        if decoder.unused_data:
+            raise InvalidRequestError("Content-Encoding", "data follow the compressed body")
+
+    def _add(self, chunk: bytes, reservation: Reservation) -> None:
         if len(self._data) + len(chunk) > self._max_bytes:
             raise self._too_large()
         reservation.add(len(chunk))

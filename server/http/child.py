@@ -1,7 +1,7 @@
 """The HTTP process beside a server, which runs `python -m server.http.child DESCRIPTOR`.
 
-Over the pipe it receives its options and the descriptors of its sockets, once. Then a message asks it to
-stop; and so does the end of the pipe, so that it does not outlive the server.
+Over the pipe it receives its options and the descriptors of its sockets, once. Then its event loop answers
+pings, until a message asks it to stop. The end of the pipe does so too: it does not outlive the server.
 """
 
 import asyncio
@@ -9,14 +9,16 @@ import logging
 import os
 import socket
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from server import logs
-from server.errors import TlsError
-from server.http.options import HttpOptions
-from server.http.serve import Stop, serve
-from server.shutdown import StopRequest, handle_signals
+from attention_serving.server import logs
+from attention_serving.server.child_process import Heartbeat, Ping, State
+from attention_serving.server.errors import TlsError
+from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.http.serve import Stop, serve
+from attention_serving.server.shutdown import StopRequest, handle_signals
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +48,19 @@ def _serve(connection: Any, options: HttpOptions, sockets: list[socket.socket]) 
             stop()
 
         handle_signals(stop_at_signal)
-        # Any message, and the end of the pipe, asks to stop.
         loop, descriptor = asyncio.get_running_loop(), connection.fileno()
 
-        def stop_once() -> None:
+        def receive() -> None:
+            with suppress(EOFError, OSError):  # the end of the pipe asks to stop too
+                if isinstance(connection.recv(), Ping):
+                    connection.send(Heartbeat())
+                    return
             loop.remove_reader(descriptor)
             stop()
 
-        loop.add_reader(descriptor, stop_once)
+        loop.add_reader(descriptor, receive)
+        with suppress(OSError):  # the parent has ended
+            connection.send(State.SERVING)
 
     serve(options, sockets, begin)
     connection.close()  # the parent need not wait for the end of the interpreter

@@ -1,32 +1,36 @@
-"""uvicorn's connection, with what it lacks: a limit of connections, of time for heads and for reading, JSON.
+"""uvicorn's connection, with what it lacks: limits of connections, heads, chunks and time; JSON errors.
 
-Source of the hooks: uvicorn.protocols.http.h11_impl of the pinned release.
+Source of the hooks: uvicorn.protocols.http.httptools_impl of the pinned release.
 """
 
 import asyncio
-import sys
+import math
+import time
 from typing import Any, cast
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from server.http import errors
+from attention_serving.server.http import errors
+from attention_serving.server.http.errors import HttpError
 
-# The request line and the headers together.
+# The request line and the headers together; also what a body has between two pieces of its data.
 MAX_HEAD_BYTES = 1 << 16
+# Parsing a chunk takes about a microsecond, however small it is.
+MAX_CHUNKS = 1 << 16
+# Requests of a connection that wait for the answer to an earlier one.
+MAX_PIPELINED = 16
 # How long a connection may be without a request.
 IDLE_SECONDS = 75
 # Where the scope's state has the names in the verified certificate of the client.
 PEER_IDENTITIES = "peer_identities"
-# Request Header Fields Too Large.
-TOO_LARGE = 431
 
 
-class Connection(H11Protocol):
+class Connection(HttpToolsProtocol):
     """One connection of a client.
 
     Attributes of the class, set by `connection_type`:
-        max_connections: Further connections are closed.
+        max_connections: Of more, the one that has waited for its client for the longest time is closed.
         head_seconds: How long the head of a request may take to arrive. 0 sets no limit.
         send_seconds: How long the client may take to read on. 0 sets no limit.
     """
@@ -36,18 +40,28 @@ class Connection(H11Protocol):
     send_seconds = 0.0
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
+    # Whether the next bytes belong to a head.
+    _in_head = True
+    # Bytes that the parser has received since the last ones that it has passed on.
+    _unparsed = 0
+    _chunks = 0
+    # When the connection, its request or its idle time began.
+    _began = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to wait for the first request."""
         super().connection_made(cast("asyncio.Transport", transport))
         encryption = transport.get_extra_info("ssl_object")
         if certificate := encryption and encryption.getpeercert(binary_form=True):
-            from server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
+            from attention_serving.server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
 
             self.app_state = {**self.app_state, PEER_IDENTITIES: identities.of_der(certificate)}
+        self._began = time.monotonic()
         if len(self.connections) > self.max_connections:
-            self.transport.abort()
-            return
+            others = cast("set[Connection]", self.connections)
+            oldest = min(others, key=lambda each: math.inf if each._is_answering else each._began)
+            others.discard(oldest)
+            oldest.transport.abort()
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -56,10 +70,58 @@ class Connection(H11Protocol):
         self._stop_send_timer()
         super().connection_lost(exc)
 
-    def handle_events(self) -> None:
-        """Handles what has arrived, and watches what has not."""
-        super().handle_events()
+    def data_received(self, data: bytes) -> None:
+        """Parses what has arrived, and watches what has not."""
+        self._unset_keepalive_if_required()
+        self._unparsed += len(data)
+        try:
+            self.parser.feed_data(data)
+            self._check_size(self._unparsed)
+        except httptools.HttpParserUpgrade as stop:
+            self._parse_again(data[stop.args[0] :])
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, HttpError) else _invalid(400, str(error)))
+        except HttpError as error:
+            self._refuse(error)
         self._watch_head()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._began = time.monotonic()
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header. Trailers, which follow a body, are dropped."""
+        if self._in_head:
+            super().on_header(name, value.rstrip(b" \t"))
+
+    def on_headers_complete(self) -> None:
+        """Checks the head, and begins to answer the request."""
+        self._check_head()
+        super().on_headers_complete()
+        self._in_head, self._unparsed, self._chunks = False, 0, 0
+
+    def on_chunk_header(self) -> None:
+        """Counts the chunks of a body."""
+        self._chunks += 1
+        if self._chunks > MAX_CHUNKS:
+            raise _invalid(413, f"the body has more than {MAX_CHUNKS} chunks")
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a part of a body."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request has arrived."""
+        self._in_head, self._unparsed = True, 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The connection waits for its client again."""
+        self._began = time.monotonic()
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """The client does not read: the clock starts."""
@@ -73,50 +135,87 @@ class Connection(H11Protocol):
         super().resume_writing()
         self._stop_send_timer()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP, and a head that is too large. Called where the error is handled."""
-        error = sys.exc_info()[1]
-        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        detail = f"the head is larger than {MAX_HEAD_BYTES} bytes" if hint == TOO_LARGE else str(error or msg)
-        self._refuse(hint, f"the request is not valid: {detail}")
+    @property
+    def _is_open(self) -> bool:
+        """Whether a request has not been answered."""
+        return self.cycle is not None and not self.cycle.response_complete
 
-    def shutdown(self) -> None:
-        """Closes the connection once its request, if it has one, has been answered."""
-        if self.conn.our_state is h11.ERROR or self.transport.is_closing():
-            return
-        super().shutdown()
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a whole request has arrived and has not been answered."""
+        return self._is_open and not self.cycle.more_body
+
+    def _should_upgrade(self) -> bool:
+        """Makes the library ignore a request whose parser has stopped; see `_parse_again`."""
+        return True
+
+    def _parse_again(self, rest: bytes) -> None:
+        """Parses a request that asks for another protocol, without this wish.
+
+        The parser would take the body for the other protocol, and the bytes after that for a request.
+        """
+        headers = b"".join(b"%s: %s\r\n" % pair for pair in self.headers if pair[0] != b"upgrade")
+        line = b"%s %s HTTP/%s\r\n" % (
+            self.parser.get_method(),
+            self.url,
+            self.parser.get_http_version().encode(),
+        )
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(line + headers + b"\r\n" + rest)
+
+    def _check_head(self) -> None:
+        """Refuses what the parser takes and HTTP forbids, or a proxy may understand in another way.
+
+        Raises:
+            HttpError: It is refused.
+        """
+        self._check_size(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers))
+        version, method = self.parser.get_http_version(), self.parser.get_method()
+        if version not in ("1.0", "1.1") or method == b"CONNECT":
+            raise _invalid(400, f"{method.decode()} of HTTP/{version} is not supported")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and version == "1.1"):
+            raise _invalid(400, f"it has {hosts} Host headers; must have one")
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and (codings != [b"chunked"] or version == "1.0"):
+            raise _invalid(501, "Transfer-Encoding must be chunked, in HTTP/1.1")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _invalid(400, f"{MAX_PIPELINED} requests of the connection wait already")
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_HEAD_BYTES:
+            what = "head is" if self._in_head else "extensions or trailers of the body are"
+            raise _invalid(431, f"the {what} larger than {MAX_HEAD_BYTES} bytes")
 
     def _watch_head(self) -> None:
         """The clock runs while there is neither a request in progress nor an idle connection."""
-        in_progress = self.cycle is not None and not self.cycle.response_complete
-        if in_progress or self.timeout_keep_alive_task is not None or self.transport.is_closing():
+        if self._is_open or self.timeout_keep_alive_task is not None or self.transport.is_closing():
             self._stop_head_timer()
         elif self._head_timer is None and self.head_seconds:
             self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refuse(408, f"the head of the request did not arrive within {self.head_seconds:g} seconds")
-        else:
-            self.transport.abort()
+        message = f"the head of the request did not arrive within {self.head_seconds:g} seconds"
+        self._refuse(HttpError(408, message))
 
-    def _refuse(self, status: int, message: str) -> None:
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is being sent
-            self.transport.abort()
+    def _refuse(self, error: HttpError) -> None:
+        """Answers the request that is being parsed, if it can be answered, and closes the connection."""
+        if self.transport.is_closing():
             return
-        body = errors.body(message)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        for event in (
-            h11.Response(status_code=status, headers=headers),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
+        if self._in_head and self._is_open:  # earlier requests are answered first
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
+            return
+        if not self._in_head:
+            if self.cycle.response_started or self.pipeline:
+                self.transport.abort()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        page = errors.page(error, close=True)
+        lines = [b"%s: %s\r\n" % header for header in page.raw_headers]
+        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", bytes(page.body)]))
         self.transport.close()
 
     def _stop_head_timer(self) -> None:
@@ -128,6 +227,10 @@ class Connection(H11Protocol):
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None
+
+
+def _invalid(status: int, reason: str) -> HttpError:
+    return HttpError(status, f"the request is not valid: {reason}")
 
 
 def connection_type(max_connections: int, head_seconds: float, send_seconds: float) -> Any:

@@ -12,19 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server import request_ids
-from server.engine.budget import MemoryBudget
-from server.engine.errors import EngineError, InvalidRequestError, OverloadedError
-from server.http import errors
-from server.http.authorization import Authorization, is_large
-from server.http.backend import Backend, Metadata
-from server.http.body import Body
-from server.http.connection import PEER_IDENTITIES
-from server.http.errors import ClientDisconnectedError, HttpError
-from server.http.observation import Observer
-from server.http.options import HttpOptions
-from server.http.record import HttpRecord
-from server.tls import forwarding
+from attention_serving.server import request_ids
+from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
+from attention_serving.server.http import errors
+from attention_serving.server.http.authorization import Authorization, is_large
+from attention_serving.server.http.backend import Backend, Metadata
+from attention_serving.server.http.body import Body
+from attention_serving.server.http.connection import PEER_IDENTITIES
+from attention_serving.server.http.errors import ClientDisconnectedError, HttpError
+from attention_serving.server.http.observation import Observer
+from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.http.record import HttpRecord
+from attention_serving.server.rpc.channel_options import METADATA_BYTES
+from attention_serving.server.tls import forwarding
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 # Headers that are passed on to the gRPC server: rights are its business. So are traces, the headers after the
 # first, unless this process makes spans of its own.
 FORWARDED = ("authorization", "traceparent", "tracestate")
+# The gRPC server refuses larger ones, and asks to try again. The rest is for the headers of gRPC itself.
+MAX_FORWARDED_BYTES = METADATA_BYTES - 512
+# What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
+HEADER_BYTES = 32
 CLIENT_LEFT = 499
 # Where a request keeps its record.
 RECORD = "attention.record"
@@ -169,6 +174,7 @@ def metadata_of(request: Request) -> Metadata:
 
     Raises:
         InvalidRequestError: A header contains what gRPC's metadata cannot.
+        HttpError: The headers are larger than the gRPC server takes.
     """
     record: HttpRecord = request.scope[RECORD]
     metadata: list[tuple[str, str | bytes]] = [*record.metadata()]
@@ -179,6 +185,14 @@ def metadata_of(request: Request) -> Metadata:
             metadata.append((name, value))
     if identities := request.scope.get("state", {}).get(PEER_IDENTITIES):
         metadata.append(forwarding.encode(identities))
+    if request.client is not None:
+        metadata.append((forwarding.CLIENT, f"{request.client.host}:{request.client.port}"))
+    size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)
+    if size > MAX_FORWARDED_BYTES:
+        raise HttpError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"the headers that are passed on take {size} bytes; the limit is {MAX_FORWARDED_BYTES}",
+        )
     return metadata
 
 

@@ -1,34 +1,38 @@
-"""Requests and answers of /v1/embeddings as messages of the gRPC server.
+"""Requests and answers of /v1/embeddings as messages of attention.v1, whose sequences have no padding.
 
 Source of the form: the reference of OpenAI's embeddings endpoint.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.budget import Reservation
-from server.engine.errors import InvalidRequestError
-from server.http import fields, tensors
-from server.http.errors import HttpError, TooLargeError
-from server.rpc import protobuf_bytes
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server import NAME
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http import fields
+from attention_serving.server.http.errors import BackendError, HttpError
 
-RAW_INPUT_CONTENTS: Final = (pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,)
-EMBEDDING, LENGTHS, TEXT, TOKEN_IDS, KEY_LENGTHS = "embedding", "lengths", "text", "token_ids", "key_lengths"
 FORMATS: Final = ("float", "base64")
 INPUT: Final = "input"
 # `user` names an end user, and has no effect. `prompt` and `truncate` are this server's own.
 KNOWN: Final = frozenset({"model", INPUT, "encoding_format", "dimensions", "user", "prompt", "truncate"})
+# How the gRPC server refuses a model that is not a text encoder.
+NO_ENCODER: Final = "is not a text encoder"
 # A number in JSON has fewer characters, with a comma.
 JSON_BYTES_PER_NUMBER: Final = 16
-TOKEN_BYTES: Final = 8
-InputTensor = pb.ModelInferRequest.InferInputTensor
+# The member that a field of the message was made of.
+MEMBERS: Final = {"text": INPUT, "token_ids": INPUT, "embedding": "model"}
+# Options of texts.
+OPTIONS: Final[Mapping[str, type]] = {"prompt": str, "truncate": bool}
+MAX_UINT32: Final = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class EmbeddingRequest:
     """A decoded request.
 
     Attributes:
-        message: The serialized ModelInferRequest.
+        message: The serialized AttendRequest.
         model: Name of the model.
         is_base64: Whether embeddings are sent as base64 of their bytes, and not as numbers.
         token_count: Number of tokens of token lists; 0 for texts.
@@ -48,16 +52,11 @@ class EmbeddingRequest:
     token_count: int
 
 
-def decode(body: bytearray, max_message_bytes: int) -> EmbeddingRequest:
-    """Decodes a request.
-
-    Args:
-        body: The JSON.
-        max_message_bytes: Size of the largest message to the gRPC server.
+def decode(body: bytearray) -> EmbeddingRequest:
+    """Decodes the JSON of a request.
 
     Raises:
         InvalidRequestError: A member is wrong or unknown.
-        TooLargeError: The message would be too large.
     """
     document = fields.parse(body)
     if unknown := sorted(set(document) - KNOWN):
@@ -70,15 +69,11 @@ def decode(body: bytearray, max_message_bytes: int) -> EmbeddingRequest:
         )
     fields.optional(document, "user", str, "")
     model = fields.required(document, "model", str)
-    message = pb.ModelInferRequest(model_name=model, parameters=_parameters(document))
-    message.outputs.add(name=EMBEDDING)
-    contents, token_count = _add_input(message, document, max_message_bytes)
-    parts: list[Any] = [message.SerializeToString()]
-    for content in contents:
-        parts += protobuf_bytes.field(RAW_INPUT_CONTENTS, [content])
-    if sum(map(len, parts)) > max_message_bytes:
-        raise _too_large(max_message_bytes)
-    return EmbeddingRequest(b"".join(parts), model, form == "base64", token_count)
+    message = pb.AttendRequest(
+        model_name=model, embedding=pb.EmbeddingOptions(dimensions=_dimensions(document))
+    )
+    _add_input(message, document)
+    return EmbeddingRequest(message.SerializeToString(), model, form == "base64", len(message.token_ids.ids))
 
 
 def encode(reply: bytes, request: EmbeddingRequest, reservation: Reservation) -> bytes:
@@ -87,26 +82,45 @@ def encode(reply: bytes, request: EmbeddingRequest, reservation: Reservation) ->
     Raises:
         OverloadedError: The memory is not available.
     """
-    message = pb.ModelInferResponse.FromString(reply)
-    outputs = dict(zip((output.name for output in message.outputs), message.raw_output_contents, strict=True))
-    rows = np.frombuffer(outputs[EMBEDDING], np.dtype("<f4")).reshape(tuple(message.outputs[0].shape))
+    message = pb.AttendResponse.FromString(reply)
+    vectors = message.context_vectors
+    rows = np.frombuffer(vectors.data, np.dtype("<f4")).reshape(-1, vectors.width)
     reservation.add(rows.size * JSON_BYTES_PER_NUMBER)
-    count = request.token_count
-    if LENGTHS in outputs:
-        count = int(np.frombuffer(outputs[LENGTHS], np.dtype("<i8")).sum())
+    count = request.token_count or sum(message.token_counts)
     data = [
         {
-            "object": EMBEDDING,
+            "object": "embedding",
             "index": index,
-            "embedding": base64.b64encode(row).decode() if request.is_base64 else row,
+            "embedding": base64.b64encode(row.tobytes()).decode() if request.is_base64 else row,
         }
         for index, row in enumerate(rows)
     ]
     usage = {"prompt_tokens": count, "total_tokens": count}
     document: dict[str, Any] = {"object": "list", "data": data, "model": request.model, "usage": usage}
-    if "truncated" in message.parameters:
-        document["truncated"] = [int(at) for at in message.parameters["truncated"].string_param.split(",")]
+    if message.truncated:
+        document["truncated"] = list(message.truncated)
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def encoders(models: Iterable[pb.Model]) -> dict[str, Any]:
+    """The text encoders that are ready, by their names in order, as members of the answer of /v1/models.
+
+    Artifacts do not state when they were made, so `created` is 0.
+    """
+    ready = pb.Model.STATE_READY
+    names = {model.name for model in models if model.HasField("text_encoder") and model.state == ready}
+    return {name: {"id": name, "object": "model", "created": 0, "owned_by": NAME} for name in sorted(names)}
+
+
+def of_refusal(error: BackendError, model: str) -> HttpError:
+    """The error of a call that the gRPC server refused. A model without embeddings is told apart."""
+    if not error.message.endswith(NO_ENCODER):
+        return error
+    message = (
+        f"model: {model!r} {NO_ENCODER}; request its outputs with POST /v2/models/{model}/infer, or choose a "
+        "model that GET /v1/models lists"
+    )
+    return HttpError(error.status, message)
 
 
 def error_body(error: HttpError) -> bytes:
@@ -130,64 +144,45 @@ def error_body(error: HttpError) -> bytes:
 
 
 def _parameter_of(message: str) -> str | None:
-    """The member that a message begins with; the server's names of inputs are one member here."""
+    """The member that a message begins with, by its own name or by the name of the gRPC server's field."""
     name = message.partition(":")[0]
-    name = INPUT if name in (TEXT, TOKEN_IDS, KEY_LENGTHS) else name
+    name = MEMBERS.get(name, name)
     return name if name in KNOWN else None
 
 
-def _parameters(document: Mapping[str, Any]) -> dict[str, pb.InferParameter]:
-    found = {}
-    if "dimensions" in document:
-        size = fields.natural("dimensions", document["dimensions"])
-        if not size:
-            raise InvalidRequestError("dimensions", "must be 1 or more")
-        found["dimensions"] = pb.InferParameter(int64_param=size)
-    if "prompt" in document:
-        found["prompt"] = pb.InferParameter(string_param=fields.required(document, "prompt", str))
-    if "truncate" in document:
-        found["truncate"] = pb.InferParameter(bool_param=fields.required(document, "truncate", bool))
-    return found
+def _dimensions(document: Mapping[str, Any]) -> int:
+    if "dimensions" not in document:
+        return 0
+    size = fields.natural("dimensions", document["dimensions"], MAX_UINT32)
+    if not size:
+        raise InvalidRequestError("dimensions", "must be 1 or more")
+    return size
 
 
-def _add_input(
-    message: pb.ModelInferRequest, document: Mapping[str, Any], max_message_bytes: int
-) -> tuple[list[bytes], int]:
-    """Adds texts or token lists to a message; returns the contents, and the number of tokens."""
+def _add_input(message: pb.AttendRequest, document: Mapping[str, Any]) -> None:
+    """Adds texts with their options, or token lists."""
     if INPUT not in document:
         raise InvalidRequestError(INPUT, "is required")
     given = document[INPUT]
     items = [given] if isinstance(given, str) or _is_tokens(given) else given
     if not isinstance(items, list) or not items:
         raise InvalidRequestError(INPUT, "must be a text, a list of texts, token ids or a list of them")
+    options: dict[str, Any] = {
+        name: fields.required(document, name, kind) for name, kind in OPTIONS.items() if name in document
+    }
     if all(isinstance(item, str) for item in items):
-        message.inputs.append(InputTensor(name=TEXT, datatype="BYTES", shape=[len(items)]))
-        message.outputs.add(name=LENGTHS)
-        return [tensors.to_bytes(INPUT, items, "BYTES", (len(items),))], 0
+        message.text.CopyFrom(pb.TextSequences(texts=items, **options))
+        return
     if not all(_is_tokens(item) for item in items):
         raise InvalidRequestError(INPUT, "must contain texts only, or non-empty lists of token ids only")
-    lengths = [len(item) for item in items]
-    if len(items) * max(lengths) * TOKEN_BYTES > max_message_bytes:
-        raise _too_large(max_message_bytes)
-    shape = (len(items), max(lengths))
-    message.inputs.append(InputTensor(name=TOKEN_IDS, datatype="INT64", shape=shape))
-    message.inputs.append(InputTensor(name=KEY_LENGTHS, datatype="INT64", shape=[len(items)]))
-    ids = np.zeros(shape, np.int64)
-    for row, item in zip(ids, items, strict=True):
-        row[: len(item)] = _numbers(item)
-    return [ids.tobytes(), np.array(lengths, np.int64).tobytes()], sum(lengths)
+    for name in options:
+        raise InvalidRequestError(name, "needs texts; the request has token ids")
+    message.token_ids.lengths.extend(map(len, items))
+    try:
+        message.token_ids.ids.extend(chain.from_iterable(items))
+    except ValueError:
+        raise InvalidRequestError(INPUT, "contains a token id of more than 64 bits") from None
 
 
 def _is_tokens(item: Any) -> bool:
     return isinstance(item, list) and bool(item) and all(type(each) is int for each in item)
-
-
-def _numbers(item: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    try:
-        return np.array(item, np.int64)
-    except OverflowError:
-        raise InvalidRequestError(INPUT, "contains a token id of more than 64 bits") from None
-
-
-def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(f"{INPUT}: is larger than the limit of {limit} bytes; send fewer texts at a time")

@@ -5,6 +5,7 @@ the paths that programs use: inference with the output `attention_weights`, and 
 """
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Send
 
-from protos.attention.v1 import attention_pb2 as pb
-from server.http.backend import while_connected
-from server.http.body import Body
-from server.http.context import Context, Exchange, metadata_of
-from server.http.messages import to_json
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.http.backend import while_connected
+from attention_serving.server.http.body import Body
+from attention_serving.server.http.context import Context, Exchange, metadata_of
+from attention_serving.server.http.messages import to_json
 
 PATH, MODELS_PATH = "/explore", "/explore/models"
 PAGE = Path(__file__).with_name("explorer.html")
@@ -32,12 +33,20 @@ class ExplorerModels(Exchange):
 
     async def answer(self, request: Request, body: Body, send: Send) -> None:  # noqa: ARG002 - has none
         """Asks the gRPC server and sends its list."""
-        call = partial(
-            self.context.backend.call_path, LIST_MODELS, b"", metadata_of(request), TIMEOUT_SECONDS
-        )
-        reply = pb.ListModelsResponse.FromString(await while_connected(request.receive, call))
-        content = orjson.dumps({"models": [to_json(model) for model in reply.models]})
+        models = await list_models(self.context, request)
+        content = orjson.dumps({"models": [to_json(model) for model in models]})
         await Response(content, media_type="application/json")(request.scope, request.receive, send)
+
+
+async def list_models(context: Context, request: Request) -> Sequence[pb.Model]:
+    """Every version of the models that the caller may read, as the gRPC server describes them.
+
+    Raises:
+        BackendError: The caller may not read any, or the gRPC server failed.
+        ClientDisconnectedError: The client left.
+    """
+    call = partial(context.backend.call_path, LIST_MODELS, b"", metadata_of(request), TIMEOUT_SECONDS)
+    return pb.ListModelsResponse.FromString(await while_connected(request.receive, call)).models
 
 
 def explorer_routes(context: Context) -> tuple[Route, ...]:

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import orjson
 
-from server.engine.errors import InvalidRequestError
-from server.http.errors import TooLargeError
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http.errors import TooLargeError
 
 T = TypeVar("T")
 # Entries of one list or object of a request, beside elements of tensors.

@@ -4,13 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.budget import Reservation
-from server.engine.errors import InvalidRequestError
-from server.http import fields, parameters, tensors
-from server.http.errors import TooLargeError
-from server.http.parameters import BINARY_DATA, BINARY_DATA_OUTPUT, BINARY_DATA_SIZE, SHARED_MEMORY
-from server.rpc import protobuf_bytes
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http import fields, parameters, tensors
+from attention_serving.server.http.errors import TooLargeError
+from attention_serving.server.http.parameters import (
+    BINARY_DATA,
+    BINARY_DATA_OUTPUT,
+    BINARY_DATA_SIZE,
+    SHARED_MEMORY,
+)
+from attention_serving.server.rpc import protobuf_bytes
 
 RAW_INPUT_CONTENTS = (pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,)
 TIMEOUT = "timeout"

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.budget import Reservation
-from server.http import parameters, tensors
-from server.http.infer_request import OutputForm
-from server.http.parameters import BINARY_DATA_SIZE
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.http import parameters, tensors
+from attention_serving.server.http.infer_request import OutputForm
+from attention_serving.server.http.parameters import BINARY_DATA_SIZE
 
 JSON, BINARY = "application/json", "application/octet-stream"
 HEADER_LENGTH = "inference-header-content-length"

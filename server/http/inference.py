@@ -6,13 +6,13 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import Send
 
-from server.engine.budget import Reservation
-from server.http import infer_request, infer_response
-from server.http.backend import while_connected
-from server.http.body import Body
-from server.http.context import Exchange, metadata_of, run
-from server.http.infer_request import Decoded, Limits, ModelPath
-from server.http.infer_response import HEADER_LENGTH, Encoded
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.http import infer_request, infer_response
+from attention_serving.server.http.backend import while_connected
+from attention_serving.server.http.body import Body
+from attention_serving.server.http.context import Exchange, metadata_of, run
+from attention_serving.server.http.infer_request import Decoded, Limits, ModelPath
+from attention_serving.server.http.infer_response import HEADER_LENGTH, Encoded
 
 # How much longer than a request's own timeout the call may take: the server reports that it has passed.
 TIMEOUT_MARGIN_SECONDS = 1.0
@@ -21,7 +21,7 @@ PART_BYTES = 1 << 18
 
 
 class InferenceExchange(Exchange):
-    """A request that the gRPC server computes. It holds a place, and the memory that it takes."""
+    """A request that the gRPC server computes. It holds memory, and a place once its body has arrived."""
 
     async def answer(self, request: Request, body: Body, send: Send) -> None:
         """Computes the answer and sends it.
@@ -32,27 +32,28 @@ class InferenceExchange(Exchange):
             ClientDisconnectedError: The client left.
         """
         await self.context.authorize(request, "ModelInfer")
-        with self.context.place():
-            reservation = self.context.budget.reserve(0)
-            try:
-                await self.compute(request, body, reservation, send)
-            finally:
-                reservation.release()
+        reservation = self.context.budget.reserve(0)
+        try:
+            data = await body.read(reservation)
+            with self.context.place():  # a body that does not arrive takes none
+                await self.compute(request, data, reservation, send)
+        finally:
+            reservation.release()
 
     @abstractmethod
-    async def compute(self, request: Request, body: Body, reservation: Reservation, send: Send) -> None:
-        """Computes the answer and sends it; what it takes is added to the reservation."""
+    async def compute(self, request: Request, data: bytearray, reservation: Reservation, send: Send) -> None:
+        """Computes the answer to a body and sends it; what it takes is added to the reservation."""
 
 
 class Inference(InferenceExchange):
     """POST .../infer."""
 
-    async def compute(self, request: Request, body: Body, reservation: Reservation, send: Send) -> None:
+    async def compute(self, request: Request, data: bytearray, reservation: Reservation, send: Send) -> None:
         """Computes the outputs of a model and sends them."""
-        await _send(await self._compute(request, body, reservation), send)
+        await _send(await self._compute(request, data, reservation), send)
 
-    async def _compute(self, request: Request, body: Body, reservation: Reservation) -> Encoded:
-        decoded = await self._decode(request, await body.read(reservation), reservation)
+    async def _compute(self, request: Request, data: bytearray, reservation: Reservation) -> Encoded:
+        decoded = await self._decode(request, data, reservation)
         timeout = decoded.timeout_seconds and decoded.timeout_seconds + TIMEOUT_MARGIN_SECONDS
         call = partial(
             self.context.backend.call, "ModelInfer", decoded.message, metadata_of(request), timeout

@@ -3,7 +3,7 @@
 import errno
 import socket
 
-from server.errors import BindError
+from attention_serving.server.errors import BindError
 
 BACKLOG = 1024
 # A name's addresses that this machine does not have are skipped, as gRPC does.

@@ -7,9 +7,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
-from server.http import fields, parameters
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http import fields, parameters
 
 Paths = dict[str, str]
 Document = dict[str, Any]

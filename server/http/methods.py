@@ -9,10 +9,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from protos.inference import open_inference_pb2 as pb
-from server.http import settings_json as settings
-from server.http.messages import to_json
-from server.http.method_requests import (
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.http import settings_json as settings
+from attention_serving.server.http.messages import to_json
+from attention_serving.server.http.method_requests import (
     cuda_region,
     index,
     load,

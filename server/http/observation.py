@@ -7,14 +7,14 @@ from typing import Protocol
 
 from starlette.types import Scope
 
-from server import request_ids
-from server.http.options import HttpOptions
-from server.http.record import HttpRecord
-from server.rpc.records import TraceContext
-from server.tracing import context as trace_context
-from server.tracing.options import TraceOptions
+from attention_serving.server import request_ids
+from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.http.record import HttpRecord
+from attention_serving.server.rpc.records import TraceContext
+from attention_serving.server.tracing import context as trace_context
+from attention_serving.server.tracing.options import TraceOptions
 
-log = logging.getLogger("server.requests")
+log = logging.getLogger("attention_serving.server.requests")
 # Has the level of the whole log.
 debug = logging.getLogger(__name__)
 FAILED = 400
@@ -75,7 +75,7 @@ def _tracing(options: TraceOptions | None) -> Tracing | None:
     if options is None:
         return None
     # OpenTelemetry is imported only if traces are on.
-    from server.tracing.http_spans import HttpTracing  # noqa: PLC0415
+    from attention_serving.server.tracing.http_spans import HttpTracing  # noqa: PLC0415
 
     return HttpTracing(options)
 

@@ -4,10 +4,11 @@ import re
 from functools import cache
 from typing import Any
 
-from server import NAME, VERSION
-from server.http.embeddings import PATH as EMBEDDINGS
-from server.http.methods import INFER_PATHS, METHODS, Method
-from server.http.schemas import BODIES, REPLIES, SCHEMAS
+from attention_serving.server import NAME, VERSION
+from attention_serving.server.http.embeddings import MODEL_PATHS
+from attention_serving.server.http.embeddings import PATH as EMBEDDINGS
+from attention_serving.server.http.methods import INFER_PATHS, METHODS, Method
+from attention_serving.server.http.schemas import BODIES, REPLIES, SCHEMAS
 
 PARAMETER = re.compile(r"\{(\w+)\}")
 DESCRIPTIONS = {
@@ -42,6 +43,8 @@ def document() -> dict[str, Any]:
         for path in method.paths:
             paths.setdefault(path, {})[method.verb.lower()] = _operation(method, path)
     paths[EMBEDDINGS] = {"post": _embeddings()}
+    for path, schema in zip(MODEL_PATHS, ("EncoderList", "Encoder"), strict=True):
+        paths[path] = {"get": _encoders(path, schema)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -95,8 +98,6 @@ def _inference(path: str) -> dict[str, Any]:
 
 
 def _embeddings() -> dict[str, Any]:
-    """OpenAI's endpoint, whose errors have a form of their own."""
-    error = _content("The request was refused.", {"application/json": _reference("EmbeddingError")})
     return {
         **_head("Embeddings", "POST", EMBEDDINGS, "Computes the embeddings of texts, as OpenAI's API does."),
         "requestBody": {
@@ -105,9 +106,25 @@ def _embeddings() -> dict[str, Any]:
         },
         "responses": {
             "200": _content("The embeddings.", {"application/json": _reference("EmbeddingResponse")}),
-            **dict.fromkeys(ERRORS, error),
+            **_openai_errors(),
         },
     }
+
+
+def _encoders(path: str, schema: str) -> dict[str, Any]:
+    return {
+        **_head("EncoderModels", "GET", path, "The text encoders that are ready, as OpenAI's API does."),
+        "responses": {
+            "200": _content("The models.", {"application/json": _reference(schema)}),
+            **_openai_errors(),
+        },
+    }
+
+
+def _openai_errors() -> dict[str, Any]:
+    """Errors of OpenAI's endpoints, which have a form of their own."""
+    error = _content("The request was refused.", {"application/json": _reference("EmbeddingError")})
+    return dict.fromkeys(ERRORS, error)
 
 
 def _head(rpc: str, verb: str, path: str, summary: str) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from server.addresses import address_of
-from server.settings import Settings
-from server.tls.files import TlsFiles
-from server.tracing.options import TraceOptions, trace_options
+from attention_serving.server.addresses import address_of
+from attention_serving.server.settings import Settings
+from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tracing.options import TraceOptions, trace_options
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 LogFormat = Literal["text", "json"]
@@ -25,17 +25,18 @@ class HttpOptions:
     Attributes:
         target: The gRPC server, as gRPC writes addresses: HOST:PORT or unix:PATH.
         private_sockets: In place of that, a Unix domain socket of each of its processes, which only this user
-            can connect to. The names in clients' certificates are passed on through these only.
+            can connect to. What is said about the clients is believed on these only.
         tls: Files of the server's certificate; None encrypts nothing.
         connections: Connections to the target. One is enough for one process; workers share many.
         max_message_bytes: Largest body, decompressed, and largest message to the gRPC server.
         max_in_flight_bytes: Memory of requests from their arrival until the answers are sent.
         max_concurrent_requests: Inference requests in progress; more are refused with 503.
-        max_connections: Connections of clients; further ones are closed.
+        max_connections: Connections of clients. A further one replaces the one that has waited for its client
+            for the longest time, or is closed if all have requests in progress.
         receive_timeout_seconds: How long a head, and then a body, may take to arrive. 0 sets no limit.
         send_timeout_seconds: How long a client may take to read on. 0 sets no limit.
         grace_seconds: How long requests in progress may take when the process is to end.
-        authorize: Whether the gRPC server is asked who may call, before a large body is read.
+        authorize: Whether it asks the gRPC server who may call before it reads a body that may be large.
         explore: Whether there is a page at /explore that draws attention weights.
         log_level: Minimum level of logged events.
         log_format: text or json.
@@ -65,10 +66,10 @@ class HttpOptions:
 def needs_private_sockets(settings: Settings) -> bool:
     """Whether the HTTP process reaches the gRPC server through sockets of its own.
 
-    With TLS, it does. Otherwise it would need a certificate that the authorities of the clients have signed,
-    and the server could not tell its calls, which may name the client that they are for, from others.
+    With TLS, it would otherwise need a certificate that the authorities of the clients have signed. With TLS
+    or identities, the server could not tell its calls, which name the client that they are for, from others.
     """
-    return settings.http_port is not None and settings.tls_files is not None
+    return settings.http_port is not None and (settings.tls_files is not None or settings.has_identities)
 
 
 def options_of(settings: Settings, port: int, private_sockets: Sequence[Path] = ()) -> HttpOptions:

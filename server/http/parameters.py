@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
-from server.http.fields import MAX_INT64, MAX_UINT64, bounded, optional
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http.fields import MAX_INT64, MAX_UINT64, bounded, optional
 
 # Parameters that say how HTTP carries tensors. They are not passed on.
 BINARY_DATA, BINARY_DATA_SIZE, BINARY_DATA_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"

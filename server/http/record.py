@@ -4,9 +4,9 @@ import time
 
 from starlette.types import Scope
 
-from server import request_ids
-from server.rpc.records import TraceContext
-from server.tracing import context as trace_context
+from attention_serving.server import request_ids
+from attention_serving.server.rpc.records import TraceContext
+from attention_serving.server.tracing import context as trace_context
 
 
 class HttpRecord:

@@ -120,6 +120,10 @@ SCHEMAS |= {
         usage=_object(prompt_tokens=SIZE, total_tokens=SIZE),
         truncated=_array(SIZE) | {"description": "Indices of the texts that were cut."},
     ),
+    "Encoder": _object(
+        ("id", "object", "created", "owned_by"), id=STRING, object=STRING, created=SIZE, owned_by=STRING
+    ),
+    "EncoderList": _object(("object", "data"), object=STRING, data=_array(_reference("Encoder"))),
     "EmbeddingError": _object(
         ("error",),
         error=_object(

@@ -4,10 +4,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
-from server.http import fields
-from server.http.parameters import value_of
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http import fields
+from attention_serving.server.http.parameters import value_of
 
 # The one setting of traces that always is an array.
 TRACE_LEVEL = "trace_level"

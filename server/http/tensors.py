@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from server.engine.errors import InvalidRequestError
-from server.engine.types import Array
-from server.http.fields import NOT_FINITE
-from server.rpc.open_inference.tensors import BYTES, DTYPES
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.types import Array
+from attention_serving.server.http.fields import NOT_FINITE
+from attention_serving.server.rpc.open_inference.tensors import BYTES, DTYPES
 
 Raw: TypeAlias = "bytes | memoryview"
 LENGTH = struct.Struct("<I")

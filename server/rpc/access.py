@@ -1,11 +1,11 @@
 """Checks who calls before anything of a call is received: its identity, its right, and what it may hold."""
 
-from server.rpc.calls.ordered_stream import StreamProgress
-from server.rpc.calls.route import CallKind, Route
-from server.rpc.identity_shares import AccountShares, PlaceShares
-from server.rpc.transport.seam import Call
-from server.security.guard import Guard
-from server.security.identities import Identity
+from attention_serving.server.rpc.calls.ordered_stream import StreamProgress
+from attention_serving.server.rpc.calls.route import CallKind, Route
+from attention_serving.server.rpc.identity_shares import AccountShares, PlaceShares
+from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.identities import Identity
 
 
 class CallAccess:
@@ -64,7 +64,7 @@ class CallAccess:
         return None if route.right is None else self._identify(call, route)
 
     def _identify(self, call: Call, route: Route) -> Identity:
-        identity = self._guard.identify(call.metadata, call.peer_identities)
+        identity = self._guard.identify(call.metadata, call.peer_identities, call.client)
         if route.right is not None:
             identity.require(route.right)
         return identity

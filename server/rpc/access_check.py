@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.wrappers_pb2 import StringValue
 
-from server.engine.errors import InvalidRequestError
-from server.rpc import model_rights
-from server.rpc.access import CallAccess
-from server.rpc.access_question import METHOD, SEPARATOR
-from server.rpc.calls.route import Route, unary
-from server.rpc.transport.seam import Call
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.rpc import model_rights
+from attention_serving.server.rpc.access import CallAccess
+from attention_serving.server.rpc.access_question import METHOD, SEPARATOR
+from attention_serving.server.rpc.calls.route import Route, unary
+from attention_serving.server.rpc.transport.seam import Call
 
 
 def routes(access: CallAccess | None, others: Mapping[str, Route]) -> dict[str, Route]:

@@ -19,11 +19,11 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from server.engine.errors import Code, EngineError, OverloadedError, ShuttingDownError
-from server.rpc.calls.ending import end_with
-from server.rpc.calls.route import CallKind, Route
-from server.rpc.timeouts import Timeouts
-from server.rpc.transport.seam import Call
+from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, ShuttingDownError
+from attention_serving.server.rpc.calls.ending import end_with
+from attention_serving.server.rpc.calls.route import CallKind, Route
+from attention_serving.server.rpc.timeouts import Timeouts
+from attention_serving.server.rpc.transport.seam import Call
 
 DRAINING = "the server is shutting down; retry on another server"
 # How long the first message of a call may still take to arrive once a drain has begun.

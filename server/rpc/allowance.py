@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from server.engine.budget import Reservation
-from server.engine.errors import LimitExceededError
-from server.engine.limits import Limits
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.limits import Limits
 
 
 class Allowance(NamedTuple):

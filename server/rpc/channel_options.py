@@ -3,7 +3,7 @@
 Source of names and defaults: grpc/impl/channel_arg_names.h of grpc/grpc.
 """
 
-from server.rpc.options import RpcOptions
+from attention_serving.server.rpc.options import RpcOptions
 
 # Largest number that the core takes; for limits, none.
 UNLIMITED = 2**31 - 1

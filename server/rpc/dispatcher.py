@@ -8,15 +8,20 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
-from server.engine.errors import DeadlineExceededError, EngineError, RunFailedError, ShuttingDownError
-from server.rpc.access import CallAccess, RecheckedStream
-from server.rpc.admission import DRAINING, CallAdmission, CallAdmissions, CallLimits
-from server.rpc.calls.ending import end_with
-from server.rpc.calls.ordered_stream import OrderedStream, StreamProgress
-from server.rpc.calls.route import CallKind, Route
-from server.rpc.calls.single_request import ServerStream, UnaryCall
-from server.rpc.records import CallRecord
-from server.rpc.transport.seam import Call
+from attention_serving.server.engine.errors import (
+    DeadlineExceededError,
+    EngineError,
+    RunFailedError,
+    ShuttingDownError,
+)
+from attention_serving.server.rpc.access import CallAccess, RecheckedStream
+from attention_serving.server.rpc.admission import DRAINING, CallAdmission, CallAdmissions, CallLimits
+from attention_serving.server.rpc.calls.ending import end_with
+from attention_serving.server.rpc.calls.ordered_stream import OrderedStream, StreamProgress
+from attention_serving.server.rpc.calls.route import CallKind, Route
+from attention_serving.server.rpc.calls.single_request import ServerStream, UnaryCall
+from attention_serving.server.rpc.records import CallRecord
+from attention_serving.server.rpc.transport.seam import Call
 
 
 @dataclass(frozen=True, kw_only=True)

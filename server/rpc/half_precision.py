@@ -5,9 +5,9 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.types import Array
-from server.rpc.allowance import Allowance
-from server.rpc.tensors import from_bytes
+from attention_serving.server.engine.types import Array
+from attention_serving.server.rpc.allowance import Allowance
+from attention_serving.server.rpc.tensors import from_bytes
 
 FLOAT32 = np.dtype("<f4")
 # The bits of bfloat16, which NumPy lacks: the upper half of those of float32.

@@ -1,14 +1,15 @@
 """grpc.health.v1, with the library's servicer."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from server.rpc.calls.ending import CallError
-from server.rpc.calls.route import Send
-from server.rpc.transport.seam import Call
+from attention_serving.server.rpc.calls.ending import CallError
+from attention_serving.server.rpc.calls.route import Send
+from attention_serving.server.rpc.transport.seam import Call
 
 SERVICE_NAME: str = health.SERVICE_NAME
 
@@ -54,6 +55,14 @@ class HealthService:
                 send(response)
 
         self._servicer.Watch(request, _Context(call), send_status)
+        call.add_done_callback(partial(self._forget, request.service))
+
+    def _forget(self, service: str) -> None:
+        """Forgets a name that nobody watches any more. The library would keep it for ever, however long."""
+        watchers = self._servicer._send_response_callbacks
+        with self._servicer._lock:
+            if not watchers.get(service):
+                watchers.pop(service, None)
 
 
 class _Context:

@@ -10,11 +10,11 @@ import math
 from collections import defaultdict
 from functools import partial
 
-from server.engine.budget import Account
-from server.engine.caller import Caller
-from server.rpc.transport.seam import Call
-from server.security.errors import IdentityLimitError
-from server.security.identities import Identity
+from attention_serving.server.engine.budget import Account
+from attention_serving.server.engine.caller import Caller
+from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.security.errors import IdentityLimitError
+from attention_serving.server.security.identities import Identity
 
 # Accounts are removed, if nothing is held, when there are this many.
 MAX_ACCOUNTS = 1024

@@ -6,22 +6,23 @@ vectors: if these are the same, so is the request.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import ref
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from server.engine import model_caches
-from server.engine.caller import Caller
-from server.engine.engine import Engine
-from server.engine.errors import EngineError, LimitExceededError
-from server.engine.model import LoadedModel
-from server.engine.request_form import RequestForm
-from server.engine.types import Request
-from server.engine.validation import ValidatedRequest
-from server.rpc import protobuf_bytes
-from server.rpc.protobuf_bytes import Bounds, Path, Submessage
+from attention_serving.server.engine.caller import Caller
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import EngineError, LimitExceededError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.request_form import RequestForm
+from attention_serving.server.engine.types import Request
+from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.rpc import protobuf_bytes
+from attention_serving.server.rpc.protobuf_bytes import Bounds, Path, Submessage
 
 # Sizes of messages, in bytes, of which requests are kept, and how many of each. With 3 to 6 kB for each
 # request, that is 25 MB for a method at most.
@@ -48,6 +49,7 @@ class Known(NamedTuple, Generic[R]):
         fixed: The bytes that do not differ, each with its offset.
         id_place: Start and end of the id; None if there is none.
         named: The model as the request names it.
+        model: The model. It can be freed: the requests are then known no more.
         form: Makes the request of the engine.
         arrays: For each of the model's inputs: where its vectors begin, their element type and shape.
         reply: What the codec needs to encode the reply.
@@ -56,6 +58,7 @@ class Known(NamedTuple, Generic[R]):
     fixed: tuple[tuple[int, bytes], ...]
     id_place: tuple[int, int] | None
     named: ModelReference
+    model: "ref[LoadedModel]"
     form: RequestForm
     arrays: tuple[tuple[int, np.dtype[Any], tuple[int, ...]], ...]
     reply: R
@@ -73,23 +76,20 @@ class Recalled(NamedTuple, Generic[R]):
 
     Attributes:
         known: What it has in common with the earlier one.
+        model: The model that it names, which is served now.
         message: Its message.
         request_id: Its id.
     """
 
     known: Known[R]
+    model: LoadedModel
     message: bytes
     request_id: str
-
-    @property
-    def model(self) -> LoadedModel:
-        """The model that it names, which is served now."""
-        return self.known.form.model
 
     def request(self, deadline: float, caller: Caller) -> ValidatedRequest:
         """The request. Its arrays are views of the message."""
         rows = [np.ndarray(shape, dtype, self.message, start) for start, dtype, shape in self.known.arrays]
-        return self.known.form.filled(rows, deadline, caller)
+        return self.known.form.filled(self.model, rows, deadline, caller)
 
 
 class Answered(NamedTuple, Generic[R]):
@@ -109,7 +109,7 @@ class Answered(NamedTuple, Generic[R]):
 
 
 class KnownRequests(Generic[R]):
-    """The requests of one method that were seen last. Any thread may use it."""
+    """The requests of one method that were used last. Any thread may use it."""
 
     def __init__(self, engine: Engine, fields: Submessage, id_path: Path) -> None:
         """Knows nothing yet.
@@ -122,16 +122,20 @@ class KnownRequests(Generic[R]):
         self._engine = engine
         self._fields = fields
         self._id_path = id_path
-        # By size of the message; the latest of each size comes first.
-        self._known: dict[int, tuple[Known[R], ...]] = {}
-        self._learning = threading.Lock()
-        model_caches.register(self)
+        # By size of the message. The size that was used last is the last; of each size, the request that was
+        # used last comes first.
+        self._known: OrderedDict[int, tuple[Known[R], ...]] = OrderedDict()
+        self._using = threading.Lock()
 
     def recall(self, message: bytes) -> Recalled[R] | None:
         """The request that a message is known to be; None if it is not known, or its model was replaced."""
-        for known in self._known.get(len(message), ()):
+        alike = self._known.get(len(message), ())
+        for known in alike:
             if known.matches(message):
-                return self._recalled(known, message)
+                recalled = self._recalled(known, message)
+                if recalled is not None and known is not alike[0]:
+                    self._use(len(message), known)
+                return recalled
         return None
 
     def _recalled(self, known: Known[R], message: bytes) -> Recalled[R] | None:
@@ -139,11 +143,13 @@ class KnownRequests(Generic[R]):
         try:
             if known.id_place is not None:
                 request_id = str(memoryview(message)[slice(*known.id_place)], "utf-8")
-            if self._engine.model(*known.named) is not known.form.model:
+            model = self._engine.model(*known.named)
+            if model is not known.model():
                 return None
-        except (EngineError, UnicodeDecodeError):
+            self._known.move_to_end(len(message))
+        except (EngineError, UnicodeDecodeError, KeyError):  # KeyError: another thread has just dropped it
             return None
-        return Recalled(known, message, request_id)
+        return Recalled(known, model, message, request_id)
 
     def learn(
         self, message: bytes, answered: Answered[R], inputs: Callable[[Sequence[Path]], Sequence[str]]
@@ -158,7 +164,8 @@ class KnownRequests(Generic[R]):
         form = RequestForm.of(answered.request, answered.validated)
         if form is None or len(form.shapes) > MAX_SEQUENCES:
             return
-        vector_bytes = sum(answered.request.inputs[spec.name].rows.nbytes for spec in form.model.inputs)
+        model = answered.validated.model
+        vector_bytes = sum(answered.request.inputs[spec.name].rows.nbytes for spec in model.inputs)
         if not 0 <= len(message) - vector_bytes <= BOUNDS.rest_bytes:
             return
         try:
@@ -168,29 +175,27 @@ class KnownRequests(Generic[R]):
         ids = [place for path, place in found if path == self._id_path]
         vectors = [(path, place) for path, place in found if path != self._id_path]
         names = inputs([path for path, _ in vectors])
-        is_complete = sorted(names) == sorted(spec.name for spec in form.model.inputs)
+        is_complete = sorted(names) == sorted(spec.name for spec in model.inputs)
         if len(ids) > 1 or len(names) != len(vectors) or not is_complete:
             return
         places = tuple([place for _, place in vectors])
-        arrays = _arrays(answered.request, [spec.name for spec in form.model.inputs], names, places)
+        arrays = _arrays(answered.request, [spec.name for spec in model.inputs], names, places)
         fixed = _fixed(message, [place for _, place in found])
         if arrays is None:
             return
         id_place = ids[0] if ids else None
-        known = Known(fixed, id_place, answered.named, form, arrays, answered.reply)
-        self._add(len(message), known)
+        self._use(
+            len(message), Known(fixed, id_place, answered.named, ref(model), form, arrays, answered.reply)
+        )
 
-    def _add(self, size: int, known: Known[R]) -> None:
-        with self._learning:
-            alike = self._known.get(size, ())
-            if not alike and len(self._known) >= CACHED_SIZES:
-                del self._known[next(iter(self._known))]
-            self._known[size] = (known, *alike[: MAX_ALIKE - 1])
-
-    def cache_clear(self) -> None:
-        """Forgets all requests: their forms refer to models."""
-        with self._learning:
-            self._known.clear()
+    def _use(self, size: int, known: Known[R]) -> None:
+        """Keeps a request as the most recently used one, in place of the least recently used one."""
+        with self._using:
+            others = [other for other in self._known.get(size, ()) if other.fixed != known.fixed]
+            self._known[size] = (known, *others[: MAX_ALIKE - 1])
+            self._known.move_to_end(size)
+            if len(self._known) > CACHED_SIZES:
+                self._known.popitem(last=False)
 
 
 def _arrays(

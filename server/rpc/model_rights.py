@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
-from server.engine.engine import Engine
-from server.engine.errors import ModelNotFoundError
-from server.engine.model import LoadedModel
-from server.engine.repository import Model, Repository
-from server.rpc.transport.seam import Call
-from server.security.rights import Right
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import ModelNotFoundError, quoted
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import Model, Repository
+from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.security.rights import Right
 
 
 class Named(Protocol):
@@ -86,4 +86,6 @@ def _for(call: Call, name: str, error: ModelNotFoundError) -> ModelNotFoundError
     """The error without the names of models that the caller may not read."""
     if call.identity is None or call.identity.rights.reads_every_model:
         return error
-    return ModelNotFoundError(f"model {name!r}, or the version of it, does not exist", field=error.field)
+    return ModelNotFoundError(
+        f"model {quoted(name)}, or the version of it, does not exist", field=error.field
+    )

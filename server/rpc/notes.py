@@ -1,9 +1,9 @@
 """What handlers add to the record of a request, if there is one."""
 
-from server.engine.budget import Reservation
-from server.engine.engine import Engine
-from server.engine.model import LoadedModel
-from server.rpc.records import RequestRecord
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.rpc.records import RequestRecord
 
 
 def note_refusal(engine: Engine, reservation: Reservation, model: LoadedModel, error: Exception) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.rpc.transport import TransportKind
+from attention_serving.server.rpc.transport import TransportKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from server.engine.errors import LimitExceededError
+from attention_serving.server.engine.errors import LimitExceededError
 
 # Field numbers from the message down to a field. The number of a repeated submessage is followed by the index
 # of its occurrence.
@@ -141,24 +141,24 @@ def places(message: bytes, root: Submessage, bounds: Bounds) -> list[tuple[Path,
         DecodeError: The message uses groups, which protobuf 3 lacks.
         LimitExceededError: The message exceeds the bounds.
     """
-    cutter = _Cutter(bounds)
-    cutter.rest(memoryview(message), root, ())
-    return cutter.places
+    found: list[tuple[Path, tuple[int, int]]] = []
+    _Cutter(bounds, found).rest(memoryview(message), root, ())
+    return found
 
 
 class _Cutter:
     """Walks one message. Work and memory are bounded, whatever the message contains."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, places: "list[tuple[Path, tuple[int, int]]] | None" = None) -> None:
         self.fields: dict[Path, list[memoryview]] = {}
-        self.places: list[tuple[Path, tuple[int, int]]] = []
+        self._places = places
         self._bounds = bounds
         self._fields_left = bounds.fields
         self._rest_left = bounds.rest_bytes
         self._occurrences: Counter[Path] = Counter()
 
     def rest(self, message: memoryview, node: Submessage, path: Path, offset: int = 0) -> list[Buffer]:
-        """The parts of a message that are left; adds what is cut out to `fields` and `places`.
+        """The parts of a message that are left; adds what is cut out to the fields and places.
 
         `offset` is where the message begins in that which contains it.
         """
@@ -174,12 +174,14 @@ class _Cutter:
             if inner is None or kind not in inner.wire_types:
                 at = end
                 continue
-            parts.append(self._kept(message[kept_from:start]))
+            if kept_from < start:
+                parts.append(self._kept(message[kept_from:start]))
             if number in node.oneof:
                 self._replace_others(node.oneof, path, number)
             if isinstance(inner, Leaf):
                 self.fields.setdefault((*path, number), []).append(message[at:end])
-                self.places.append(((*path, number), (offset + at, offset + end)))
+                if self._places is not None:
+                    self._places.append(((*path, number), (offset + at, offset + end)))
             else:
                 inner_path = self._inner_path(path, number, inner)
                 rest = b"".join(self.rest(message[at:end], inner, inner_path, offset + at))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.errors import InvalidRequestError
-from server.engine.types import Array
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.types import Array
 
 # How much of a field is decoded at a time: temporary arrays need up to 40 times as much.
 CHUNK_BYTES = 1 << 18

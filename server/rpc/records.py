@@ -9,8 +9,8 @@ import random
 import time
 from collections.abc import Callable
 
-from server.engine.errors import EngineError
-from server.engine.timeline import Reference, Timeline
+from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.engine.timeline import Reference, Timeline
 
 
 def new_span_id() -> bytes:

@@ -8,23 +8,30 @@ from collections.abc import Callable, Mapping
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from protos.attention.v1 import attention_pb2 as attention_pb
-from server.engine.engine import Engine
-from server.engine.limits import Limits
-from server.model_control import ModelControl
-from server.rpc import access_check, reflection
-from server.rpc.access import CallAccess
-from server.rpc.attention import fields
-from server.rpc.attention.service import AttentionService
-from server.rpc.calls.codec_threads import CodecThreads
-from server.rpc.calls.intake import Intake
-from server.rpc.calls.route import CallKind, Route, ordered_stream, server_streaming, tensors, unary
-from server.rpc.health import SERVICE_NAME as HEALTH
-from server.rpc.health import HealthService
-from server.rpc.open_inference import routes as open_inference
-from server.rpc.reflection import ReflectionService
-from server.rpc.shared_memory import SharedMemory
-from server.security.rights import Right
+from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.model_control import ModelControl
+from attention_serving.server.rpc import access_check, reflection
+from attention_serving.server.rpc.access import CallAccess
+from attention_serving.server.rpc.attention import fields
+from attention_serving.server.rpc.attention.service import AttentionService
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
+from attention_serving.server.rpc.calls.intake import Intake
+from attention_serving.server.rpc.calls.route import (
+    CallKind,
+    Route,
+    ordered_stream,
+    server_streaming,
+    tensors,
+    unary,
+)
+from attention_serving.server.rpc.health import SERVICE_NAME as HEALTH
+from attention_serving.server.rpc.health import HealthService
+from attention_serving.server.rpc.open_inference import routes as open_inference
+from attention_serving.server.rpc.reflection import ReflectionService
+from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.security.rights import Right
 
 ATTENTION: str = attention_pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 SERVICES = (ATTENTION, open_inference.SERVICE)

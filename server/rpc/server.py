@@ -6,26 +6,26 @@ from pathlib import Path
 
 import grpc
 
-from server.addresses import address_of
-from server.engine.engine import Engine
-from server.engine.model import LoadedModel
-from server.errors import BindError
-from server.model_control import ModelControl
-from server.rpc.access import CallAccess
-from server.rpc.admission import CallLimits
-from server.rpc.calls.codec_threads import CodecThreads
-from server.rpc.channel_options import channel_options
-from server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher, Recorder
-from server.rpc.health import HealthService
-from server.rpc.options import RpcOptions
-from server.rpc.routes import SERVICES, route_table
-from server.rpc.shared_memory import SharedMemory
-from server.rpc.transport import create_transport
-from server.rpc.transport.connections import connections
-from server.rpc.transport.credentials import private_credentials, tls_credentials
-from server.rpc.unix_socket import UnixSocket
-from server.security.guard import Guard
-from server.tls.files import CurrentCertificates
+from attention_serving.server.addresses import address_of
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.errors import BindError
+from attention_serving.server.model_control import ModelControl
+from attention_serving.server.rpc.access import CallAccess
+from attention_serving.server.rpc.admission import CallLimits
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
+from attention_serving.server.rpc.channel_options import channel_options
+from attention_serving.server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher, Recorder
+from attention_serving.server.rpc.health import HealthService
+from attention_serving.server.rpc.options import RpcOptions
+from attention_serving.server.rpc.routes import SERVICES, route_table
+from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.rpc.transport import create_transport
+from attention_serving.server.rpc.transport.connections import connections
+from attention_serving.server.rpc.transport.credentials import private_credentials, tls_credentials
+from attention_serving.server.rpc.unix_socket import UnixSocket
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.tls.files import CurrentCertificates
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0

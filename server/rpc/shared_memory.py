@@ -12,8 +12,13 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.engine.errors import EngineError, InvalidRequestError, LimitExceededError, RegionNotFoundError
-from server.rpc.protobuf_bytes import Buffer
+from attention_serving.server.engine.errors import (
+    EngineError,
+    InvalidRequestError,
+    LimitExceededError,
+    RegionNotFoundError,
+)
+from attention_serving.server.rpc.protobuf_bytes import Buffer
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - the folder of shared memory, not of temporary files
 # A name in that folder. Clients write it with a leading slash.

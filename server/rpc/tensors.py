@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from server.engine.errors import InvalidRequestError
-from server.engine.types import Array
-from server.rpc.protobuf_bytes import Buffer
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.types import Array
+from attention_serving.server.rpc.protobuf_bytes import Buffer
 
 
 def from_bytes(
@@ -23,34 +23,38 @@ def from_bytes(
         field: Name of the field, for errors.
         data: The bytes.
         dtype: Type of the elements.
-        shape: Shape of the array.
+        shape: Shape of the array. No size is negative.
         type_name: Name of the type, for errors, if NumPy has another.
 
     Raises:
-        InvalidRequestError: The number of bytes does not fit the shape, or an array cannot have that shape.
+        InvalidRequestError: The number of bytes does not fit the shape, or a boolean is neither 0 nor 1.
     """
-    expected = dtype.itemsize * math.prod(shape)
-    if len(data) != expected:
-        shown = " x ".join(map(str, shape))
-        raise InvalidRequestError(
-            field,
-            f"has {len(data)} bytes; {shown} elements of {type_name or dtype.name} need {expected} bytes",
-        )
-    return reshaped(field, np.frombuffer(data, dtype), shape)
+    check_size(field, len(data), dtype, shape, type_name)
+    if dtype.kind == "b":
+        _check_booleans(field, data)
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
-def reshaped(field: str, array: Array, shape: Sequence[int]) -> Array:
-    """Returns an array in another shape with the same number of elements.
+def check_size(
+    field: str, size: int, dtype: np.dtype[np.generic], shape: Sequence[int], type_name: str = ""
+) -> None:
+    """Checks the number of bytes of a tensor.
 
     Raises:
-        InvalidRequestError: A size is negative, or NumPy does not support the shape.
+        InvalidRequestError: It does not fit the shape.
     """
-    if shape and min(shape) < 0:
-        raise InvalidRequestError(field, f"shape {list(shape)} has a negative size; sizes must be 0 or more")
-    try:
-        return array.reshape(shape)
-    except ValueError as error:
-        raise InvalidRequestError(field, f"shape {list(shape)}: {error}") from error
+    expected = dtype.itemsize * math.prod(shape)
+    if size != expected:
+        shown = " x ".join(map(str, shape))
+        raise InvalidRequestError(
+            field, f"has {size} bytes; {shown} elements of {type_name or dtype.name} need {expected} bytes"
+        )
+
+
+def _check_booleans(field: str, data: bytes | memoryview) -> None:
+    """Checks that all bytes are 0 or 1: the runtime computes with others as if they were numbers."""
+    if data and (most := np.frombuffer(data, np.uint8).max()) > 1:
+        raise InvalidRequestError(field, f"contains the byte {most}; a boolean must be 0 or 1")
 
 
 def buffers(arrays: Iterable[Array]) -> list[Buffer]:

@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from server.errors import BindError
+from attention_serving.server.errors import BindError
 
 # The operating system's limit for the path of a socket, without the final zero byte.
 MAX_PATH_BYTES = 107

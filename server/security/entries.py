@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from server.security.identities import Identity, IdentityLimits, Source
-from server.security.rights import Rights
+from attention_serving.server.security.identities import Identity, IdentityLimits, Source
+from attention_serving.server.security.rights import Rights
 
 # 256 bits of the operating system's random numbers.
 TOKEN_BYTES = 32

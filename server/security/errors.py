@@ -15,7 +15,7 @@ SecurityFileError            a file of tokens or keys cannot be used
 No message contains a token, or a part of one.
 """
 
-from server.engine.errors import Code, EngineError, OverloadedError
+from attention_serving.server.engine.errors import Code, EngineError, OverloadedError
 
 
 class CredentialsError(EngineError):

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from server.security.entries import digest_of
-from server.security.errors import InvalidTokenError, MissingCredentialsError
-from server.security.identities import Identity
-from server.security.token_file import TokenTable
-from server.security.watched_file import WatchedFile
+from attention_serving.server.security.entries import digest_of
+from attention_serving.server.security.errors import InvalidTokenError, MissingCredentialsError
+from attention_serving.server.security.identities import Identity
+from attention_serving.server.security.token_file import TokenTable
+from attention_serving.server.security.watched_file import WatchedFile
 
 if TYPE_CHECKING:  # its libraries are needed with JSON Web Tokens only
-    from server.security.web_tokens import WebTokens
+    from attention_serving.server.security.web_tokens import WebTokens
 
 AUTHORIZATION = "authorization"
 # Source: RFC 6750, section 2.1; the name of a scheme has no case.
@@ -47,7 +47,9 @@ class Guard:
         self._clock = clock
         self._close = close
 
-    def identify(self, metadata: Metadata, certificates: Callable[[], tuple[str, ...]]) -> Identity:
+    def identify(
+        self, metadata: Metadata, certificates: Callable[[], tuple[str, ...]], client: Callable[[], str] = str
+    ) -> Identity:
         """The identity of a call: that of its token, or else that of its certificate.
 
         A token that is not valid is an error even if the certificate is: what the caller asked for is
@@ -56,13 +58,14 @@ class Guard:
         Args:
             metadata: The metadata of the call.
             certificates: Returns the names in the verified client certificate.
+            client: Returns the connection of the caller, as ADDRESS:PORT. Failed verifications count for it.
 
         Raises:
             CredentialsError: Nobody known calls.
             EngineError: It cannot be found out now.
         """
         token = bearer_token(metadata)
-        identity = self._of_certificate(certificates()) if token is None else self._of_token(token)
+        identity = self._of_certificate(certificates()) if token is None else self._of_token(token, client)
         identity.check_expiry(self._clock())
         return identity
 
@@ -72,14 +75,14 @@ class Guard:
             self._table.close()
         self._close()
 
-    def _of_token(self, token: str) -> Identity:
+    def _of_token(self, token: str, client: Callable[[], str]) -> Identity:
         digest = digest_of(token)
         if self._table is not None:
             identity = self._table.value.of_token(digest)
             if identity is not None:
                 return identity
         if self._web_tokens is not None and token.count(".") == DOTS:
-            return self._web_tokens.of_token(token, digest)
+            return self._web_tokens.of_token(token, digest, client)
         raise InvalidTokenError("the token is not one of this server's: it is wrong, or was revoked")
 
     def _of_certificate(self, names: tuple[str, ...]) -> Identity:

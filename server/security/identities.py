@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from server.engine.caller import Caller
-from server.security.errors import ExpiredTokenError, PermissionDeniedError
-from server.security.rights import Right, Rights
+from attention_serving.server.engine.caller import Caller
+from attention_serving.server.engine.errors import quoted
+from attention_serving.server.security.errors import ExpiredTokenError, PermissionDeniedError
+from attention_serving.server.security.rights import Right, Rights
 
 
 class Source(StrEnum):
@@ -82,6 +83,6 @@ class Identity:
         """
         if not self.rights.covers(right, model):
             raise PermissionDeniedError(
-                f"the identity {self.name!r} does not have the right {right} for model {model!r}",
+                f"the identity {self.name!r} does not have the right {right} for model {quoted(model)}",
                 field="model_name",
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import jwt
 
-from server.security.errors import SecurityFileError
+from attention_serving.server.security.errors import SecurityFileError
 
 # Asymmetric only. Each key verifies the algorithms of its kind, or the one that it states.
 RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from server import thread_names
-from server.security.errors import SecurityFileError
-from server.security.key_set import MAX_BYTES, KeySet, read_keys
-from server.security.watched_file import SecurityObserver, WatchedFile
+from attention_serving.server import thread_names
+from attention_serving.server.security.errors import SecurityFileError
+from attention_serving.server.security.key_set import MAX_BYTES, KeySet, read_keys
+from attention_serving.server.security.watched_file import SecurityObserver, WatchedFile
 
 log = logging.getLogger(__name__)
 KEYS = "jwks"

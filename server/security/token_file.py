@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from server.security.entries import Entry
-from server.security.errors import SecurityFileError
-from server.security.identities import Identity, IdentityLimits
+from attention_serving.server.security.entries import Entry
+from attention_serving.server.security.errors import SecurityFileError
+from attention_serving.server.security.identities import Identity, IdentityLimits
 
 TOML = ".toml"
 MAX_FILE_BYTES = 16 << 20

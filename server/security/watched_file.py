@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from server.periodic import PeriodicThread
-from server.security.errors import SecurityFileError
+from attention_serving.server.periodic import PeriodicThread
+from attention_serving.server.security.errors import SecurityFileError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

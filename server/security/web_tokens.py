@@ -2,37 +2,39 @@
 
 The first verification runs on the thread that takes calls. It takes 70 us (RS256) to 500 us (ES384); to hand
 it to another thread and back costs about as much, and both would need the interpreter. Each token costs it
-once. What does not have to be paid by honest callers is bounded: verifications that fail are limited to
-`MAX_FAILURES` a second, and a token that failed is remembered.
+once, whether it is valid or not. How many tokens may fail is limited for each address: see `_Failures`.
+
+No lock is held: single reads and writes of dictionaries are atomic, and two threads that verify the same
+token at the same time store the same result.
 """
 
 import json
-import threading
 import time
 from base64 import urlsafe_b64decode
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import jwt
 
-from server.engine.errors import EngineError, OverloadedError
-from server.security.errors import (
+from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.security.errors import (
     CredentialsError,
     ExpiredTokenError,
     InvalidTokenError,
     KeysUnavailableError,
 )
-from server.security.identities import Identity, IdentityLimits, Source
-from server.security.key_set import ALGORITHMS, VerificationKey
-from server.security.key_sources import KeySource
-from server.security.rights import Rights
+from attention_serving.server.security.identities import Identity, IdentityLimits, Source
+from attention_serving.server.security.key_set import ALGORITHMS, KeySet, VerificationKey
+from attention_serving.server.security.key_sources import KeySource
+from attention_serving.server.security.rights import Rights
 
 # How far the clocks of the issuer and of this machine may differ, in seconds.
 LEEWAY_SECONDS = 30.0
 REQUIRED = ["exp", "iss", "aud", "sub"]
 # Tokens that are kept: verified ones, and ones that failed.
 MAX_VERIFIED, MAX_FAILED = 10_000, 4096
-# Failed verifications a second: 100 of 500 us each take a twentieth of the thread that takes calls.
+# Failed verifications of an address a second: 100 of 500 us take a twentieth of the thread that takes calls.
 MAX_FAILURES = 100
 MAX_SUBJECT = 200
 # All that parsing and verifying what a stranger wrote may raise.
@@ -71,54 +73,44 @@ class WebTokens:
         self._rights_claim = rights_claim
         self._limits = limits or IdentityLimits()
         self._clock = clock
-        self._keys = source.keys
-        self._verified: dict[bytes, Identity] = {}
-        self._failed: dict[bytes, CredentialsError] = {}
-        self._window, self._failures = 0.0, 0
-        self._lock = threading.Lock()
+        self._known = _Known(source.keys)
+        self._failures = _Failures()
 
-    def of_token(self, token: str, digest: bytes) -> Identity:
+    def of_token(self, token: str, digest: bytes, client: Callable[[], str] = str) -> Identity:
         """The identity of a token, given with its SHA-256.
+
+        Args:
+            token: The token.
+            digest: Its SHA-256.
+            client: Returns the connection that it arrived on, as ADDRESS:PORT.
 
         Raises:
             CredentialsError: The token is not valid.
             KeysUnavailableError: There are no keys yet.
-            OverloadedError: Too many tokens have failed just now to try another.
+            OverloadedError: Too many tokens of the same address have failed just now to try another.
         """
-        with self._lock:
-            keys = self._source.keys
-            if keys is not self._keys:  # what a removed key has signed is valid no more
-                self._keys = keys
-                self._verified.clear()
-                self._failed.clear()
-            identity = self._verified.get(digest)
-            return self._verify(token, digest) if identity is None else identity
-
-    def _verify(self, token: str, digest: bytes) -> Identity:
-        if (known := self._failed.get(digest)) is not None:
-            raise type(known)(known.message)
-        now = self._clock()
-        self._check_failures(now)
-        key, algorithm = self._key(token)
+        known, keys = self._known, self._source.keys
+        if keys is not known.keys:  # tokens that a removed key has signed are no longer valid
+            known = self._known = _Known(keys)
+        if (identity := known.verified.get(digest)) is not None:
+            return identity
+        if (failure := known.failed.get(digest)) is not None:
+            raise type(failure)(failure.message)
+        connection = client()
+        self._failures.check(connection, self._clock())
+        key, algorithm = self._key(token, keys)
         try:
-            claims = self._claims(token, key, algorithm)
-            identity = self._identity(claims)
+            identity = self._identity(self._claims(token, key, algorithm))
         except CredentialsError as error:
-            self._failures += 1
+            self._failures.add(connection)
             if not isinstance(error, NotYetValidError):
                 # A copy without its traceback, which would keep the call.
-                _keep(self._failed, digest, type(error)(error.message), MAX_FAILED)
+                _keep(known.failed, digest, type(error)(error.message), MAX_FAILED)
             raise
-        _keep(self._verified, digest, identity, MAX_VERIFIED)
+        _keep(known.verified, digest, identity, MAX_VERIFIED)
         return identity
 
-    def _check_failures(self, now: float) -> None:
-        if not 0 <= now - self._window < 1:
-            self._window, self._failures = now, 0
-        if self._failures >= MAX_FAILURES:
-            raise OverloadedError("too many tokens that are not valid arrive; try again later", retry_after=1)
-
-    def _key(self, token: str) -> tuple[VerificationKey, str]:
+    def _key(self, token: str, keys: KeySet | None) -> tuple[VerificationKey, str]:
         """The key that a token names, and its algorithm, which the key decides about."""
         header = _header(token)
         algorithm, key_id = header.get("alg"), header.get("kid")
@@ -126,10 +118,10 @@ class WebTokens:
             raise InvalidTokenError("the algorithm of the token's signature is not accepted")
         if "crit" in header or not isinstance(key_id, str | None):
             raise InvalidTokenError("the header of the token is not one that this server understands")
-        if self._keys is None:
+        if keys is None:
             self._source.want()
             raise KeysUnavailableError("the keys of the issuer are not available yet; try again later")
-        key = self._keys.find(key_id)
+        key = keys.find(key_id)
         if key is None:
             self._source.want()
             raise InvalidTokenError("the key that signed the token is not one of the issuer's")
@@ -176,6 +168,50 @@ class WebTokens:
         )
 
 
+class _Known:
+    """Tokens that were verified with one key set, and those that failed, by their SHA-256."""
+
+    def __init__(self, keys: KeySet | None) -> None:
+        self.keys = keys
+        self.verified: dict[bytes, Identity] = {}
+        self.failed: dict[bytes, CredentialsError] = {}
+
+
+class _Failures:
+    """Counts the failed verifications of this second, for each connection and for each address.
+
+    Past the limit of an address, its connections on which a token has failed are refused. Its other
+    connections are not, so that callers who share the address of an attacker are served: a forged token then
+    takes a new connection, which costs the attacker more than the verification costs the server.
+    """
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._counts: Counter[str] = Counter()
+
+    def check(self, connection: str, now: float) -> None:
+        """Refuses to try a token that arrived on a connection.
+
+        Raises:
+            OverloadedError: Too many have failed.
+        """
+        if int(now) != self._second:
+            self._second, self._counts = int(now), Counter()
+        if self._counts[_address(connection)] >= MAX_FAILURES and connection in self._counts:
+            raise OverloadedError(
+                "too many tokens of this address are not valid; try again later", retry_after=1
+            )
+
+    def add(self, connection: str) -> None:
+        """Counts a token that failed."""
+        self._counts.update((connection, _address(connection)))
+
+
+def _address(connection: str) -> str:
+    """The address of a connection, without its port."""
+    return connection.rpartition(":")[0]
+
+
 def _header(token: str) -> dict[str, Any]:
     segment = token.partition(".")[0]
     try:
@@ -199,9 +235,9 @@ def _rights(claim: Any) -> Rights:
     return Rights.known(text for text in texts if isinstance(text, str))
 
 
-def _keep(kept: dict[bytes, Any], digest: bytes, value: Identity | EngineError, most: int) -> None:
+def _keep(kept: dict[bytes, Any], digest: bytes, value: Identity | CredentialsError, most: int) -> None:
     """Adds an entry. The oldest half goes when there are too many."""
     if len(kept) >= most:
         for old in list(kept)[: most // 2]:
-            del kept[old]
+            kept.pop(old, None)  # another thread may have removed it
     kept[digest] = value

@@ -2,19 +2,19 @@
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from server import cores, memory
-from server.engine.limits import MIB, Limits
-from server.engine.provider import Device, Provider
-from server.settings.batching import Batching
-from server.settings.identity import IdentityAndRights
-from server.settings.models import Models
-from server.settings.network import Network
-from server.settings.observability import Observability
-from server.settings.parity import Parity
-from server.settings.process import Process
-from server.settings.request_limits import RequestLimits
-from server.settings.security import Security
-from server.tls.files import TlsFiles
+from attention_serving.server import cores, memory
+from attention_serving.server.engine.limits import MIB, Limits
+from attention_serving.server.engine.provider import Device, Provider
+from attention_serving.server.settings.batching import Batching
+from attention_serving.server.settings.identity import IdentityAndRights
+from attention_serving.server.settings.models import Models
+from attention_serving.server.settings.network import Network
+from attention_serving.server.settings.observability import Observability
+from attention_serving.server.settings.parity import Parity
+from attention_serving.server.settings.process import Process
+from attention_serving.server.settings.request_limits import RequestLimits
+from attention_serving.server.settings.security import Security
+from attention_serving.server.tls.files import TlsFiles
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
 HEADER_BYTES = MIB // 16

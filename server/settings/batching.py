@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel, ByteSize, Field, NonNegativeFloat, PositiveInt
 
-from server.engine.limits import MIB
-from server.settings.units import PositiveBytes
+from attention_serving.server.engine.limits import MIB
+from attention_serving.server.settings.units import PositiveBytes
 
 
 class Batching(BaseModel):

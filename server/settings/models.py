@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, Field, field_validator
 
-from server.engine.limits import MAX_TOLERANCE
-from server.engine.version_policy import VersionPolicy
+from attention_serving.server.engine.limits import MAX_TOLERANCE
+from attention_serving.server.engine.version_policy import VersionPolicy
 
 
 class Models(BaseModel):
@@ -34,7 +34,7 @@ class Models(BaseModel):
         le=1_000_000,
         allow_inf_nan=False,
         description="How often the repository is looked at with model_control poll, in seconds, 0.1 to"
-        " 1000000. A change is made when it was seen twice.",
+        " 1000000. A change is applied after two consecutive looks find the same files.",
     )
     load_model: str = Field(
         "",

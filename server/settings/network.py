@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, Field, PositiveInt
 
-from server.engine.limits import MIB
-from server.settings.units import Port, Seconds
+from attention_serving.server.engine.limits import MIB
+from attention_serving.server.settings.units import Port, Seconds
 
 
 class Network(BaseModel):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from server.settings.units import Seconds
+from attention_serving.server.settings.units import Seconds
 
 
 class Parity(BaseModel):

@@ -18,8 +18,8 @@ class Process(BaseModel):
     worker_timeout_seconds: NonNegativeFloat = Field(
         30.0,
         allow_inf_nan=False,
-        description="How long a worker process may fail to answer the supervisor before it is killed and"
-        " replaced, in seconds, at least 0. 0 disables the check.",
+        description="How long a worker process or the HTTP process may fail to answer its parent before it is"
+        " killed and replaced, in seconds, at least 0. 0 disables the check.",
     )
     grace_seconds: NonNegativeFloat = Field(
         30.0,

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ByteSize, Field, PositiveInt, ValidationInfo, field_validator
 
-from server.engine.limits import MIB
-from server.settings.units import PositiveBytes
+from attention_serving.server.engine.limits import MIB
+from attention_serving.server.settings.units import PositiveBytes
 
 
 class RequestLimits(BaseModel):

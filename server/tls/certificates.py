@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from server.errors import TlsError
-from server.tls.context import server_context
-from server.tls.files import Certificates, Contents, TlsFiles
+from attention_serving.server.errors import TlsError
+from attention_serving.server.tls.context import server_context
+from attention_serving.server.tls.files import Certificates, Contents, TlsFiles
 
 # What gRPC's TLS library takes on both sides.
 CURVES = (ec.SECP256R1, ec.SECP384R1)

@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.tls.files import CurrentCertificates
+from attention_serving.server.tls.files import CurrentCertificates
 
 
 def server_context(certificate: bytes, key: bytes, client_ca: bytes | None) -> ssl.SSLContext:

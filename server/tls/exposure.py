@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 
-from server.errors import BindError, ExposureError
+from attention_serving.server.errors import BindError, ExposureError
 
 
 def check(host: str, *, encrypted: bool, insecure: bool) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from server.errors import TlsError
+from attention_serving.server.errors import TlsError
 
 
 class Contents(NamedTuple):

@@ -1,11 +1,12 @@
-"""How the HTTP process passes the names in its client's certificate on to the gRPC server."""
+"""How the HTTP process passes on to the gRPC server who its client is: certificate and connection."""
 
 import json
 from collections.abc import Sequence
 
-# Metadata of a call: a JSON list of texts. The server reads it only if the call came through its private
-# socket, so that no other caller can claim a name.
-KEY = "attention-peer-identities-bin"
+# Metadata of a call: the names in the certificate, as a JSON list of texts, and the connection, as
+# ADDRESS:PORT. The server reads them only if the call came through its private socket: no other caller can
+# claim them.
+KEY, CLIENT = "attention-peer-identities-bin", "attention-client"
 
 
 def encode(names: Sequence[str]) -> tuple[str, bytes]:

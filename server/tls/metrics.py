@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from server.tls.files import Certificates
+from attention_serving.server.tls.files import Certificates
 
 
 class TlsMetrics:

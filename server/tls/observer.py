@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from server.tls.files import Certificates
+from attention_serving.server.tls.files import Certificates
 
 
 class ReloadObserver(Protocol):

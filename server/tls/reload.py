@@ -2,11 +2,11 @@
 
 import logging
 
-from server.errors import TlsError
-from server.periodic import PeriodicThread
-from server.tls.certificates import check, load
-from server.tls.files import Certificates, TlsFiles
-from server.tls.observer import ReloadObserver, Unobserved
+from attention_serving.server.errors import TlsError
+from attention_serving.server.periodic import PeriodicThread
+from attention_serving.server.tls.certificates import check, load
+from attention_serving.server.tls.files import Certificates, TlsFiles
+from attention_serving.server.tls.observer import ReloadObserver, Unobserved
 
 log = logging.getLogger(__name__)
 

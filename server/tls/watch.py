@@ -1,7 +1,7 @@
 """Where a process gets its certificates from."""
 
-from server.tls.files import CurrentCertificates, TlsFiles
-from server.tls.observer import ReloadObserver
+from attention_serving.server.tls.files import CurrentCertificates, TlsFiles
+from attention_serving.server.tls.observer import ReloadObserver
 
 
 def current_certificates(
@@ -18,7 +18,7 @@ def current_certificates(
     """
     if files is None:
         return None
-    from server.tls.reload import CertificateReloader  # noqa: PLC0415 - its library is needed with TLS only
+    from attention_serving.server.tls.reload import CertificateReloader  # noqa: PLC0415 - its library is needed with TLS only
 
     reloader = CertificateReloader(files, observer)
     reloader.start()

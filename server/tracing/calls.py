@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from server.rpc.records import CallRecord, RequestRecord
-from server.tracing.context import Head
-from server.tracing.export import Pipeline
-from server.tracing.messages import Attributes
-from server.tracing.options import TraceOptions
-from server.tracing.spans import call_spans
+from attention_serving.server.rpc.records import CallRecord, RequestRecord
+from attention_serving.server.tracing.context import Head
+from attention_serving.server.tracing.export import Pipeline
+from attention_serving.server.tracing.messages import Attributes
+from attention_serving.server.tracing.options import TraceOptions
+from attention_serving.server.tracing.spans import call_spans
 
 
 class CallTracing:

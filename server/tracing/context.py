@@ -7,8 +7,8 @@ import random
 import re
 from collections.abc import Iterable
 
-from server.rpc.records import TraceContext, new_span_id
-from server.tracing.options import TraceOptions
+from attention_serving.server.rpc.records import TraceContext, new_span_id
+from attention_serving.server.tracing.options import TraceOptions
 
 PARENT, STATE = "traceparent", "tracestate"
 # Version, trace id, span id and flags. Later versions may append fields.

@@ -25,9 +25,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from server import NAME, VERSION
-from server.rpc.protobuf_bytes import field
-from server.tracing.messages import plain_attributes
+from attention_serving.server import NAME, VERSION
+from attention_serving.server.rpc.protobuf_bytes import field
+from attention_serving.server.tracing.messages import plain_attributes
 
 log = logging.getLogger(__name__)
 # How long the last spans may take to reach the collector when the process ends.

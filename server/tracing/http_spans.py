@@ -6,11 +6,11 @@ Names follow OpenTelemetry's conventions for HTTP: https://opentelemetry.io/docs
 from functools import lru_cache, partial
 from http import HTTPStatus
 
-from server.http.record import HttpRecord
-from server.rpc.records import TraceContext
-from server.tracing.context import Head, Metadata
-from server.tracing.export import Pipeline
-from server.tracing.messages import (
+from attention_serving.server.http.record import HttpRecord
+from attention_serving.server.rpc.records import TraceContext
+from attention_serving.server.tracing.context import Head, Metadata
+from attention_serving.server.tracing.export import Pipeline
+from attention_serving.server.tracing.messages import (
     CACHED,
     LOCAL,
     REMOTE,
@@ -21,7 +21,7 @@ from server.tracing.messages import (
     trace_state,
     unique_attribute,
 )
-from server.tracing.options import TraceOptions
+from attention_serving.server.tracing.options import TraceOptions
 
 MAX_PATH = 200
 

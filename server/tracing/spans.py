@@ -9,9 +9,9 @@ Names follow OpenTelemetry's conventions for RPC: https://opentelemetry.io/docs/
 
 from functools import lru_cache
 
-from server.engine.timeline import RecordedRun, Reference
-from server.rpc.records import CallRecord, RequestRecord, TraceContext, new_span_id
-from server.tracing.messages import (
+from attention_serving.server.engine.timeline import RecordedRun, Reference
+from attention_serving.server.rpc.records import CallRecord, RequestRecord, TraceContext, new_span_id
+from attention_serving.server.tracing.messages import (
     CACHED,
     LOCAL,
     REMOTE,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from server.errors import WorkerError
+from attention_serving.server.errors import WorkerError
 
 PREFIX = "attention-metrics-"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics, values
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from server.gauges import FOLDER_VARIABLE, NO_VALUE
-from server.metrics_endpoint import MetricsEndpoint
-from server.process_metrics import Processes, ProcessesCollector
-from server.security.guard import Guard
-from server.tls.files import CurrentCertificates
-from server.workers.handle import ExitKind
+from attention_serving.server.child_process import ExitKind
+from attention_serving.server.gauges import FOLDER_VARIABLE, NO_VALUE
+from attention_serving.server.metrics_endpoint import MetricsEndpoint
+from attention_serving.server.process_metrics import Processes, ProcessesCollector
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.tls.files import CurrentCertificates
 
 
 def write_to(folder: Path, worker: int) -> None:

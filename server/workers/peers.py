@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from server.steps import StepRequest
+from attention_serving.server.steps import StepRequest
 
 ENDED = "the supervisor has ended"
 # How long a worker may take for a step, in seconds: models load meanwhile.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from server.errors import BindError
+from attention_serving.server.errors import BindError
 
 # A name's addresses that this machine does not have are skipped, as gRPC does.
 _ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)

@@ -10,20 +10,21 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from server import cores
-from server.errors import WorkerError
-from server.http.options import needs_private_sockets, options_of
-from server.http.process import HttpProcess
-from server.identity import guard_of
-from server.settings import Settings
-from server.shutdown import EXIT_SECONDS, LAST_SECONDS, StopRequest, handle_signals
-from server.tls.watch import current_certificates
-from server.workers.assignment import Assignment, State, private_socket
-from server.workers.folder import temporary_folder
-from server.workers.handle import Exit, ExitKind, WorkerHandle
-from server.workers.metrics import MultiprocessMetrics
-from server.workers.peers import Question, Questions
-from server.workers.reservation import reserved
+from attention_serving.server import cores
+from attention_serving.server.child_process import Exit, ExitKind, State
+from attention_serving.server.errors import WorkerError
+from attention_serving.server.http.options import needs_private_sockets, options_of
+from attention_serving.server.http.process import HttpProcess
+from attention_serving.server.identity import guard_of
+from attention_serving.server.settings import Settings
+from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, StopRequest, handle_signals
+from attention_serving.server.tls.watch import current_certificates
+from attention_serving.server.workers.assignment import Assignment, private_socket
+from attention_serving.server.workers.folder import temporary_folder
+from attention_serving.server.workers.handle import WorkerHandle
+from attention_serving.server.workers.metrics import MultiprocessMetrics
+from attention_serving.server.workers.peers import Question, Questions
+from attention_serving.server.workers.reservation import reserved
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,12 @@ def _http_process(settings: Settings, port: int, folder: Path, stack: ExitStack)
         return None
     private = needs_private_sockets(settings)
     sockets = [private_socket(folder, worker) for worker in range(settings.workers)] if private else []
-    http = HttpProcess(options_of(settings, port, sockets), settings.host, settings.http_port)
+    http = HttpProcess(
+        options_of(settings, port, sockets),
+        settings.host,
+        settings.http_port,
+        timeout_seconds=settings.worker_timeout_seconds,
+    )
     stack.callback(http.close, HTTP_EXIT_SECONDS)
     return http
 

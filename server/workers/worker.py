@@ -9,15 +9,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from server import application, logs, providers
-from server.errors import ServerError
-from server.metrics import Metrics
-from server.rpc.server import RpcServer
-from server.shutdown import Inbox, StopRequest, end, handle_signals
-from server.workers import folder
-from server.workers import metrics as multiprocess_metrics
-from server.workers.assignment import Assignment, Failure, Heartbeat, Ping, State
-from server.workers.peers import Answers, Question, WorkerPeers
+from attention_serving.server import application, logs, providers
+from attention_serving.server.child_process import Failure, Heartbeat, Ping, State
+from attention_serving.server.errors import ServerError
+from attention_serving.server.metrics import Metrics
+from attention_serving.server.rpc.server import RpcServer
+from attention_serving.server.shutdown import Inbox, StopRequest, end, handle_signals
+from attention_serving.server.workers import folder
+from attention_serving.server.workers import metrics as multiprocess_metrics
+from attention_serving.server.workers.assignment import Assignment
+from attention_serving.server.workers.peers import Answers, Question, WorkerPeers
 
 log = logging.getLogger(__name__)
 

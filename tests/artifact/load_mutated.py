@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from server.engine import dimensions
-from server.engine.engine import Engine
-from server.engine.errors import EngineError
-from server.engine.model import LoadedModel
-from server.engine.provider import Device
-from server.engine.repository import FailedModel, Repository
-from server.engine.store import load_repository
-from server.engine.types import Ragged, Request
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import FailedModel, Repository
+from attention_serving.server.engine.store import load_repository
+from attention_serving.server.engine.types import Ragged, Request
 from tests.artifact.mutations import mutate
 
 SELF, CROSS, TEXT = "tiny-self", "tiny-cross", "sentence-self-attention"
@@ -59,7 +58,6 @@ def main(source: Path, folder: Path, first: int, last: int) -> None:
             engine = Engine(Repository([good, model]))
             asked = answer(engine, model)
             outcome = f"ready: {asked if isinstance(asked, str) else 'answers'}"
-        dimensions._cached.cache_clear()  # it keeps the models of the last 1,024 requests
         say(
             outcome=outcome,
             seconds=time.monotonic() - started,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from artifact.certificate import (
+from attention_serving.artifact.certificate import (
     CERTIFICATE_FILE,
     PAYLOAD_TYPE,
     Machine,
@@ -16,10 +16,10 @@ from artifact.certificate import (
     check_certificate,
     write_certificate,
 )
-from artifact.dsse import seal, unseal
-from artifact.errors import ArtifactError
-from artifact.keys import PrivateKey, key_id
-from artifact.manifest import MANIFEST_FILE, Manifest, file_hash
+from attention_serving.artifact.dsse import seal, unseal
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.keys import PrivateKey, key_id
+from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, file_hash
 from tests.server.samples import CROSS, SELF
 
 KEY = PrivateKey.generate()

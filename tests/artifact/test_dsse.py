@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact.dsse import EnvelopeError, seal, signed_bytes, unseal
-from artifact.keys import PrivateKey, key_id
+from attention_serving.artifact.dsse import EnvelopeError, seal, signed_bytes, unseal
+from attention_serving.artifact.keys import PrivateKey, key_id
 from tests.support.keys import public_pem
 
 TYPE = "application/vnd.in-toto+json"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
-from artifact.errors import ArtifactError
-from artifact.external_data import MODEL, Message, external_locations
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.external_data import MODEL, Message, external_locations
 
 Place = Callable[[ModelProto], TensorProto]
 

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from artifact.keys import KeyFileError, PrivateKey, key_id, read_private_key, read_public_keys
+from attention_serving.artifact.keys import (
+    KeyFileError,
+    PrivateKey,
+    key_id,
+    read_private_key,
+    read_public_keys,
+)
 from tests.support.keys import private_pem, public_pem
 
 OPENSSL = shutil.which("openssl") or "openssl"

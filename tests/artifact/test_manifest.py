@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import ArtifactError
-from artifact.manifest import (
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.manifest import (
     MANIFEST_FILE,
     Cost,
     Graph,
@@ -17,7 +17,7 @@ from artifact.manifest import (
     TensorSpec,
     file_hash,
 )
-from artifact.tolerance import Tolerance
+from attention_serving.artifact.tolerance import Tolerance
 
 FILES = {
     "model.onnx": b"\x08\x0a",

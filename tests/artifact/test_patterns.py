@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from artifact.manifest import Manifest
-from artifact.patterns import AttentionPattern, attention_patterns
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.artifact.patterns import AttentionPattern, attention_patterns
 from tests.server import samples
 
 

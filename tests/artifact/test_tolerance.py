@@ -12,10 +12,10 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from artifact.errors import ArtifactError
-from artifact.golden import GoldenCase, golden_tensors, load_golden
-from artifact.manifest import GraphKind
-from artifact.tolerance import Tolerance
+from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.golden import GoldenCase, golden_tensors, load_golden
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.artifact.tolerance import Tolerance
 
 Array = NDArray[Any]
 FP32 = Tolerance(rtol=1.3e-6, atol=1e-5)

@@ -3,8 +3,8 @@
 import os
 import threading
 
+from attention_serving.server import thread_names
 from benchmarks.threads import Reading, ThreadUse, idle_seconds, read, used
-from server import thread_names
 
 
 def test_threads_of_one_name_are_added_and_the_busiest_comes_first() -> None:

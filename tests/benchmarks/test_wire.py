@@ -5,10 +5,10 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
+from attention_serving.protos.attention.v1 import attention_pb2
+from attention_serving.protos.inference import open_inference_pb2
 from benchmarks.wire import Api, decode, encode
 from benchmarks.workload import AttentionKind, Lengths, Model, sequences
-from protos.attention.v1 import attention_pb2
-from protos.inference import open_inference_pb2
 
 CROSS = Model(AttentionKind.CROSS, 64, 4)
 SELF = Model(AttentionKind.SELF, 64, 4)

@@ -12,9 +12,9 @@ import numpy as np
 from attention_client import AttentionClient, AttentionClientError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from model.presets import build_preset
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.model.presets import build_preset
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from tests.chaos.requests import attend_message, random_rows
 from tests.support.eager import ATOL, RTOL, Array, attend
 

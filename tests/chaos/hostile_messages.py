@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protos.attention.v1 import attention_pb2 as typed
-from protos.inference import open_inference_pb2 as pb
-from server.engine.limits import MIB
-from server.rpc.protobuf_bytes import field
+from attention_serving.protos.attention.v1 import attention_pb2 as typed
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.limits import MIB
+from attention_serving.server.rpc.protobuf_bytes import field
 from tests.server.samples import SELF, TEXT
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -8,7 +8,7 @@ import struct
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -20,10 +20,13 @@ from h2.events import (
     TrailersReceived,
 )
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame, GoAwayFrame
+from hpack import NeverIndexedHeaderTuple
+from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame
 
 FRAME_HEADER_BYTES = 9
 READ_BYTES = 1 << 16
+# The header that was put into the table of headers last, as HPACK refers to it.
+NEWEST = b"\xbe"
 PREFIX = struct.Struct(">BI")
 """What precedes each message: whether it is compressed, and its length."""
 
@@ -76,7 +79,31 @@ class RawConnection:
     def open(self, method: str) -> int:
         """Opens a call by its headers only; returns its stream."""
         stream = self._connection.get_next_available_stream_id()
-        headers = [
+        self._connection.send_headers(stream, self._head(method))
+        self.calls[stream] = RawCall()
+        self._flush()
+        return stream
+
+    def open_whole(self, method: str, *, references: int) -> None:
+        """Makes a call without a message, whose headers refer to one header of 4 KB that many times.
+
+        That header is sent with the first call. The others are not put into the table of headers, which has
+        room for one of this size.
+        """
+        encoder = self._connection.encoder
+        plain: list[Any] = [NeverIndexedHeaderTuple(*pair) for pair in self._head(method)]
+        large = [] if self.calls else [("a", "b" * 4000)]
+        stream = self._connection.get_next_available_stream_id()
+        block = encoder.encode(plain + large) + NEWEST * references
+        frame = HeadersFrame(stream, block, flags=("END_HEADERS", "END_STREAM"))
+        # Not through the connection, which would encode the headers itself; it learns of the stream though.
+        self._connection.send_headers(stream, plain, end_stream=True)
+        self._connection.clear_outbound_data_buffer()
+        self.calls[stream] = RawCall()
+        self._socket.sendall(frame.serialize())
+
+    def _head(self, method: str) -> list[tuple[str, str]]:
+        return [
             (":method", "POST"),
             (":scheme", "http"),
             (":path", method),
@@ -84,10 +111,6 @@ class RawConnection:
             ("te", "trailers"),
             ("content-type", "application/grpc"),
         ]
-        self._connection.send_headers(stream, headers)
-        self.calls[stream] = RawCall()
-        self._flush()
-        return stream
 
     def send_part(self, stream: int, message: bytes, size: int) -> None:
         """Sends the first bytes of a message and its announced length; the rest never follows."""

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import grpc
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.inference import open_inference_pb2 as inference_pb
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.inference import open_inference_pb2 as inference_pb
 from tests.chaos.callers import OWN_CONNECTION, Tally
 from tests.chaos.http2 import RawConnection
 from tests.chaos.process import is_serving

@@ -13,9 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from attention_serving.server.settings import Settings
 from benchmarks.processes import PROC, process_tree, processor_seconds
 from scripts.local_server import ServerProcess, serving
-from server.settings import Settings
 
 KIB = 1 << 10
 PATIENCE_SECONDS = 30.0

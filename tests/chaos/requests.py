@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from tests.support.eager import Array
 
 

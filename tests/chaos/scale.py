@@ -46,7 +46,7 @@ FULL = Scale(
     kills=20,
     soak_seconds=600,
     pairs=30,
-    mutations=200_000,
+    mutations=50_000,
 )
 SCALES = {scale.name: scale for scale in (QUICK, FULL)}
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from benchmarks.processes import PROC, is_running, process_tree
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import ServerProcess
 from tests.chaos import callers
 from tests.chaos.callers import OWN_CONNECTION, Actor, Question, Tally

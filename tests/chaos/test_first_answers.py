@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from server.engine.model import LoadedModel
-from server.engine.provider import Device
-from server.engine.store import load_repository
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.store import load_repository
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.test_admission import attend_on
 from tests.server.rpc.transport.test_first_message import (

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference import open_inference_pb2
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from benchmarks.wire import METHODS, Api
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from protos.inference import open_inference_pb2
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripts.local_server import ServerProcess
 from tests.chaos.figures import Figures, mib
 from tests.chaos.http2 import RawConnection
@@ -40,6 +40,7 @@ UnaryMethod: TypeAlias = "grpc.UnaryUnaryMultiCallable[Any, Any]"
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 MIB = 1 << 20
 MODEL, WIDTH = "multi-head-768x12", 768
+METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 ATTEND = "/attention.v1.AttentionService/Attend"
 ANY_SIZE = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 SMALL = attend_message(MODEL, random_rows(6, WIDTH))
@@ -320,3 +321,19 @@ def pair(
     waited = time.monotonic() - sent
     running.result()
     return waited, time.monotonic() - started
+
+
+def test_headers_that_refer_to_one_large_header_many_times(artifacts: Path, tmp_path: Path) -> None:
+    with (
+        Figures("flood: 500 calls, 6 MB in all, whose headers refer 12,000 times to one of 4 KB") as figures,
+        server_of(artifacts, tmp_path) as server,
+        RawConnection(server.port) as connection,
+    ):
+        idle = reset_peak(server.process.pid)
+        for _ in range(500):
+            connection.open_whole(METADATA, references=12_000)
+        connection.receive_for(60)
+        figures.equal("calls open", connection.open_calls, 0)
+        peak = readings(server.process.pid).peak
+        figures.note("resident before, MiB", mib(idle))
+        figures.at_most("resident peak above before, MiB", mib(peak - idle), 400)

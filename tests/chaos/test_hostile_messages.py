@@ -4,7 +4,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.limits import MIB
 from scripts.local_server import ServerProcess, serving
-from server.engine.limits import MIB
 from tests.chaos.hostile_messages import HOSTILE
+from tests.chaos.neighbours import Neighbour
 from tests.server.rpc.messages import attend_request
 
 pytestmark = pytest.mark.chaos
 PATIENCE_SECONDS = 120.0
-PERIOD_SECONDS = 0.01
 REPEATS = 3
 REFUSED_BY_SIZE = "60 MB to a method of names"
 # Beyond the delay of receiving a message of 60 MiB.
@@ -53,31 +53,6 @@ def hostile_server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def connect(target: str) -> grpc.Channel:
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     return grpc.insecure_channel(target, [*options, ("grpc.use_local_subchannel_pool", 1)])
-
-
-class SmallRequests:
-    """Sends a small request every 10 ms until `stop`, and keeps the longest time to an answer."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._attend = AttentionServiceStub(channel).Attend
-        self._request = attend_request([4])
-        self._stopping = False
-        self._pool = ThreadPoolExecutor(1)
-        self._seconds = self._pool.submit(self._run)
-
-    def _run(self) -> list[float]:
-        seconds = []
-        while not self._stopping:
-            started = time.perf_counter()
-            self._attend(self._request, timeout=PATIENCE_SECONDS)
-            seconds.append(time.perf_counter() - started)
-            time.sleep(max(0.0, PERIOD_SECONDS - seconds[-1]))
-        return seconds
-
-    def stop(self) -> list[float]:
-        self._stopping = True
-        self._pool.shutdown()
-        return self._seconds.result()
 
 
 def memory(server: ServerProcess, key: str) -> int:
@@ -122,7 +97,8 @@ def attacked(
         AttentionServiceStub(other).Attend(attend_request([4]), timeout=PATIENCE_SECONDS)
         Path(f"/proc/{server.process.pid}/clear_refs").write_text(RESET_PEAK)
         before = memory(server, "VmRSS")
-        small = SmallRequests(other)
+        send: Any = AttentionServiceStub(other).Attend
+        small = Neighbour(lambda: send(attend_request([4]), timeout=PATIENCE_SECONDS))
         found, size, seconds = attacker.submit(attack, server.target, name).result()
         delays = small.stop()
     grown = memory(server, "VmHWM") - before

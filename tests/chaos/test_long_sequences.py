@@ -13,12 +13,12 @@ import onnxruntime
 import pytest
 import torch
 
-from artifact.manifest import IN_BLOCKS, GraphKind, Manifest
-from model.presets import build_preset
-from server.engine.model import MOST_BLOCK_ROWS
-from server.engine.provider import Device
-from server.engine.session import Session
-from server.engine.types import Array
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind, Manifest
+from attention_serving.model.presets import build_preset
+from attention_serving.server.engine.model import MOST_BLOCK_ROWS
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.session import Session
+from attention_serving.server.engine.types import Array
 from tests.support.eager import assert_parity
 
 pytestmark = pytest.mark.chaos

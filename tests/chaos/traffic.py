@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attention_client import AttendInputs, AttentionClient, AttentionResult, TextInputs
 
-from model.presets import build_preset
+from attention_serving.model.presets import build_preset
 from tests.chaos.requests import random_rows
 from tests.server.samples import CROSS, SELF, TEXT, WORDS, eager_module
 from tests.support import open_inference

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from scripts.local_server import ROOT
 from tests.support.recording import REFUSAL, recording
 

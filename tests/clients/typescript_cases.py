@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from attention_client import AttentionClient, AttentionClientError, AttentionResult, ModelInfo
+from attention_client import (
+    AttentionClient,
+    AttentionClientError,
+    AttentionResult,
+    InferResult,
+    ModelInfo,
+)
 
+from tests.clients.named_module import CAPTION, inputs
 from tests.server.samples import CROSS, HEADS, SELF, TEXT
 
 _RANDOM = np.random.default_rng(7)
@@ -31,7 +38,7 @@ class Case:
     Attributes:
         method: The method's name in Python.
         model: Name of the model.
-        given: The query, the text or the token ids.
+        given: The query, the text, the token ids, or inputs by name.
         options: The other arguments, by their names in Python.
     """
 
@@ -40,15 +47,21 @@ class Case:
     given: Any
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def call(self, client: AttentionClient) -> AttentionResult[Any]:
+    def call(self, client: AttentionClient) -> AttentionResult[Any] | InferResult:
         """Makes the call."""
-        result: AttentionResult[Any] = getattr(client, self.method)(self.model, self.given, **self.options)
+        result: AttentionResult[Any] | InferResult = getattr(client, self.method)(
+            self.model, self.given, **self.options
+        )
         return result
 
     def to_json(self, client: AttentionClient) -> dict[str, Any]:
         """The call and its outcome: a result or an error."""
         batched = isinstance(self.given, np.ndarray) and self.given.ndim == 3
-        given = _value(list(self.given) if batched else self.given)
+        given = (
+            _named(self.given)
+            if self.method == "infer"
+            else _value(list(self.given) if batched else self.given)
+        )
         options = {
             _camel(name): _value(list(value) if batched and isinstance(value, np.ndarray) else value)
             for name, value in self.options.items()
@@ -68,6 +81,14 @@ class Case:
             }
 
 
+LISTS = {
+    name: [inputs(rows, words, seed=rows)[name] for rows, words in ((3, 5), (1, 2), (6, 5))]
+    for name in inputs(1, 1)
+}
+MASKED = {"query": vectors(2, 3, 4), "attention_mask": mask(2, 3, 3)}
+NAMES = ["attention_weights", "context_vectors"]
+# The clients themselves refuse cases with this prefix: they send no request.
+REFUSED = "refused"
 QUERY, RAGGED, BATCH = vectors(5, 4), [vectors(rows, 4) for rows in (3, 1, 7)], vectors(3, 6, 4)
 CROSS_ONE = {"key": vectors(9, 6), "value": vectors(9, 5)}
 CASES = {
@@ -104,6 +125,17 @@ CASES = {
     "texts": Case("attend_text", TEXT, ["Life is short", "eat dessert"], {"mask": [mask(3), mask(2)]}),
     "tokens": Case("attend_tokens", TEXT, np.array([0, 3, 1])),
     "tokens-ragged": Case("attend_tokens", TEXT, [np.array([2]), np.array([0, 1, 4])]),
+    "infer-one": Case("infer", CAPTION, inputs(3, 5)),
+    "infer-batch": Case("infer", CAPTION, inputs(3, 5, 2), {"version": 1}),
+    "infer-ragged": Case("infer", CAPTION, LISTS),
+    "infer-outputs": Case("infer", CAPTION, LISTS, {"outputs": ["kept", "count"]}),
+    "infer-mask": Case("infer", SELF, MASKED, {"outputs": NAMES}),
+    "infer-tokens": Case("infer", TEXT, {"token_ids": [np.array([2]), np.array([0, 1, 4])]}),
+    "error-input": Case("infer", CAPTION, inputs(3, 5) | {"y": vectors(3)}),
+    "refused-lists": Case("infer", CAPTION, LISTS | {"ids": LISTS["ids"][:2]}),
+    "refused-item": Case("infer", SELF, {"query": [vectors(3, 4), vectors(4)]}),
+    "refused-no-sequences": Case("infer", SELF, {"query": []}),
+    "error-type": Case("infer", CAPTION, inputs(3, 5) | {"x": np.ones((3, 4), np.int64)}),
     "error-model": Case("attend", "absent", QUERY),
     "error-width": Case("attend", SELF, vectors(2, 3)),
     "error-positions": Case("attend", SELF, QUERY, {"positions": np.arange(5)}),
@@ -153,6 +185,23 @@ def _value(value: Any) -> Any:
             return _vectors(value)
 
 
+def _named(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: [_tensor(a) for a in own] if isinstance(own, list) else _tensor(own)
+        for name, own in tensors.items()
+    }
+
+
+def _tensor(array: Any) -> dict[str, Any]:
+    if array.dtype.kind == "b":
+        data: Any = array.ravel().tolist()
+    elif array.dtype.kind == "i":
+        data = {"int64": base64.b64encode(np.ascontiguousarray(array, "<i8").tobytes()).decode()}
+    else:
+        data = _floats(array)
+    return {"data": data, "shape": list(array.shape)}
+
+
 def _floats(array: Any) -> dict[str, str]:
     return {"float32": base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes()).decode()}
 
@@ -166,8 +215,10 @@ def _weights(array: Any) -> dict[str, Any]:
     return {"data": _floats(array), "heads": heads, "queryRows": queries, "keyRows": keys}
 
 
-def _result(result: AttentionResult[Any]) -> dict[str, Any]:
-    found = {"modelName": result.model_name, "modelVersion": result.model_version}
+def _result(result: AttentionResult[Any] | InferResult) -> dict[str, Any]:
+    found: dict[str, Any] = {"modelName": result.model_name, "modelVersion": result.model_version}
+    if isinstance(result, InferResult):
+        return found | {"outputs": _named(result.outputs)}
     found["contextVectors"] = _each(_vectors, result.context_vectors, rank=2)
     if result.attention_weights is not None:
         found["attentionWeights"] = _each(_weights, result.attention_weights, rank=3)

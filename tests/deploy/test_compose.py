@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from server.settings import Settings
-from server.shutdown import EXIT_SECONDS
+from attention_serving.server.settings import Settings
+from attention_serving.server.shutdown import EXIT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from attention_serving.server.metrics import SECONDS
 from scripts.dashboard.panels import DASHBOARD, panels
 from scripts.dashboard.prometheus import CONFIGURATION
 from scripts.operations_tables import metrics
-from server.metrics import SECONDS
 
 FOLDER = CONFIGURATION.parent
 RULES = sorted((FOLDER / "rules").glob("*.yml"))

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from attention_client import AttentionClient
 
+from attention_serving.server.rpc.routes import SERVICES
 from scripts.drill.envoy import CONFIGURATION, configuration
 from scripts.drill.load import MODEL, Call, Caller
 from scripts.drill.phases import Phase, quantiles
 from scripts.drill.report import problems, table
-from server.rpc.routes import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVOY = os.environ.get("ENVOY") or shutil.which("envoy")

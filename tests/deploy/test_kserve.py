@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 import yaml
 
-from artifact.manifest import Manifest
+from attention_serving.artifact.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy/kserve"

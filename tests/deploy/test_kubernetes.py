@@ -17,10 +17,10 @@ import jsonschema
 import pytest
 import yaml
 
-from server.metrics import Metrics
-from server.rpc.routes import SERVICES
-from server.settings import Settings
-from server.shutdown import EXIT_SECONDS
+from attention_serving.server.metrics import Metrics
+from attention_serving.server.rpc.routes import SERVICES
+from attention_serving.server.settings import Settings
+from attention_serving.server.shutdown import EXIT_SECONDS
 from tests.deploy.test_kserve import _closed as closed
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/kubernetes"

@@ -11,15 +11,18 @@ from packaging.utils import canonicalize_name
 
 from scripts.lock_requirements import CLIENT, FOLDER, ROOT, SERVICE, SOURCES
 
-PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^ ;\\]+)((?: ;[^\\]*)?)", re.MULTILINE)
+PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)((?: ;[^\\]*)?)", re.MULTILINE)
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 EXTRA = "--extra="
 
 
 def pins(name: str) -> dict[str, str]:
     """The version of each package of a lock file, by its normalised name."""
-    text = (FOLDER / f"{name}.txt").read_text()
-    return {canonicalize_name(found[1]): found[2] for found in PIN.finditer(text)}
+    return pins_of(FOLDER / f"{name}.txt")
+
+
+def pins_of(path: Path) -> dict[str, str]:
+    return {canonicalize_name(found[1]): found[2] for found in PIN.finditer(path.read_text())}
 
 
 def project(path: str) -> dict[str, Any]:
@@ -64,6 +67,15 @@ def test_a_lock_file_has_what_the_projects_ask_for(name: str) -> None:
         )
     ]
     assert wrong == [], "run `make lock`"
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_lock_file_has_the_versions_of_the_constraints(name: str) -> None:
+    constraints, locked = pins_of(ROOT / "constraints.txt"), pins(name)
+    constraints["torch"] += "+cpu"
+    assert {each: constraints.get(each, version) for each, version in locked.items()} == locked, (
+        "run `make lock`"
+    )
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)

@@ -4,10 +4,10 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from export.encoder import EncoderOptions, write_encoder
-from export.model_id import ModelId
-from export.precision import Precision
-from model.encoder_folder.loading import load_encoder
+from attention_serving.export.encoder import EncoderOptions, write_encoder
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import Precision
+from attention_serving.model.encoder_folder.loading import load_encoder
 from tests.support import encoders
 from tests.support.artifacts import ModelSet
 

@@ -13,7 +13,7 @@ from attention_client._commands.app import app
 from numpy.testing import assert_allclose
 from typer.testing import CliRunner, Result
 
-from clients.enrich.__main__ import app as enrich_app
+from attention_serving.enrich.__main__ import app as enrich_app
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS
@@ -65,6 +65,15 @@ def test_weights_of_one_layer(server: list[str], encoder_client: AttentionClient
     refused = runner.invoke(app, [*arguments, "--layer", "3"])
     assert refused.exit_code == 1
     assert "--layer: expected 0 to 2; found 3" in refused.output
+
+
+def test_weights_are_labelled_with_the_tokens(server: list[str]) -> None:
+    """Special tokens are dots; in a table, those of white space too."""
+    arguments = ["weights", *server, "--model", SENTENCE, "--text", "ab\nc"]
+    found = json.loads(run(*arguments, "--json").stdout)
+    assert found["labels"] == ["·", "a", "b", "\n", "c", "·"]
+    header, *rows = run(*arguments, "--head", 0).stdout.splitlines()[4:]
+    assert header.split() == [row.split()[0] for row in rows] == ["·", "a", "b", "·", "c", "·"]
 
 
 def test_text_prints_the_weights_of_every_layer(server: list[str]) -> None:

@@ -15,10 +15,10 @@ from attention_client.enrich import EnrichError, Summary, plan
 from attention_client.enrich.backend import EncodedTexts
 from numpy.testing import assert_allclose
 
-from clients.enrich import enrich
-from clients.enrich.local import LocalBackend
+from attention_serving.enrich import enrich
+from attention_serving.enrich.local import LocalBackend
+from attention_serving.server.engine.in_process import InProcessModel
 from scripts.local_server import ServerProcess
-from server.engine.in_process import InProcessModel
 from tests.encoders.repository import INT8, SENTENCE, SHORT, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, Options, rows_of, token_ids
 from tests.server.samples import SELF, TEXT
@@ -123,14 +123,16 @@ def test_a_column_of_another_name_may_be_named_and_takes_another_name(
 
 def test_a_long_text_is_refused_and_others_are_not(encoder_client: AttentionClient, where: Options) -> None:
     table = table_of(["a", LONG, None, "b"])
-    with pytest.raises(EnrichError, match=r"row 1 is refused: .* tokens; the limit is 160; --on-error skip"):
+    with pytest.raises(
+        EnrichError, match=r"row 1 is refused: .* tokens; the limit is 160; --truncate .*; --on-error skip"
+    ):
         run(table, model=SENTENCE, **where)
     result, summary = run(table, model=SENTENCE, on_error="skip", **where)
     assert [(refusal.row, refusal.reason) for refusal in summary.refusals] == [(1, "LIMIT_EXCEEDED")]
     assert (summary.refused, summary.nulls) == (1, 1)
     assert [cell.is_valid for cell in result["embedding"]] == [True, False, False, True]
     assert_allclose(result["embedding"][3].as_py(), encoder_client.embed(SENTENCE, "b"), rtol=RTOL, atol=ATOL)
-    with pytest.raises(EnrichError, match="nothing was computed: 1 rows were refused; the first is row 0: "):
+    with pytest.raises(EnrichError, match="nothing was computed: 1 row was refused; the first is row 0: "):
         run(table.slice(1, 2), model=SENTENCE, on_error="skip", **where)
 
 
@@ -144,7 +146,7 @@ def test_an_interrupted_job_continues_and_keeps_the_order(
     pq.write_table(table_of(texts), source, row_group_size=70)
     wanted: Options = {"model": SENTENCE, "text_column": "text", "prompt": "query", **where}
     wanted["on_error"] = "skip"
-    with pytest.raises(EnrichError, match="1 rows are refused, more than max_errors=0"):
+    with pytest.raises(EnrichError, match="1 row was refused, more than max_errors=0"):
         enrich(source, output, **wanted, max_errors=0)
     with pytest.raises(EnrichError, match="differs in texts and cannot be resumed"):
         enrich(source, output, **{**wanted, "prompt": ""}, resume=True)

@@ -13,7 +13,7 @@ from attention_client.enrich import EnrichError, plan
 from attention_client.enrich.arrow_ipc import ArrowFileWriter
 from numpy.testing import assert_allclose
 
-from clients.enrich import enrich
+from attention_serving.enrich import enrich
 from tests.encoders.repository import SENTENCE, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, Options, rows_of, token_ids
 from tests.server.samples import TEXT

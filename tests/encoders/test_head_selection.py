@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient, HeadSelection, InvalidArgumentError, TextInputs
 
-from artifact.encoder import ATTENTION_WEIGHTS
-from server.engine.errors import InvalidRequestError, LimitExceededError
-from server.engine.limits import Limits
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.observer import NullObserver
-from server.engine.provider import Device
-from server.engine.scheduler import Scheduler
-from server.engine.types import HeadSelection as Selection
-from server.engine.types import Ragged, Request
-from server.engine.validation import validate
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.observer import NullObserver
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.types import HeadSelection as Selection
+from attention_serving.server.engine.types import Ragged, Request
+from attention_serving.server.engine.validation import validate
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS
 

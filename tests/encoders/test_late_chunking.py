@@ -20,8 +20,8 @@ from attention_client import (
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import DIMENSIONS, SENTENCE, SHORT, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, expected_of, token_ids

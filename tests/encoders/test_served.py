@@ -46,6 +46,18 @@ def test_token_vectors_and_the_weights_of_every_layer_equal_the_library(
         assert_allclose(vectors, same, rtol=RTOL, atol=ATOL)
 
 
+def test_every_output_by_name(encoder_client: AttentionClient) -> None:
+    ids = {"token_ids": [encoders.random_ids("bert", length) for length in (3, 9)]}
+    assert list(encoder_client.infer("bert", ids).outputs) == ["embedding"]
+    names = ["attention_weights", "embedding", "context_vectors"]
+    found = encoder_client.infer("bert", ids, outputs=names).outputs
+    assert list(found) == names
+    for index, sequence in enumerate(ids["token_ids"]):
+        expected = encoders.expected("bert", library_model("bert"), sequence)
+        for name, own in zip(names, (expected.weights, expected.embedding, expected.tokens), strict=True):
+            assert_allclose(found[name][index], own.numpy(), rtol=RTOL, atol=ATOL)
+
+
 @pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "clip_text_model"])
 def test_token_ids_up_to_the_largest_length(encoder_client: AttentionClient, name: str) -> None:
     most = encoders.CASES[name].max_tokens

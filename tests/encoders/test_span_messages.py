@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from artifact.encoder import EMBEDDING
-from protos.attention.v1 import attention_pb2 as pb
-from server.engine.budget import MemoryBudget
-from server.engine.errors import Code, EngineError, LimitExceededError, OverloadedError
-from server.engine.limits import MIB, Limits
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.observer import NullObserver
-from server.engine.provider import Device
-from server.engine.scheduler import Scheduler
-from server.engine.validation import ValidatedRequest, validate
-from server.rpc.allowance import Allowance
-from server.rpc.attention import codec, fields
-from server.rpc.protobuf_bytes import SMALL_BYTES, Fields, field
+from attention_serving.artifact.encoder import EMBEDDING
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.errors import Code, EngineError, LimitExceededError, OverloadedError
+from attention_serving.server.engine.limits import MIB, Limits
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.observer import NullObserver
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.validation import ValidatedRequest, validate
+from attention_serving.server.rpc.allowance import Allowance
+from attention_serving.server.rpc.attention import codec, fields
+from attention_serving.server.rpc.protobuf_bytes import SMALL_BYTES, Fields, field
 from tests.encoders.repository import SENTENCE
 from tests.server.seams import PATIENCE_SECONDS
 from tests.support import encoders

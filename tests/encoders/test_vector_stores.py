@@ -15,7 +15,7 @@ from attention_client import AttentionClient
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from clients.enrich import enrich
+from attention_serving.enrich import enrich
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import Options, rows_of

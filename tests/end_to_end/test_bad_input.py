@@ -12,9 +12,9 @@ from attention_client import AttentionClient
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from model.presets import build_preset
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1 import attention_pb2_grpc
+from attention_serving.model.presets import build_preset
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1 import attention_pb2_grpc
 from scripts.local_server import ServerProcess
 from tests.support.eager import assert_parity, attend
 

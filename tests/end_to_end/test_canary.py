@@ -11,11 +11,11 @@ import torch
 from attention_client import AttentionClient, FailedPreconditionError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from export.artifact import write_artifact
-from export.model_id import ModelId
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.presets import build_preset
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.presets import build_preset
 from scripts.local_server import ServerProcess, serving
 from tests.end_to_end.test_live_repository import ask
 from tests.server.test_canary import wait_until

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient, PermissionDeniedError, UnauthenticatedError
 
+from attention_serving.server.tls import forwarding
 from scripts.local_server import ServerProcess, serving, start
-from server.tls import forwarding
 from tests.server.samples import ROOT, SELF
 from tests.server.security.samples import (
     AUDIENCE,

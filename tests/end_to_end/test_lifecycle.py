@@ -12,9 +12,9 @@ from attention_client import AttentionClient, FailedPreconditionError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from model.presets import build_preset
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.model.presets import build_preset
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import ServerProcess, serving, start
 from tests.server.samples import CROSS, SELF, eager_module
 from tests.support.eager import assert_parity, attend

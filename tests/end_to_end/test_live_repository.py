@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from export.artifact import write_artifact
-from export.model_id import ModelId
-from model.attention import MultiHeadAttention
-from model.presets import build_preset
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.presets import build_preset
 from scripts.local_server import ServerProcess, serving
 from tests.support import triton_methods
 from tests.support.artifacts import ModelSet, cached_repositories

@@ -12,10 +12,10 @@ import pytest
 from attention_client import AttentionClient
 from google.protobuf.message import Message
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from protos.inference import open_inference_pb2 as inference_pb
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference import open_inference_pb2 as inference_pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripts.generate_operations_page import PAGE
 from scripts.local_server import ServerProcess, serving
 from scripts.operations_tables import SUPERVISOR

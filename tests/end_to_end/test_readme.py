@@ -11,6 +11,7 @@ import pytest
 
 from scripts.local_server import ROOT, ServerProcess
 from tests.support.eager import assert_parity
+from tests.support.modules import ENCODER
 
 DOCUMENTS = (
     "README.md",
@@ -38,6 +39,7 @@ def commands() -> list[str]:
     lines = [line for _, block in blocks("sh") for line in block.splitlines()]
     elsewhere = (
         "-m server",
+        "my_encoder.py",  # the block of README that it is made of
         "-m clients.enrich",  # below, after the table is made
         "--weights bert.safetensors",  # in tests/export/test_checkpoint_command.py
         "--target torchserve",  # in tests/export/test_targets_torchserve.py
@@ -67,6 +69,7 @@ def test_there_is_something_to_run() -> None:
 def test_python_block(server: ServerProcess, tmp_path: Path, document: str, block: str) -> None:
     assert document in DOCUMENTS
     code = block.replace(DOCUMENTED_TARGET, server.target)
+    code = code.replace('infer("my-encoder"', f'infer("{ENCODER}"')  # the same module
     code = code.replace(f'out="{REPOSITORY}"', f'out="{tmp_path}"')
     run(code.replace(TABLE, f"{tmp_path}/{TABLE}"))
 

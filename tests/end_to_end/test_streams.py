@@ -14,7 +14,7 @@ from attention_client import (
     NotFoundError,
 )
 
-from model.presets import build_preset
+from attention_serving.model.presets import build_preset
 from scripts.local_server import ServerProcess
 from tests.support.eager import Array, assert_parity, attend
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import ROOT, ServerProcess, serving
 from tests.server.http.clients import ask, http_port
 from tests.server.rpc.messages import attend_request

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from model.presets import SENTENCE, build_preset
+from attention_serving.model.presets import SENTENCE, build_preset
 from scripts.local_server import ServerProcess
 from tests.support import triton
 from tests.support.eager import assert_parity, attend
@@ -62,8 +62,8 @@ def test_describes_server_and_model(server: ServerProcess) -> None:
 REFUSALS = {
     "wrong rank": ({"query": QUERY[0]}, [], "query: has 2 axes; the model takes 3"),
     "wrong width": ({"query": QUERY[..., :7]}, [], "query: rows are 7 wide; the model takes 768"),
-    "no tokens": ({"query": QUERY[:, :0]}, [], "query: sequence 0 is empty"),
-    "no sequences": ({"query": QUERY[:0]}, [], "query: does not contain any sequence"),
+    "no tokens": ({"query": QUERY[:, :0]}, [], "every size must be 1 or more"),
+    "no sequences": ({"query": QUERY[:0]}, [], "every size must be 1 or more"),
     "wrong type": ({"query": QUERY.astype(np.float64)}, [], "query: is float64; the model takes float32"),
     "unknown input": (
         {"query": QUERY, "other": QUERY},
@@ -75,7 +75,7 @@ REFUSALS = {
     "mask of another shape": (
         {"query": QUERY, "attention_mask": np.ones((2, 7, 6), bool)},
         [],
-        "must be bool (2, 7) or (2, 7, 7)",
+        "must be bool (2, 7), (2, 7, 7)",
     ),
 }
 

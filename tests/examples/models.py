@@ -3,10 +3,10 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.model.checkpoints.loading import load_checkpoint
 from examples import replace_a_layer
-from export.artifact import write_artifact
-from export.model_id import ModelId
-from model.checkpoints.loading import load_checkpoint
 from tests.support.artifacts import ModelSet
 
 LAYER = "my-layer"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from attention_serving.model.checkpoints.loading import load_checkpoint
 from examples import bring_your_bert
-from model.checkpoints.loading import load_checkpoint
 from scripts.local_server import ServerProcess
 from tests.examples.models import LAYER
 from tests.examples.running import EXAMPLES, run, scripts

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from attention_client.enrich import plan
 
-from clients.enrich import enrich
+from attention_serving.enrich import enrich
 from examples import make_table, retry_job
 from scripts.local_server import ServerProcess, serving
 from tests.server.samples import SELF

@@ -8,14 +8,14 @@ import onnx_ir
 import torch
 from torch import Tensor
 
-from artifact.manifest import GraphKind
-from export.artifact import WHOLE
-from export.blocks import in_blocks
-from export.graph import finish, trace
-from export.signature import AttentionModule, Signature, signatures
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.text import TextAttention, sentence_tokenizer
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.export.artifact import WHOLE
+from attention_serving.export.blocks import in_blocks
+from attention_serving.export.graph import finish, trace
+from attention_serving.export.signature import AttentionModule, Signature, signatures
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.text import TextAttention, sentence_tokenizer
 
 SELF = AttentionConfig(d_query=4, num_heads=2, d_k=3, d_v=5)
 CROSS = AttentionConfig(

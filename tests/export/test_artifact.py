@@ -10,17 +10,17 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from artifact.golden import Arrays, load_golden
-from artifact.manifest import ATTENTION_GRAPHS, IN_BLOCKS, GraphKind, Manifest
-from artifact.tolerance import Tolerance
-from export.artifact import write_artifact
-from export.errors import ArtifactExistsError, ExportError, ParityError
-from export.model_id import ModelId
-from export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID
-from export.precision import FP32_TOLERANCE
-from export.signature import AttentionModule, random_inputs, run_eager
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
+from attention_serving.artifact.golden import Arrays, load_golden
+from attention_serving.artifact.manifest import ATTENTION_GRAPHS, IN_BLOCKS, GraphKind, Manifest
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.errors import ArtifactExistsError, ExportError, ParityError
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID
+from attention_serving.export.precision import FP32_TOLERANCE
+from attention_serving.export.signature import AttentionModule, random_inputs, run_eager
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
 from tests.export.modules import ComputedMask, Disagreeing, Foreign, attention, signature
 from tests.support.eager import assert_parity
 
@@ -182,7 +182,9 @@ def test_another_artifact_is_refused_unless_replace_is_given(small: Artifact, tm
 
 def test_an_artifact_of_another_source_is_refused_before_the_export_begins(small: Artifact) -> None:
     folder, steps = small[0], list[str]()
-    with pytest.raises(ArtifactExistsError, match=r"holds another artifact; .*: 3 is free"):
+    with pytest.raises(
+        ArtifactExistsError, match=r"holds another artifact; replace it \(replace=True\), .*: 3 is free"
+    ):
         write_artifact(
             attention(seed=1), MODEL, folder.parents[1], description=DESCRIPTION, progress=steps.append
         )

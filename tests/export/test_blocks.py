@@ -11,13 +11,13 @@ import onnxruntime
 import pytest
 import torch
 
-from artifact.golden import Arrays, GoldenCase, golden_tensors
-from artifact.manifest import IN_BLOCKS, GraphKind, TensorSpec
-from export.block_mask import NotInBlocksError
-from export.blocks import in_blocks
-from export.graph import trace
-from export.signature import QUERY_AXIS, Signature, random_inputs, tensor
-from model.config import AttentionConfig
+from attention_serving.artifact.golden import Arrays, GoldenCase, golden_tensors
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind, TensorSpec
+from attention_serving.export.block_mask import NotInBlocksError
+from attention_serving.export.blocks import in_blocks
+from attention_serving.export.graph import trace
+from attention_serving.export.signature import QUERY_AXIS, Signature, random_inputs, tensor
+from attention_serving.model.config import AttentionConfig
 from tests.export.modules import CROSS, attention, graph, signature, traced
 from tests.support.eager import assert_parity
 from tests.support.modules import encoder

@@ -15,16 +15,16 @@ import torch
 from cryptography.hazmat.primitives import serialization
 from safetensors.numpy import load_file, save_file
 
-from artifact.certificate import CERTIFICATE_FILE, check_certificate
-from artifact.golden import load_golden
-from artifact.keys import PrivateKey, key_id
-from artifact.manifest import MANIFEST_FILE, Manifest, file_hash
-from export import VERSION, export_module, write_target
-from export.artifact import write_artifact
-from export.certificate import ProofProvider, sign_artifact
-from export.deployment.torchserve import stage
-from export.errors import ExportError, ParityError
-from export.model_id import ModelId
+from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
+from attention_serving.artifact.golden import load_golden
+from attention_serving.artifact.keys import PrivateKey, key_id
+from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, file_hash
+from attention_serving.export import VERSION, export_module, write_target
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.certificate import ProofProvider, sign_artifact
+from attention_serving.export.deployment.torchserve import stage
+from attention_serving.export.errors import ExportError, ParityError
+from attention_serving.export.model_id import ModelId
 from scripts.local_server import ROOT
 from tests.export.modules import attention
 from tests.support.keys import private_pem, write_keys
@@ -186,7 +186,7 @@ def test_the_commands_export_verify_and_sign(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"signed with key {key_id(KEY.public_key())}" in done.stdout
     folder = repository / "self-attention" / "1"
-    verified = run("export.verify", folder, "--public-key", public)
+    verified = run("attention_serving.export.verify", folder, "--public-key", public)
     assert (verified.returncode, verified.stderr) == (0, "")
     first, *lines = verified.stdout.splitlines()
     assert first == str(folder)
@@ -196,10 +196,10 @@ def test_the_commands_export_verify_and_sign(tmp_path: Path) -> None:
     assert f"onnxruntime {onnxruntime.__version__}" in lines[3]
     assert lines[5] == f"  signed with key {key_id(KEY.public_key())}"
     (folder / CERTIFICATE_FILE).unlink()
-    signed = run("export.sign", folder, "--key", private)
+    signed = run("attention_serving.export.sign", folder, "--key", private)
     assert (signed.returncode, signed.stderr) == (0, "")
     assert signed.stdout.splitlines()[1:] == lines
-    assert run("export.verify", folder, "--public-key", public).stdout == verified.stdout
+    assert run("attention_serving.export.verify", folder, "--public-key", public).stdout == verified.stdout
 
 
 def damage(folder: Path) -> None:
@@ -228,7 +228,7 @@ def test_what_cannot_be_verified_ends_in_one_line_and_status_1(
 ) -> None:
     change(artifact)
     _, public = write_keys(tmp_path, KEY)
-    done = run("export.verify", artifact, "--public-key", public)
+    done = run("attention_serving.export.verify", artifact, "--public-key", public)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ")
     assert says in done.stderr
@@ -237,7 +237,7 @@ def test_what_cannot_be_verified_ends_in_one_line_and_status_1(
 
 @pytest.mark.parametrize(
     ("module", "option"),
-    [("export.verify", "--public-key"), ("export.sign", "--key")],
+    [("attention_serving.export.verify", "--public-key"), ("attention_serving.export.sign", "--key")],
     ids=["verify", "sign"],
 )
 def test_a_wrong_key_file_is_wrong_usage(module: str, option: str, artifact: Path, tmp_path: Path) -> None:

@@ -13,9 +13,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
-from artifact.golden import GoldenCase, load_golden
-from artifact.manifest import ATTENTION_GRAPHS, ATTENTION_MASK, KEY_LENGTHS, GraphKind, Manifest
-from export.__main__ import app
+from attention_serving.artifact.golden import GoldenCase, load_golden
+from attention_serving.artifact.manifest import (
+    ATTENTION_GRAPHS,
+    ATTENTION_MASK,
+    KEY_LENGTHS,
+    GraphKind,
+    Manifest,
+)
+from attention_serving.export.__main__ import app
 from tests.support.eager import assert_parity
 
 ROOT = Path(__file__).resolve().parents[2]

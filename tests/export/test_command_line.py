@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.golden import load_golden
-from artifact.manifest import Manifest
-from export.signature import run_eager
-from model.presets import PRESETS, build_preset
+from attention_serving.artifact.golden import load_golden
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.export.signature import run_eager
+from attention_serving.model.presets import PRESETS, build_preset
 from tests.export.modules import signature
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,11 +46,11 @@ def test_the_list_has_every_preset_at_the_start_of_a_line() -> None:
 def test_help_list_and_refusals_do_not_import_pytorch() -> None:
     """PyTorch takes seconds to import."""
     code = (
-        "import sys, export, export.__main__ as main\n"
+        "import sys, attention_serving.export.__main__ as main, attention_serving.export\n"
         "for arguments in (['--help'], ['--list'], ['-V'], ['self-attention'], ['x', '--out', 'y']):\n"
         "    try: main.app(arguments)\n"
         "    except SystemExit: pass\n"
-        "assert callable(export.export_module)\n"
+        "assert callable(attention_serving.export.export_module)\n"
         "print(sorted({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from artifact.golden import check_golden, load_golden
-from artifact.manifest import GraphKind, Manifest
-from artifact.tolerance import Tolerance, least_cosine
-from export.encoder import EncoderOptions, write_encoder
-from export.model_id import ModelId
-from export.precision import Precision
-from model.encoder_folder.loading import load_encoder
+from attention_serving.artifact.golden import check_golden, load_golden
+from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.artifact.tolerance import Tolerance, least_cosine
+from attention_serving.export.encoder import EncoderOptions, write_encoder
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import Precision
+from attention_serving.model.encoder_folder.loading import load_encoder
 from tests.support import encoders
 
 ROOT = Path(__file__).resolve().parents[2]

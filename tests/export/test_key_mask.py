@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from artifact.manifest import GraphKind, Manifest
-from export import export_module
+from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.export import export_module
 from tests.support.eager import assert_parity
 from tests.support.modules import bert
 
@@ -56,7 +56,7 @@ def test_a_mask_of_the_inverse_meaning_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mask_over_another_axis_than_the_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must share one sequence axis; found sequence, keys"):
+    with pytest.raises(ValueError, match="no other input has the axis 'keys'; they have sequence"):
         export(MeanOfRows(), tmp_path, attention_mask={0: "batch", 1: "keys"})
 
 

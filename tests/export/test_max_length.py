@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from artifact.golden import load_golden
-from artifact.manifest import Manifest
-from export import export_module
-from export.max_length import find_max_lengths
+from attention_serving.artifact.golden import load_golden
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.export import export_module
+from attention_serving.export.max_length import find_max_lengths
 
 AXES = {"rows": {0: "batch", 1: "sequence"}}
 EXAMPLE = {"rows": torch.zeros(2, 3, 4)}
@@ -53,8 +53,8 @@ def test_a_length_stated_by_the_caller_counts_before_the_configuration(tmp_path:
 @pytest.mark.parametrize(
     ("module", "says"),
     [
-        (Positioned(40), "the module fails for sequence 513, batch 1: IndexError: .* as max_length"),
-        (Positioned(40, n_positions=42), "the module fails for sequence 42, batch 1: .* as max_length"),
+        (Positioned(40), r"the module fails for rows \[1, 513, 4\]: IndexError: .* as max_length"),
+        (Positioned(40, n_positions=42), r"the module fails for rows \[1, 42, 4\]: .* as max_length"),
     ],
     ids=["not stated", "stated too large"],
 )

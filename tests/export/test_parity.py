@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.manifest import ATTENTION_GRAPHS, GraphKind
-from artifact.tolerance import Tolerance
-from export.errors import ParityError
-from export.graph import EXAMPLE_LENGTHS
-from export.parity import (
+from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export.errors import ParityError
+from attention_serving.export.graph import EXAMPLE_LENGTHS
+from attention_serving.export.parity import (
     GOLDEN_GRID,
     PARITY_GRID,
     ParityCase,
@@ -19,8 +19,8 @@ from export.parity import (
     grid_cases,
     report,
 )
-from export.precision import FP32_TOLERANCE
-from export.signature import run_eager
+from attention_serving.export.precision import FP32_TOLERANCE
+from attention_serving.export.signature import run_eager
 from tests.export.modules import CROSS, attention, graph, named_module, signature
 
 GRIDS = pytest.mark.parametrize(

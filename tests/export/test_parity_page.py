@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from export.precision import TOLERANCES, Precision
+from attention_serving.export.precision import TOLERANCES, Precision
+from attention_serving.server.settings.parity import Parity
 from scripts.local_server import ROOT
-from server.settings.parity import Parity
 
 PAGE = (ROOT / "docs/parity.md").read_text()
 PYTHON = ".venv/bin/python"

@@ -10,10 +10,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from artifact.manifest import GraphKind
-from export.builder import Attribute, Builder
-from export.graph import finish, trace
-from export.quantisation import quantise_linear_layers
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.export.builder import Attribute, Builder
+from attention_serving.export.graph import finish, trace
+from attention_serving.export.quantisation import quantise_linear_layers
 from tests.export.modules import SELF, attention, signature
 
 Array = NDArray[np.float32]

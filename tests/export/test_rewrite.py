@@ -2,16 +2,20 @@
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import pytest
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from artifact.manifest import GraphKind
-from export.graph import export_graph
-from export.signature import random_inputs, run_eager
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from tests.export.modules import attention, graph, signature
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.export.graph import export_graph
+from attention_serving.export.rewrite import expand_masks
+from attention_serving.export.signature import random_inputs, run_eager
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from tests.export.modules import attention, graph, signature, traced
 from tests.support.eager import assert_parity
 
 MERGED = {
@@ -83,3 +87,39 @@ def test_heads_that_are_not_joined_as_they_were_cut_stay() -> None:
     proto = export_graph(module, signature(module, GraphKind.PLAIN))
     assert attention_heads(proto) == {}
     assert_equals_eager(module, GraphKind.PLAIN, proto)
+
+
+BROADCAST = (
+    "g (float[B, 2, T, 3] q, float[B, 2, S, 3] k, float[B, 2, S, 3] v, %s m) => (float[B, 2, T, 3] y)"
+    "{ y = Attention(q, k, v, m) }"
+)
+MASKS = {
+    "keys": ("bool[B, 1, 1, S]", (2, 1, 1, 5)),
+    "keys of every batch": ("bool[1, S]", (1, 5)),
+    "rows": ("float[1, 1, T, 1]", (1, 1, 7, 1)),
+    "pairs of every batch": ("float[1, 2, T, S]", (1, 2, 7, 5)),
+    "pairs": ("bool[T, S]", (7, 5)),
+}
+
+
+@pytest.mark.parametrize(("text", "shape"), MASKS.values(), ids=MASKS)
+def test_masks_that_broadcast_are_expanded_and_others_are_not(text: str, shape: tuple[int, ...]) -> None:
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> {BROADCAST % text}')
+    model = onnx_ir.passes.common.ShapeInferencePass()(onnx_ir.from_proto(proto)).model
+    before = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+    expand_masks(model)
+    after = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+    assert (before == after) == (shape[-2:] == (7, 5))
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 2, rows, 3), np.float32) for rows in (7, 5, 5))
+    mask = rng.random(shape) < 0.7 if "bool" in text else rng.standard_normal(shape, np.float32)
+    (found,) = onnxruntime.InferenceSession(after).run(None, {"q": q, "k": k, "v": v, "m": mask})
+    query, key, value, attn_mask = (torch.from_numpy(array) for array in (q, k, v, mask))
+    assert_parity(found, F.scaled_dot_product_attention(query, key, value, attn_mask).numpy())
+
+
+def test_a_graph_without_masks_does_not_change() -> None:
+    model = traced("self", GraphKind.PLAIN).clone()
+    before = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+    expand_masks(model)
+    assert onnx_ir.to_proto(model).SerializeToString(deterministic=True) == before

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact.manifest import GraphKind, Manifest
-from export import ArtifactExistsError, ExportError, write_target
-from export.deployment import onnx_file, protobuf_text, torchserve, triton
-from export.deployment.target import DeploymentTarget
-from export.deployment.write import check_target
-from server.engine.store import versions
+from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.export import ArtifactExistsError, ExportError, write_target
+from attention_serving.export.deployment import onnx_file, protobuf_text, torchserve, triton
+from attention_serving.export.deployment.target import DeploymentTarget
+from attention_serving.export.deployment.write import check_target
+from attention_serving.server.engine.store import versions
 from tests.support import deployment
 from tests.support.deployment import CROSS, ENCODER, INT8, ROTARY, SELF, TEXT
 from tests.support.triton import parse_configuration
@@ -93,7 +93,7 @@ def test_an_edited_configuration_is_kept_unless_it_is_to_be_replaced(tmp_path: P
 
     edited = original.replace("count: 1", "count: 4")
     config.write_text(edited)
-    with pytest.raises(ArtifactExistsError, match=r"config\.pbtxt differs .*\(--replace\)"):
+    with pytest.raises(ArtifactExistsError, match=r"config\.pbtxt differs .*\(replace=True\)"):
         write_target(artifact, "triton")
     assert config.read_text() == edited
     write_target(artifact, "triton", replace=True)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.manifest import Manifest
-from export.deployment import torchserve, torchserve_handler
-from export.deployment.torchserve_handler import AttentionHandler
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.export.deployment import torchserve, torchserve_handler
+from attention_serving.export.deployment.torchserve_handler import AttentionHandler
 from tests.support import deployment
 from tests.support.deployment import CROSS, ENCODER, INT8, ROTARY, SELF, TEXT
 from tests.support.eager import ATOL, RTOL, assert_parity

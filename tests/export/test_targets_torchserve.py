@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from artifact.manifest import Manifest
-from export import write_target
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.export import write_target
 from tests.support import deployment, torchserve
 from tests.support.deployment import CROSS, ROTARY, SELF
 from tests.support.eager import assert_parity

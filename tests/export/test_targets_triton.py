@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export import write_target
+from attention_serving.export import write_target
 from tests.support import deployment, tritonserver
 from tests.support.deployment import CROSS, SELF
 from tests.support.eager import assert_parity

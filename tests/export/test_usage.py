@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from export.__main__ import app
+from attention_serving.export.__main__ import app
 
 PRESET, CHECKPOINT = ["multi-head-64x4", "--out", "models"], ["--weights", "a.safetensors", "--out", "models"]
 BERT = [*CHECKPOINT, "--layout", "bert", "--heads", "2"]

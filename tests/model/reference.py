@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.attention import MultiHeadAttention
-from model.config import DERIVED, AttentionConfig
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import DERIVED, AttentionConfig
 from tests.support.tables import linear_layers
 
 Array = NDArray[Any]

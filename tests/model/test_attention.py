@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.presets import build_preset
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.presets import build_preset
 from tests.model.reference import ATOL, RTOL, Case, attention, cases, random_module
 from tests.support.tables import TABLES
 

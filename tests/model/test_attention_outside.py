@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
 from tests.model.reference import ATOL, RTOL, random_module
 from tests.support.tables import GOLDEN_TABLES, GoldenTable, linear_layers
 

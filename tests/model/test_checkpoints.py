@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from model.attention import MultiHeadAttention
-from model.checkpoints import files
-from model.checkpoints.loading import load_checkpoint
-from model.config import DERIVED, AttentionConfig
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.checkpoints import files
+from attention_serving.model.checkpoints.loading import load_checkpoint
+from attention_serving.model.config import DERIVED, AttentionConfig
 from tests.support.eager import ATOL, RTOL
 
 D, HEADS = 12, 3

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from model.checkpoints.errors import CheckpointError
-from model.checkpoints.layouts import LAYOUTS
-from model.checkpoints.loading import load_checkpoint
+from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.checkpoints.layouts import LAYOUTS
+from attention_serving.model.checkpoints.loading import load_checkpoint
 
 D, HEADS = 12, 3
 Tensors = dict[str, Tensor]

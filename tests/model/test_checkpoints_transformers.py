@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from model.checkpoints.loading import Checkpoint, load_checkpoint
+from attention_serving.model.checkpoints.loading import Checkpoint, load_checkpoint
 from tests.support.eager import ATOL, RTOL
 
 D, HEADS, LENGTH = 16, 4, 7

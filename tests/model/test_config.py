@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.config import AttentionConfig, ConfigError
+from attention_serving.model.config import AttentionConfig, ConfigError
 
 SIZES = st.integers(1, 12)
 

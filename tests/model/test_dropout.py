@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from artifact.manifest import GraphKind
-from export.graph import export_graph
-from export.signature import random_inputs, run_eager
-from export.spec import attention_spec
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig, ConfigError
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.export.graph import export_graph
+from attention_serving.export.signature import random_inputs, run_eager
+from attention_serving.export.spec import attention_spec
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig, ConfigError
 from tests.support.eager import assert_parity
 
 PATHS = pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from model.encoder.encoder import TextEncoder
-from model.encoder_folder.loading import load_encoder
+from attention_serving.model.encoder.encoder import TextEncoder
+from attention_serving.model.encoder_folder.loading import load_encoder
 from tests.support import encoders
 
 LENGTHS = (1, 2, 7, 128)

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from model.checkpoints.errors import CheckpointError
-from model.encoder_folder.families import FAMILIES
-from model.encoder_folder.loading import load_encoder
+from attention_serving.model.checkpoints.errors import CheckpointError
+from attention_serving.model.encoder_folder.families import FAMILIES
+from attention_serving.model.encoder_folder.loading import load_encoder
 from tests.support import encoders
 
 Change = Callable[[Path], object]

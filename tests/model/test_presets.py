@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from model.presets import PRESETS, SENTENCE, build_preset
-from model.text import TextAttention
+from attention_serving.model.presets import PRESETS, SENTENCE, build_preset
+from attention_serving.model.text import TextAttention
 from tests.support.tables import TEXT
 
 NAMES = sorted(PRESETS)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.presets import build_preset
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.presets import build_preset
 from tests.model.reference import ATOL, RTOL, random_module
 
 State = dict[str, Tensor]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig, ConfigError
-from model.rotary import RotaryEmbedding
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig, ConfigError
+from attention_serving.model.rotary import RotaryEmbedding
 from tests.model.reference import Array, random_module
 
 LAYOUTS = pytest.mark.parametrize(

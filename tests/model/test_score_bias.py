@@ -7,8 +7,8 @@ import torch
 from transformers.masking_utils import sliding_window_causal_mask_function
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-from model.config import AttentionConfig, ConfigError
-from model.score_bias import ScoreRules, alibi_slopes
+from attention_serving.model.config import AttentionConfig, ConfigError
+from attention_serving.model.score_bias import ScoreRules, alibi_slopes
 
 
 def assert_equal(mask: torch.Tensor | None, expected: Sequence[Sequence[object]]) -> None:

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.text import TextAttention, sentence_tokenizer
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.text import TextAttention, sentence_tokenizer
 from tests.support.tables import GOLDEN_TABLES, TEXT
 
 WORDS = st.lists(st.text("aAbz'é-7", min_size=1, max_size=4), min_size=1, max_size=8)

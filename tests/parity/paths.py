@@ -12,9 +12,9 @@ import onnxruntime
 import torch
 from attention_client import AttentionClient
 
-from artifact.manifest import GraphKind, Manifest
-from model.attention import MultiHeadAttention
-from model.text import TextAttention
+from attention_serving.artifact.manifest import GraphKind, Manifest
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.text import TextAttention
 from scripts.local_server import ServerProcess
 from tests.support import open_inference
 from tests.support.eager import Array

@@ -6,9 +6,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from artifact.manifest import ATTENTION_GRAPHS, GraphKind, Manifest
-from export.signature import Signature, random_inputs, run_eager, signatures
-from server.engine.model import MOST_BLOCK_ROWS
+from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind, Manifest
+from attention_serving.export.signature import Signature, random_inputs, run_eager, signatures
+from attention_serving.server.engine.model import MOST_BLOCK_ROWS
 from tests.parity.test_systems import SYSTEMS, build
 from tests.support.eager import assert_parity
 

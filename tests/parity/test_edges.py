@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from model.presets import build_preset
+from attention_serving.model.presets import build_preset
 from tests.parity import paths
 from tests.support.eager import Array, assert_parity
 from tests.support.modules import CAUSAL_CROSS, causal_cross

@@ -9,11 +9,11 @@ import torch
 from attention_client import AttendInputs, AttentionClient
 from attention_client.errors import InvalidArgumentError
 
-from model.presets import build_preset
-from protos.attention.v1 import attention_pb2 as attention_pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from protos.inference import open_inference_pb2 as pb
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.model.presets import build_preset
+from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripts.local_server import ServerProcess
 from tests.support.eager import Array, attend
 

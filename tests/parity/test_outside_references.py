@@ -7,7 +7,7 @@ from attention_client import AttentionClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.config import AttentionConfig
+from attention_serving.model.config import AttentionConfig
 from tests.support.eager import Array, assert_parity
 from tests.support.references import REFERENCES
 

@@ -14,22 +14,22 @@ import pytest
 from attention_client import AttentionClient
 from onnx import TensorProto
 
-from artifact.manifest import ATTENTION_GRAPHS, GraphKind, Manifest
-from export import export_module
-from export.__main__ import export as export_command
-from export.artifact import write_artifact
-from export.model_id import ModelId
-from export.precision import FP32_TOLERANCE, TOLERANCES, Precision
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.presets import build_preset
+from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind, Manifest
+from attention_serving.export import export_module
+from attention_serving.export.__main__ import export as export_command
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import FP32_TOLERANCE, TOLERANCES, Precision
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.presets import build_preset
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import ModelNotReadyError
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import FailedModel
+from attention_serving.server.engine.store import load_repository
+from attention_serving.server.engine.types import Ragged, Request
 from scripts.local_server import ServerProcess
-from server.engine.engine import Engine
-from server.engine.errors import ModelNotReadyError
-from server.engine.provider import Device
-from server.engine.repository import FailedModel
-from server.engine.store import load_repository
-from server.engine.types import Ragged, Request
 from tests.parity import paths
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import Array, assert_parity, attend

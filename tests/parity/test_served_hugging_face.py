@@ -9,7 +9,7 @@ import torch
 from attention_client import AttentionClient, AttentionClientError
 from torch import Tensor, nn
 
-from export import export_module
+from attention_serving.export import export_module
 from scripts.local_server import ServerProcess, serving
 from tests.support import open_inference
 from tests.support.eager import Array, assert_parity

@@ -10,19 +10,19 @@ import torch
 from attention_client import AttentionClient, InvalidArgumentError
 from torch import Tensor, nn
 
-from export import export_module
-from protos.attention.v1 import attention_pb2
-from protos.inference import open_inference_pb2 as pb
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.export import export_module
+from attention_serving.protos.attention.v1 import attention_pb2
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.store import load_repository
+from attention_serving.server.engine.types import Ragged, Request, Result
+from attention_serving.server.rpc.attention import codec as attention_codec
+from attention_serving.server.rpc.open_inference import codec as open_inference_codec
+from attention_serving.server.rpc.open_inference.response import encode
 from scripts.local_server import ServerProcess
-from server.engine.engine import Engine
-from server.engine.errors import InvalidRequestError
-from server.engine.provider import Device
-from server.engine.store import load_repository
-from server.engine.types import Ragged, Request, Result
-from server.rpc.attention import codec as attention_codec
-from server.rpc.open_inference import codec as open_inference_codec
-from server.rpc.open_inference.response import encode
 from tests.server.rpc.messages import answered, raw_request
 from tests.support import open_inference
 from tests.support.eager import Array, assert_parity
@@ -104,8 +104,16 @@ def test_inputs_and_options_that_it_does_not_take_are_refused(
 @pytest.mark.parametrize(
     ("tensors", "outputs", "message"),
     [
-        ({"attention_mask": np.ones((2, 3, 3), bool)}, ["context_vectors"], "does not take a mask"),
-        ({"attention_mask": np.ones((2, 1, 3, 3), bool)}, ["context_vectors"], "does not take a mask"),
+        (
+            {"attention_mask": np.ones((2, 3, 3), bool)},
+            ["context_vectors"],
+            "attention_mask: model .*take a mask",
+        ),
+        (
+            {"attention_mask": np.ones((2, 1, 3, 3), bool)},
+            ["context_vectors"],
+            "attention_mask: model .*take a mask",
+        ),
         (
             {},
             ["attention_weights"],

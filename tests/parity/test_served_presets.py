@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from model.presets import PRESETS, SENTENCE, build_preset
-from model.text import TextAttention
+from attention_serving.model.presets import PRESETS, SENTENCE, build_preset
+from attention_serving.model.text import TextAttention
 from tests.support.eager import Array, assert_parity, attend
 
 LENGTHS = (1, 2, 7, 128, 513)

@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from model.presets import build_preset
-from model.text import TextAttention
+from attention_serving.model.presets import build_preset
+from attention_serving.model.text import TextAttention
 from tests.parity import paths
 from tests.support.eager import assert_parity
 

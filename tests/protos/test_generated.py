@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from attention_client._generated.attention.v1 import attention_pb2 as client_copy
 
-from protos.attention.v1 import attention_pb2 as server_copy
-from protos.generate import ATTENTION, PROTOS, TARGETS, generated
+from attention_serving.protos.attention.v1 import attention_pb2 as server_copy
+from attention_serving.protos.generate import ATTENTION, PROTOS, TARGETS, generated
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT_COPY = "attention_client._generated.attention.v1.attention_pb2"
-SERVER_COPY = "protos.attention.v1.attention_pb2"
+SERVER_COPY = "attention_serving.protos.attention.v1.attention_pb2"
 
 
 @pytest.mark.parametrize(("folder", "package", "sources"), TARGETS, ids=["server", "client"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from protos.inference.open_inference_pb2 import DESCRIPTOR
+from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
 from tests.support import triton
 from tests.support.protocol import describe, describe_triton
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.model import LoadedModel
-from server.engine.provider import Device
-from server.engine.repository import Repository
-from server.engine.store import load_repository
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.store import load_repository
 from tests.server.samples import CROSS, SELF, TEXT
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from artifact.manifest import GraphKind
-from server.engine.model import LoadedModel
-from server.engine.provider import Device
-from server.engine.session import RunControl, Session
-from server.engine.types import Array
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.session import RunControl, Session
+from attention_serving.server.engine.types import Array
 
 DEVICE = Device(threads=1)
 WEIGHT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.UINT8)

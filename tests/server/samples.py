@@ -8,17 +8,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from artifact.manifest import GraphKind
-from export.artifact import write_artifact
-from export.model_id import ModelId
-from export.signature import AttentionModule
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.presets import build_preset
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result, SequenceInputs
-from server.engine.validation import ValidatedRequest, validate
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.signature import AttentionModule
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.presets import build_preset
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import (
+    Array,
+    Mask,
+    MaskKind,
+    Ragged,
+    Request,
+    Result,
+    SequenceInputs,
+)
+from attention_serving.server.engine.validation import ValidatedRequest, validate
 from tests.support import eager
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,24 +9,24 @@ from typing import Any, Self
 
 import grpc
 
-from artifact.manifest import GraphKind
-from server.engine.budget import Reservation
-from server.engine.cost import RunCost
-from server.engine.engine import Engine
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.observer import BatchReport, NullObserver
-from server.engine.repository import Repository
-from server.engine.scheduler import Scheduler
-from server.engine.session import RunControl, Session
-from server.engine.types import Array, Result
-from server.engine.validation import ValidatedRequest
-from server.rpc.dispatcher import CallObserver
-from server.rpc.dispatcher import Recorder as CallsRecorder
-from server.rpc.options import RpcOptions
-from server.rpc.server import RpcServer
-from server.rpc.transport import TransportKind
-from server.security.guard import Guard
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.cost import RunCost
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.observer import BatchReport, NullObserver
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.session import RunControl, Session
+from attention_serving.server.engine.types import Array, Result
+from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.rpc.dispatcher import CallObserver
+from attention_serving.server.rpc.dispatcher import Recorder as CallsRecorder
+from attention_serving.server.rpc.options import RpcOptions
+from attention_serving.server.rpc.server import RpcServer
+from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.security.guard import Guard
 from tests.server.samples import Lengths, validated_of
 
 PATIENCE_SECONDS = 30

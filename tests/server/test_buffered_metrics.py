@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from server.buffered_metrics import BufferedCounter, BufferedHistogram
+from attention_serving.server.buffered_metrics import BufferedCounter, BufferedHistogram
 
 BUCKETS = (0.1, 1.0, 2.5)
 Event = tuple[str, float]

@@ -16,24 +16,24 @@ import pytest
 from prometheus_client import CollectorRegistry
 from safetensors.numpy import load_file
 
-from artifact.manifest import GraphKind
-from export.artifact import write_artifact
-from export.model_id import ModelId
-from export.precision import Precision
-from model.presets import build_preset
-from server.canary import Canary
-from server.canary_metrics import CanaryMetrics
-from server.engine.control import IndexEntry, ModelState, RepositoryControl
-from server.engine.engine import Engine
-from server.engine.errors import ModelNotReadyError
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.observer import EngineLoad
-from server.engine.provider import Device
-from server.engine.repository import Repository
-from server.engine.session import RunControl, Session
-from server.engine.store import ModelStore
-from server.engine.types import Array, Request
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import Precision
+from attention_serving.model.presets import build_preset
+from attention_serving.server.canary import Canary
+from attention_serving.server.canary_metrics import CanaryMetrics
+from attention_serving.server.engine.control import IndexEntry, ModelState, RepositoryControl
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import ModelNotReadyError
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.observer import EngineLoad
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.session import RunControl, Session
+from attention_serving.server.engine.store import ModelStore
+from attention_serving.server.engine.types import Array, Request
 from tests.server.damage import DEVICE, Damageable, damageable
 from tests.server.samples import CROSS, SELF, assert_answers, ragged, request_of, validated_of
 from tests.server.seams import MESSAGE, PATIENCE_SECONDS, tapped

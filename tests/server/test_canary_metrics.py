@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, values
 
-from server.canary_metrics import CanaryMetrics
-from server.engine.canary import Check, checks_of
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.repository import FailedModel, Repository
-from server.gauges import FOLDER_VARIABLE
-from server.workers.metrics import MultiprocessMetrics, write_to
+from attention_serving.server.canary_metrics import CanaryMetrics
+from attention_serving.server.engine.canary import Check, checks_of
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import FailedModel, Repository
+from attention_serving.server.gauges import FOLDER_VARIABLE
+from attention_serving.server.workers.metrics import MultiprocessMetrics, write_to
 from tests.server.damage import DEVICE
 from tests.server.samples import SELF
 from tests.server.test_metrics import HOST, Samples, published, scrape

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server import cores
+from attention_serving.server import cores
 
 ALLOWED = 8
 

@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ByteSize
 
-from server import VERSION
-from server.engine.limits import MIB
-from server.engine.provider import Provider
-from server.fixed_metrics import UNKNOWN, publish_fixed_metrics
-from server.settings import Settings
+from attention_serving.server import VERSION
+from attention_serving.server.engine.limits import MIB
+from attention_serving.server.engine.provider import Provider
+from attention_serving.server.fixed_metrics import UNKNOWN, publish_fixed_metrics
+from attention_serving.server.settings import Settings
 from tests.server.test_metrics import Samples, published, value
 
 

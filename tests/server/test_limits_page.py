@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ByteSize
 
-from server.engine.limits import MIB
-from server.settings import SECTIONS
+from attention_serving.server.engine.limits import MIB
+from attention_serving.server.settings import SECTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs/limits.md").read_text()
 # Settings that bound something, by their names.

@@ -2,21 +2,26 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.call_log import CallLog
-from server.logs import JsonFormatter, TextFormatter
+from attention_serving.server.call_log import CallLog
+from attention_serving.server.logs import JsonFormatter, TextFormatter
+from tests.server.http.clients import ask
 from tests.server.samples import ROOT, SELF
 from tests.server.seams import Calls
+from tests.server.watched import watched
 
 
 def record(event: str = "model ready", /, **fields: object) -> logging.LogRecord:
@@ -125,7 +130,7 @@ def test_json_is_valid_whatever_a_field_contains(value: object, name: str) -> No
 
 @pytest.fixture
 def debug_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.DEBUG, logger="server.call_log")
+    caplog.set_level(logging.DEBUG, logger="attention_serving.server.call_log")
     return caplog
 
 
@@ -142,7 +147,7 @@ def test_every_call_is_logged_at_debug_and_passed_on(debug_log: pytest.LogCaptur
 
 def logged(code: str) -> str:
     """Standard error of a process that logs."""
-    code = f"import logging; from server import logs\n{code}"
+    code = f"import logging; from attention_serving.server import logs\n{code}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == ""
     return done.stderr
@@ -187,8 +192,8 @@ import grpc, numpy as np
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from server.engine.provider import Device
-from server.engine.session import Session
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.session import Session
 session = Session(Path({str(tmp_path / "model.onnx")!r}), Device(threads=1))
 server = grpc.server(ThreadPoolExecutor(1), options=[('grpc.so_reuseport', 0)])
 port = server.add_insecure_port('127.0.0.1:0')
@@ -210,3 +215,67 @@ server.stop(0).wait()
         "INFO raised type=InvalidProtobuf",
         "INFO raised type=RuntimeError",
     ]
+
+
+LINES = 30_000
+FLOOD = f"""
+import sys, time
+from attention_serving.server.shutdown import end
+logs.configure('INFO')
+log, started = logging.getLogger('any'), time.monotonic()
+for number in range({LINES}):
+    log.info('event', extra={{'number': number}})
+from attention_serving.server.metrics import Metrics
+metrics, seconds = Metrics(), time.monotonic() - started
+metrics.refresh()
+print(seconds, metrics.registry.get_sample_value('attention_dropped_log_lines_total'), flush=True)
+"""
+
+
+def test_a_reader_that_stops_delays_nobody_and_learns_later_what_it_missed() -> None:
+    code = f"import logging; from attention_serving.server import logs\n{FLOOD}sys.stdin.readline()\nend(0)"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        seconds, dropped = map(float, process.stdout.readline().split())
+        assert seconds < 20  # the pipe holds 64 KiB of 1.5 MB, and nobody reads it
+        numbers, missed = [], ""
+        while not missed:
+            written = process.stderr.readline()
+            numbers += re.findall(r" event number=(\d+)$", written)
+            missed = "".join(re.findall(r" WARNING log lines dropped lines=(\d+)$", written))
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    assert numbers == [str(number) for number in range(len(numbers))]
+    assert int(missed) == dropped == LINES - len(numbers) > 0
+
+
+def test_a_process_ends_in_bounded_time_though_nobody_reads_its_log() -> None:
+    code = f"import logging; from attention_serving.server import logs\n{FLOOD}end(0)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert process.wait(timeout=10) == 0
+
+
+def test_calls_are_answered_and_sigterm_ends_the_server_though_nobody_reads_the_log(
+    artifacts: Path, tmp_path: Path
+) -> None:
+    options = ("--log-requests=all", "--http-port=0", "--grace-seconds=1")
+    with watched(artifacts, tmp_path, *options) as service:
+        port, _ = service.ports()
+        http = int(re.findall(r"http_port=(\d+)", service.seen[-1])[0])
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            metadata: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+            for _ in range(1000):  # 160 KB of lines
+                metadata(b"", timeout=10)
+                assert ask(http, "/v2").status == 200
+        service.stop()
+        assert service.process.wait(timeout=15) == 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server import memory
+from attention_serving.server import memory
 from tests.server.test_cores import tree
 
 MACHINE = 24 << 30

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from server.metrics_endpoint import MAX_CONNECTIONS, MetricsEndpoint
+from attention_serving.server.metrics_endpoint import MAX_CONNECTIONS, MetricsEndpoint
 
 HOST = "127.0.0.1"
 TEXT = b"# HELP answer The answer.\n# TYPE answer gauge\nanswer 42.0\n"

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 
-from server.engine.timeline import RecordedRun
-from server.http.observation import fields as http_fields
-from server.http.record import HttpRecord
-from server.request_log import fields
-from server.rpc.records import CallRecord, RequestRecord, TraceContext
-from server.settings.observability import Observability
-from server.tracing import options
-from server.tracing.http_spans import http_span
-from server.tracing.spans import call_spans
+from attention_serving.server.engine.timeline import RecordedRun
+from attention_serving.server.http.observation import fields as http_fields
+from attention_serving.server.http.record import HttpRecord
+from attention_serving.server.request_log import fields
+from attention_serving.server.rpc.records import CallRecord, RequestRecord, TraceContext
+from attention_serving.server.settings.observability import Observability
+from attention_serving.server.tracing import options
+from attention_serving.server.tracing.http_spans import http_span
+from attention_serving.server.tracing.spans import call_spans
 from tests.server.samples import ROOT
 
 PAGE = (ROOT / "docs/observability.md").read_text()

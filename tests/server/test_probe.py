@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from server import probe
+from attention_serving.server import probe
 
 HOST = "127.0.0.1"
 Status = health_pb2.HealthCheckResponse

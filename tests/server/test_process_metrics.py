@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.process_metrics import ProcessesCollector
+from attention_serving.server.process_metrics import ProcessesCollector
 from tests.server.test_metrics import Samples, published, value
 
 NAMES = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from server.errors import DeviceError
-from server.providers import resolve
-from server.settings import Settings
+from attention_serving.server.errors import DeviceError
+from attention_serving.server.providers import resolve
+from attention_serving.server.settings import Settings
 from tests.server.samples import ROOT
 
 pytestmark = pytest.mark.skipif(

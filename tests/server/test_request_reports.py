@@ -6,12 +6,12 @@ from concurrent.futures import CancelledError
 import grpc
 import pytest
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from server.engine.errors import DeadlineExceededError, RunFailedError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
 from tests.server.rpc.messages import attend_request, raw_request
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, FailOnMarked, Held, Served, mark, outcome

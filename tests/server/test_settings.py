@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from server import VERSION, application, cores, memory
-from server.command_line import make_application, unknown_variables
-from server.engine.provider import Device, Provider
-from server.rpc.transport import TransportKind
-from server.settings import AWAKE_SECONDS, SECTIONS, Settings
-from server.tls.files import TlsFiles
+from attention_serving.server import VERSION, application, cores, memory
+from attention_serving.server.command_line import make_application, unknown_variables
+from attention_serving.server.engine.provider import Device, Provider
+from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
+from attention_serving.server.tls.files import TlsFiles
 from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]
@@ -357,8 +357,8 @@ def test_the_process_warns_of_unknown_variables_and_reports_a_repository_without
 def test_help_loads_neither_the_runtime_nor_grpc() -> None:
     code = (
         "import sys; sys.argv = ['server', '--help']\n"
-        "import server.__main__\n"
-        "try: server.__main__.main()\n"
+        "import attention_serving.server.__main__\n"
+        "try: attention_serving.server.__main__.main()\n"
         "finally: sys.stderr.write(repr({'onnxruntime', 'grpc', 'numpy'} & sys.modules.keys()))"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime

@@ -19,7 +19,7 @@ from tests.test_structure import ROOT
     ids=["at once", "after a time", "after a time without end"],
 )
 def test_the_process_ends_with_its_status(code: str, status: int, closed: str) -> None:
-    program = f"import time; from server import shutdown; {code}"
+    program = f"import time; from attention_serving.server import shutdown; {code}"
     command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=50, check=False)
     assert ended.returncode == status
@@ -27,7 +27,7 @@ def test_the_process_ends_with_its_status(code: str, status: int, closed: str) -
 
 
 def test_what_was_printed_is_written_first() -> None:
-    program = "from server import shutdown; print(7); shutdown.end(0)"
+    program = "from attention_serving.server import shutdown; print(7); shutdown.end(0)"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
     assert ended.stdout == b"7\n"
 
@@ -35,7 +35,7 @@ def test_what_was_printed_is_written_first() -> None:
 def test_a_thread_that_does_not_return_is_left() -> None:
     program = """\
 import threading, time
-from server import shutdown
+from attention_serving.server import shutdown
 threading.Thread(target=time.sleep, args=[60]).start()
 shutdown.end(0)
 """
@@ -46,7 +46,7 @@ def test_a_signal_that_does_not_wake_the_main_thread_is_handled() -> None:
     """It is given to another thread; one that arrives just before the thread sleeps has the same effect."""
     program = """\
 import signal, threading, time
-from server import shutdown
+from attention_serving.server import shutdown
 inbox = shutdown.Inbox()
 shutdown.handle_signals(inbox.put)
 def send():

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from server.security.entries import digest_of
-from server.security.identities import IdentityLimits
-from server.security.token_file import read_file, read_table
-from server.tokens import application
+from attention_serving.server.security.entries import digest_of
+from attention_serving.server.security.identities import IdentityLimits
+from attention_serving.server.security.token_file import read_file, read_table
+from attention_serving.server.tokens import application
 from tests.server.samples import ROOT
 
 

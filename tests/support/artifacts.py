@@ -17,8 +17,8 @@ import torch
 from filelock import FileLock
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from artifact.manifest import is_whole
-from export.artifact import LIBRARIES
+from attention_serving.artifact.manifest import is_whole
+from attention_serving.export.artifact import LIBRARIES
 from scripts.local_server import ROOT
 
 # CI may set it to a folder that it keeps between runs.

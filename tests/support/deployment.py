@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from artifact.manifest import POSITIONS, GraphKind, Manifest
-from model.presets import build_preset
+from attention_serving.artifact.manifest import POSITIONS, GraphKind, Manifest
+from attention_serving.model.presets import build_preset
 from tests.support import modules
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 from tests.support.repository import export_encoder, export_lowered, export_preset

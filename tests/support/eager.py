@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model.attention import MultiHeadAttention
-from model.text import TextAttention
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.text import TextAttention
 
 Array = NDArray[Any]
 RTOL, ATOL = 1.3e-6, 1e-5

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from artifact.keys import PrivateKey
+from attention_serving.artifact.keys import PrivateKey
 
 
 def private_pem(key: PrivateKey) -> bytes:

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from export.precision import Precision
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
+from attention_serving.export.precision import Precision
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
 
 CAUSAL_CROSS = "causal-cross"
 ENCODER = "encoder"

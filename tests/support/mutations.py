@@ -4,12 +4,13 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from protos.attention.v1 import attention_pb2 as typed
-from protos.inference import open_inference_pb2 as pb
-from server.rpc.protobuf_bytes import LENGTH_DELIMITED, VARINT
+from attention_serving.protos.attention.v1 import attention_pb2 as typed
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.rpc.protobuf_bytes import LENGTH_DELIMITED, VARINT
 from tests.server.samples import CROSS, SELF, TEXT
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -44,7 +45,20 @@ def _vectors(lengths: Sequence[int], width: int) -> typed.VectorSequences:
     )
 
 
+def named(
+    name: str, *arrays: np.ndarray[Any, Any], data_type: Any = typed.DATA_TYPE_FP32
+) -> typed.NamedTensors:
+    return typed.NamedTensors(
+        name=name,
+        data_type=data_type,
+        num_tensors=len(arrays),
+        shapes=[size for array in arrays for size in array.shape],
+        data=b"".join(array.tobytes() for array in arrays),
+    )
+
+
 def _attend() -> list[typed.AttendRequest]:
+    ones, ids = np.ones((9, 6), np.float32), np.arange(4)
     mask = typed.AttentionMask(kind=typed.AttentionMask.KIND_PAIRS, bits=b"\xff\xff")
     return [
         typed.AttendRequest(model_name=SELF, query=_vectors([3, 2], 4), mask=mask, return_weights=True),
@@ -65,6 +79,20 @@ def _attend() -> list[typed.AttendRequest]:
         typed.AttendRequest(model_name=TEXT, text=typed.TextSequences(texts=["Life is short" + " " * 9000])),
         typed.AttendRequest(
             model_name=TEXT, token_ids=typed.TokenSequences(lengths=[90] * 100, ids=[1] * 9000)
+        ),
+        typed.AttendRequest(
+            model_name=CROSS,
+            inputs=[
+                named("query", ones[:2, :4], ones[:1, :4]),
+                named("key", ones[:3], ones[:2]),
+                named("value", ones[:3, :5], ones[:2, :5]),
+                named("attention_mask", ones[0, :3] > 0, ones[0, :2] > 0, data_type=typed.DATA_TYPE_BOOL),
+            ],
+            output_names=["attention_weights", "context_vectors"],
+        ),
+        typed.AttendRequest(model_name=SELF, inputs=[named("query", np.ones((40, 60, 4), np.float32))]),
+        typed.AttendRequest(
+            model_name=TEXT, inputs=[named("token_ids", ids, data_type=typed.DATA_TYPE_INT64)]
         ),
     ]
 

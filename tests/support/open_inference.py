@@ -7,8 +7,8 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.inference import open_inference_pb2 as pb
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 Array = NDArray[Any]
 DATATYPES = {"float32": "FP32", "int64": "INT64", "bool": "BOOL"}

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
 from tests.support.tables import linear_layers
 
 

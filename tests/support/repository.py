@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from artifact.tolerance import Tolerance
-from export import export_module
-from export.artifact import write_artifact
-from export.model_id import ModelId
-from model.presets import PRESETS, build_preset
+from attention_serving.artifact.tolerance import Tolerance
+from attention_serving.export import export_module
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.model.presets import PRESETS, build_preset
 from tests.support import modules, references, tables
 from tests.support.artifacts import ModelSet
 

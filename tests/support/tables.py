@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from model.attention import MultiHeadAttention
-from model.config import AttentionConfig
-from model.projections import SeparateProjections
+from attention_serving.model.attention import MultiHeadAttention
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.projections import SeparateProjections
 
 FILE = Path(__file__).parents[1] / "data/attention_tables.json"
 TABLES = json.loads(FILE.read_text())

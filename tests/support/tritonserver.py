@@ -16,10 +16,10 @@ from typing import Any
 import grpc
 import numpy as np
 
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from benchmarks import peers
 from benchmarks.processes import free_ports, running
-from protos.inference import open_inference_pb2 as pb
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 FIRST_PORT = 25000
 START_SECONDS = 300

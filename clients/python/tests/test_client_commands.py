@@ -1,6 +1,7 @@
 """What the commands print, draw and write, with a gRPC server in this process."""
 
 import json
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -75,6 +76,12 @@ class Service(pb_grpc.AttentionServiceServicer):
             data_type=pb.DATA_TYPE_FP32, width=7, lengths=lengths, data=bytes(28 * sum(lengths))
         )
         answer = pb.AttendResponse(model_name="m", model_version="3", context_vectors=vectors)
+        if request.return_offsets:
+            for text in request.text.texts:
+                spans = [found.span() for found in re.finditer(r",|[^\s,]+", text)]
+                answer.token_offsets.lengths.append(len(spans))
+                answer.token_offsets.starts.extend(start for start, _ in spans)
+                answer.token_offsets.ends.extend(end for _, end in spans)
         if request.return_weights and request.model_name != "mute":
             answer.attention_weights.CopyFrom(
                 pb.AttentionWeights(
@@ -136,9 +143,13 @@ def test_models_fit_80_columns(run: Any):
     assert lines[-1] == "failed 1: failed: missed tolerance"
 
 
-@pytest.mark.parametrize("version", [[], ["--version", "3"]], ids=["highest", "version-3"])
-def test_a_description_states_everything(version: list[str], run: Any):
-    assert run("describe", "--model", "m", *version).splitlines() == [
+@pytest.mark.parametrize(
+    "arguments",
+    [["m"], ["--model", "m"], ["m", "--version", "3"]],
+    ids=["argument", "option", "version-3"],
+)
+def test_a_description_states_everything(arguments: list[str], run: Any):
+    assert run("describe", *arguments).splitlines() == [
         "name         m",
         "version      3",
         "state        ready",
@@ -311,6 +322,7 @@ def test_attend_prints_vectors_and_weights(run: Any):
         pytest.param(["weights", "--model", "m", "--text", "a", "--head", "x"], id="head-not-a-number"),
         pytest.param(["weights", "--model", "m", "--text", "a", "--head", "-1"], id="negative-head"),
         pytest.param(["describe"], id="no-model-to-describe"),
+        pytest.param(["describe", "m", "--model", "m"], id="model-named-twice"),
         pytest.param(["attend", "--model", "m"], id="no-query"),
         pytest.param(["attend", "--model", "m", "--query", "/nonesuch.npy"], id="missing-file"),
         pytest.param(["attend", "--model", "m", "--query", "[1"], id="broken-json"),
@@ -370,11 +382,12 @@ def test_help_has_groups_and_units():
         assert words in shown
 
 
-def test_names_of_models_are_completed(target: str):
+@pytest.mark.parametrize("option", ["--model ", ""], ids=["option", "argument"])
+def test_names_of_models_are_completed(target: str, option: str):
     environment = {
         "_ATTENTION_CLIENT_COMPLETE": "complete_bash",
-        "COMP_WORDS": "attention-client describe --model f",
-        "COMP_CWORD": "3",
+        "COMP_WORDS": f"attention-client describe {option}f",
+        "COMP_CWORD": "3" if option else "2",
         "ATTENTION_SERVER": target,
     }
     done = runner.invoke(app, [], env=environment, prog_name="attention-client")
@@ -394,11 +407,11 @@ def test_weights_are_a_table_for_each_head(run: Any):
     )
 
 
-def test_tokens_that_are_not_the_words_are_numbered(run: Any):
+def test_weights_are_labelled_with_the_tokens_and_not_the_words(run: Any):
     assert run("weights", "--model", "m", "--text", "short, eat", "--head", "1") == (
         "short, eat  (3, 3, 3), m, version 3; rows are queries, columns keys\n"
-        "\nhead 1\n        0     1     2\n"
-        "  0  0.09  0.10  0.11\n  1  0.12  0.13  0.14\n  2  0.15  0.16  0.17\n"
+        "\nhead 1\n         short     ,   eat\n"
+        "  short   0.09  0.10  0.11\n  ,       0.12  0.13  0.14\n  eat     0.15  0.16  0.17\n"
     )
 
 

@@ -23,6 +23,8 @@ from attention_client import (
     LimitExceededError,
     MessageTooLargeError,
     ResourceExhaustedError,
+    TlsFiles,
+    UnauthenticatedError,
     UnavailableError,
 )
 
@@ -379,6 +381,61 @@ def test_an_encrypted_connection_carries_the_token(
         name = target.replace("127.0.0.1", "localhost")
         call([name, target] if several else name, credentials=credentials, token=TOKEN)
     assert service.attempts[0]["authorization"] == "Bearer secret"
+
+
+def ready_sync(target: Any, *, timeout: float | None = None, **options: Any):
+    with AttentionClient(target, **options) as client:
+        client.wait_until_ready(timeout)
+
+
+def ready_async(target: Any, *, timeout: float | None = None, **options: Any):
+    async def ask() -> None:
+        async with AsyncAttentionClient(target, **options) as client:
+            await client.wait_until_ready(timeout)
+
+    asyncio.run(ask())
+
+
+CALLS_AND_WAITS = pytest.mark.parametrize(
+    "call", [attend_sync, attend_async, stream_sync, stream_async, ready_sync, ready_async]
+)
+
+
+@CALLS_AND_WAITS
+def test_a_plain_client_of_an_encrypted_server_is_told_of_credentials(
+    call: Call, certificate: tuple[bytes, bytes]
+):
+    with (
+        running(Service(), credentials=grpc.ssl_server_credentials([certificate])) as target,
+        pytest.raises(AttentionClientError, match=r"pass credentials=TlsFiles.*\(--tls or --ca FILE\)$"),
+    ):
+        call(target, timeout=0.5)
+
+
+@CALLS_AND_WAITS
+def test_an_encrypted_client_of_a_plain_server_is_told_to_leave_credentials_out(call: Call):
+    with (
+        running(Service()) as target,
+        pytest.raises(AttentionClientError, match=r"the server does not use TLS: omit credentials"),
+    ):
+        call(target, timeout=0.5, credentials=TlsFiles())
+
+
+@EVERY_CALL
+def test_a_server_that_is_down_says_nothing_of_credentials(call: Call):
+    with pytest.raises(UnavailableError) as caught:
+        call("127.0.0.1:1", timeout=0.3)
+    assert "TLS" not in caught.value.message
+
+
+@EVERY_CALL
+@pytest.mark.parametrize("token", [None, TOKEN], ids=["without-token", "wrong-token"])
+def test_a_client_without_a_token_is_told_how_to_pass_one(call: Call, token: str | None):
+    refusing = Service(lambda context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is required"))
+    with running(refusing) as target, pytest.raises(UnauthenticatedError) as caught:
+        call(target, token=token)
+    hint = "; pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
+    assert str(caught.value) == caught.value.message == f"a token is required{'' if token else hint}"
 
 
 @pytest.mark.parametrize("version", [3, "3", np.int64(3)], ids=["int", "str", "numpy"])

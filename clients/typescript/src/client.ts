@@ -13,6 +13,7 @@ import {
   ListModelsRequestSchema,
 } from "./generated/attention/v1/attention_pb.js";
 import { modelInfo, type ModelInfo } from "./models.js";
+import { decodeInfer, encodeInfer } from "./named.js";
 import { count, type ClientOptions } from "./settings.js";
 import { attendStream, type Outcome } from "./stream.js";
 import type {
@@ -24,6 +25,9 @@ import type {
   ComputeOptions,
   EmbeddingResult,
   EmbedOptions,
+  InferOptions,
+  InferResult,
+  InKind,
   Inputs,
   Integers,
   OneOrMany,
@@ -31,6 +35,7 @@ import type {
   Sequence,
   StreamItem,
   StreamOptions,
+  Tensor,
 } from "./values.js";
 
 const { attend, attendStream: stream, listModels, getModel } = AttentionService.method;
@@ -98,6 +103,22 @@ export class AttentionClient {
     const result = decodeEmbeddings(await this.#connection.unary(attend, request, options), texts.length);
     const embeddings = Array.isArray(text) ? result.embeddings : result.embeddings.data;
     return { ...result, embeddings } as EmbeddingResult<Form>;
+  }
+
+  /**
+   * Computes any model's outputs from its inputs, by the names that `model()` lists.
+   *
+   * An input is one sequence without the batch axis, a batch with it, or a list of sequences of any lengths; the outputs
+   * have the same form.
+   */
+  async infer<Input extends OneOrMany<Tensor | Sequence>>(
+    model: string,
+    inputs: Readonly<Record<string, Input>>,
+    options: InferOptions = {},
+  ): Promise<InferResult<InKind<Input, Tensor>>> {
+    const { request, count: sequences } = encodeInfer(model, inputs, options);
+    const response = await this.#connection.unary(attend, request, options);
+    return decodeInfer(response, sequences) as InferResult<InKind<Input, Tensor>>;
   }
 
   /**

@@ -7,7 +7,8 @@ import {
   type Tensor,
 } from "./generated/attention/v1/attention_pb.js";
 
-const DATA_TYPES: Partial<Record<DataType, string>> = {
+/** Names of element types, as NumPy has them. */
+export const DATA_TYPES: Partial<Record<DataType, string>> = {
   [DataType.FP32]: "float32",
   [DataType.FP16]: "float16",
   [DataType.BF16]: "bfloat16",

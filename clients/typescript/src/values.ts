@@ -7,6 +7,12 @@ export interface Sequence {
   readonly width: number;
 }
 
+/** A tensor of any number of axes: float32, int64 or bool. Integers may be given with 32 bits; outputs have 64. */
+export interface Tensor {
+  readonly data: Float32Array | BigInt64Array | Int32Array | Uint32Array | readonly boolean[];
+  readonly shape: readonly number[];
+}
+
 /** Attention weights of one sequence: `heads * queryRows * keyRows` elements. */
 export interface AttentionWeights {
   readonly data: Float32Array;
@@ -138,6 +144,21 @@ export interface EmbedOptions extends CallOptions {
   truncate?: boolean | undefined;
   /** Version of the model; by default the highest that is ready. */
   version?: string | number | undefined;
+}
+
+export interface InferOptions extends CallOptions {
+  /** Names of the outputs to return; by default those that are not optional. */
+  outputs?: readonly string[] | undefined;
+  /** Version of the model; by default the highest that is ready. */
+  version?: string | number | undefined;
+}
+
+/** The outputs of one call by name. */
+export interface InferResult<Output = Tensor> {
+  /** A tensor with the axes of the inputs' form; if an input is a list, one tensor for each sequence. */
+  readonly outputs: Readonly<Record<string, Output>>;
+  readonly modelName: string;
+  readonly modelVersion: string;
 }
 
 /** Embeddings of one text, or of a list of texts with one row for each. */

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from model.encoder_folder.families.bert import BERT, ROBERTA
-from model.encoder_folder.families.clip import CLIP
-from model.encoder_folder.families.decoder import DECODER
-from model.encoder_folder.families.distilbert import DISTILBERT
-from model.encoder_folder.families.family import Family
-from model.encoder_folder.families.modernbert import MODERNBERT
-from model.encoder_folder.families.mpnet import MPNET
+from attention_serving.model.encoder_folder.families.bert import BERT, ROBERTA
+from attention_serving.model.encoder_folder.families.clip import CLIP
+from attention_serving.model.encoder_folder.families.decoder import DECODER
+from attention_serving.model.encoder_folder.families.distilbert import DISTILBERT
+from attention_serving.model.encoder_folder.families.family import Family
+from attention_serving.model.encoder_folder.families.modernbert import MODERNBERT
+from attention_serving.model.encoder_folder.families.mpnet import MPNET
 
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {

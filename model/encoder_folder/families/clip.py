@@ -2,10 +2,15 @@
 
 from typing import Any, Final
 
-from model.config import AttentionConfig
-from model.encoder.config import DenseConfig
-from model.encoder_folder.families.family import WITHOUT_EFFECT, Family, activation, expect_encoder
-from model.encoder_folder.fields import Fields
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.encoder.config import DenseConfig
+from attention_serving.model.encoder_folder.families.family import (
+    WITHOUT_EFFECT,
+    Family,
+    activation,
+    expect_encoder,
+)
+from attention_serving.model.encoder_folder.fields import Fields
 
 # Configurations with this id were written when the library took the row of the highest id.
 HIGHEST_ID: Final = 2

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from model.config import AttentionConfig
-from model.encoder_folder.families.family import Family, activation, expect_encoder
-from model.encoder_folder.fields import Fields
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.encoder_folder.families.family import Family, activation, expect_encoder
+from attention_serving.model.encoder_folder.fields import Fields
 
 # The library does not read it from the configuration.
 EPSILON: Final = 1e-12

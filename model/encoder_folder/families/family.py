@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
-from model.encoder_folder.fields import Fields
+from attention_serving.model.encoder_folder.fields import Fields
 
 LAYER: Final = re.compile(r"layers\.(\d+)\.(.+)")
 # Names of functions in configurations, and ours.

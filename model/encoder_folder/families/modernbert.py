@@ -2,9 +2,14 @@
 
 from typing import Any, Final
 
-from model.config import AttentionConfig
-from model.encoder_folder.families.family import Family, activation, expect_encoder, rotary_theta
-from model.encoder_folder.fields import Fields
+from attention_serving.model.config import AttentionConfig
+from attention_serving.model.encoder_folder.families.family import (
+    Family,
+    activation,
+    expect_encoder,
+    rotary_theta,
+)
+from attention_serving.model.encoder_folder.fields import Fields
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 THETAS: Final = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}

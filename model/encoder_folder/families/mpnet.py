@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from model.encoder_folder.families.bert import sizes
-from model.encoder_folder.families.family import Family
-from model.encoder_folder.fields import Fields
+from attention_serving.model.encoder_folder.families.bert import sizes
+from attention_serving.model.encoder_folder.families.family import Family
+from attention_serving.model.encoder_folder.fields import Fields
 
 # The library does not read it from the configuration.
 PADDING_ID: Final = 1

@@ -180,6 +180,51 @@ class TextSequences(_message.Message):
 Global___TextSequences: _TypeAlias = TextSequences  # noqa: Y015
 
 @_typing.final
+class NamedTensors(_message.Message):
+    """One input or output of a model by its name: a tensor for each sequence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DATA_TYPE_FIELD_NUMBER: _builtins.int
+    NUM_TENSORS_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the input or output, as GetModel lists it."""
+    data_type: Global___DataType.ValueType
+    """Element type; as for VectorSequences."""
+    num_tensors: _builtins.int
+    """Number of tensors: one for each sequence, at least 1. If it is 1, the tensor
+    may have the batch axis in addition, and holds as many sequences as that axis
+    has elements.
+    """
+    data: _builtins.bytes
+    """The elements of all tensors in row-major order, concatenated."""
+    @_builtins.property
+    def shapes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The shapes of all tensors, concatenated: the sizes of the axes that GetModel
+        lists, without the batch. All tensors have the same number of axes.
+        """
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        data_type: Global___DataType.ValueType = ...,
+        num_tensors: _builtins.int = ...,
+        shapes: _abc.Iterable[_builtins.int] | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_type", b"data_type", "name", b"name", "num_tensors", b"num_tensors", "shapes", b"shapes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedTensors: _TypeAlias = NamedTensors  # noqa: Y015
+
+@_typing.final
 class Spans(_message.Message):
     """Ranges of characters of texts, or of tokens, of all sequences in order.
     Characters are Unicode code points, not bytes and not UTF-16 code units.
@@ -315,7 +360,9 @@ Global___AttentionMask: _TypeAlias = AttentionMask  # noqa: Y015
 
 @_typing.final
 class AttendRequest(_message.Message):
-    """Asks a model for the context vectors of one or more sequences."""
+    """Asks a model for the context vectors of one or more sequences, or for its
+    outputs by name.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -333,6 +380,8 @@ class AttendRequest(_message.Message):
     EMBEDDING_FIELD_NUMBER: _builtins.int
     RETURN_OFFSETS_FIELD_NUMBER: _builtins.int
     HEAD_SELECTION_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    OUTPUT_NAMES_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -391,6 +440,20 @@ class AttendRequest(_message.Message):
     def head_selection(self) -> Global___HeadSelection:
         """If return_weights is set: which layers and heads to return; if absent, all."""
 
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTensors]:
+        """Inputs by name, for any model: as many sequences in each. Only model_name,
+        model_version, output_data_type and output_names may be set beside them. The
+        input attention_mask has a tensor (Tk), (Tq, Tk) or (H, Tq, Tk) for each
+        sequence, in which true means that the query row may attend to the key.
+        """
+
+    @_builtins.property
+    def output_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With inputs: the outputs to return, in this order; if empty, those that are
+        not optional.
+        """
+
     def __init__(
         self,
         *,
@@ -408,10 +471,12 @@ class AttendRequest(_message.Message):
         embedding: Global___EmbeddingOptions | None = ...,
         return_offsets: _builtins.bool = ...,
         head_selection: Global___HeadSelection | None = ...,
+        inputs: _abc.Iterable[Global___NamedTensors] | None = ...,
+        output_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head_selection", b"head_selection", "key", b"key", "mask", b"mask", "query", b"query", "query_input", b"query_input", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head_selection", b"head_selection", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_offsets", b"return_offsets", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head_selection", b"head_selection", "inputs", b"inputs", "key", b"key", "mask", b"mask", "model_name", b"model_name", "model_version", b"model_version", "output_data_type", b"output_data_type", "output_names", b"output_names", "positions", b"positions", "query", b"query", "query_input", b"query_input", "return_offsets", b"return_offsets", "return_weights", b"return_weights", "text", b"text", "token_ids", b"token_ids", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_query_input: _TypeAlias = _typing.Literal["query", "token_ids", "text"]  # noqa: Y015
     _WhichOneofArgType_query_input: _TypeAlias = _typing.Literal["query_input", b"query_input"]  # noqa: Y015
@@ -512,6 +577,7 @@ class AttendResponse(_message.Message):
     TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     TOKEN_OFFSETS_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model."""
     model_version: _builtins.str
@@ -519,7 +585,7 @@ class AttendResponse(_message.Message):
     @_builtins.property
     def context_vectors(self) -> Global___VectorSequences:
         """Context vectors: one row for each query row, in the order of the request. For
-        non-attention modules, the first output. If the request asked for embeddings,
+        non-attention modules, the first output; `outputs` has all of them. If the request asked for embeddings,
         one row for each sequence; with spans, one row for each span, and so a length
         of 0 for a sequence without spans.
         """
@@ -546,6 +612,13 @@ class AttendResponse(_message.Message):
         equals their start. Several tokens may share a character.
         """
 
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedTensors]:
+        """The outputs, if the request names its inputs; the fields above are then absent
+        except for the model's name and version. If every input has the batch axis, so
+        has every output; otherwise there is one tensor for each sequence.
+        """
+
     def __init__(
         self,
         *,
@@ -556,10 +629,11 @@ class AttendResponse(_message.Message):
         token_counts: _abc.Iterable[_builtins.int] | None = ...,
         truncated: _abc.Iterable[_builtins.int] | None = ...,
         token_offsets: Global___Spans | None = ...,
+        outputs: _abc.Iterable[Global___NamedTensors] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "token_offsets", b"token_offsets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "model_name", b"model_name", "model_version", b"model_version", "token_counts", b"token_counts", "token_offsets", b"token_offsets", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "context_vectors", b"context_vectors", "model_name", b"model_name", "model_version", b"model_version", "outputs", b"outputs", "token_counts", b"token_counts", "token_offsets", b"token_offsets", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

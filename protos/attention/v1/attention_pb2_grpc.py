@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos.attention.v1 import attention_pb2 as attention_dot_v1_dot_attention__pb2
+from attention_serving.protos.attention.v1 import attention_pb2 as attention_dot_v1_dot_attention__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -62,7 +62,8 @@ class AttentionServiceServicer:
     """
 
     def Attend(self, request, context):
-        """Computes the context vectors of every sequence of one request.
+        """Computes the context vectors of every sequence of one request; or, if the
+        request names its inputs, the outputs of any model by their names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from artifact.encoder import CONTEXT_VECTORS, EMBEDDING
-from artifact.manifest import BATCH_AXIS, POSITIONS
-from protos.attention.v1 import attention_pb2 as pb
-from server.engine.dimensions import MAX_CACHED_SEQUENCES
-from server.engine.errors import InvalidRequestError
-from server.engine.model import LoadedModel
-from server.engine.model_caches import cached_by_model
-from server.engine.text_spans import SPANS
-from server.engine.types import (
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
+from attention_serving.artifact.manifest import BATCH_AXIS, POSITIONS
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.engine.dimensions import MAX_CACHED_SEQUENCES
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model_caches import cached_by_model
+from attention_serving.server.engine.text_spans import SPANS
+from attention_serving.server.engine.types import (
     BITS_PER_BYTE,
     Array,
     HeadSelection,
@@ -25,9 +25,9 @@ from server.engine.types import (
     Result,
     Text,
 )
-from server.rpc import protobuf_bytes
-from server.rpc.allowance import UNCOUNTED, Allowance
-from server.rpc.attention.fields import (
+from attention_serving.server.rpc import protobuf_bytes
+from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
+from attention_serving.server.rpc.attention.fields import (
     IDS,
     KEY,
     KNOWN_VECTORS,
@@ -45,12 +45,12 @@ from server.rpc.attention.fields import (
     VECTOR_DATA,
     VECTOR_LENGTHS,
 )
-from server.rpc.attention.text_facts import NO_FACTS, TextFacts
-from server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
-from server.rpc.known_requests import ModelReference
-from server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
-from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
-from server.rpc.tensors import buffers, from_bytes
+from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
+from attention_serving.server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
+from attention_serving.server.rpc.known_requests import ModelReference
+from attention_serving.server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
+from attention_serving.server.rpc.protobuf_numbers import PackedNumbers, few_lengths
+from attention_serving.server.rpc.tensors import buffers, from_bytes
 
 DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
     pb.DATA_TYPE_FP32: np.dtype("<f4"),
@@ -101,12 +101,15 @@ def _check_output(model: LoadedModel) -> None:
         raise InvalidRequestError(
             "model_name",
             f"{spec.name} of model {model.name!r} has shape ({shape}), which is not a sequence of vectors; "
-            "use ModelInfer of the Open Inference Protocol",
+            "send its inputs by name, as `inputs`, and its outputs come back by name",
         )
 
 
-def inputs_of(names: Mapping[str, str], paths: Sequence[Path]) -> list[str]:
-    """The model's input that the vectors of each field are, given the result of `input_names`."""
+def inputs_of(message: pb.AttendRequest, model: LoadedModel, paths: Sequence[Path]) -> list[str]:
+    """The model's input that the vectors of each field are."""
+    if message.inputs:
+        return [message.inputs[path[-2]].name for path in paths]
+    names = input_names(model)
     fields = [KNOWN_VECTORS[path[-2]] for path in paths]
     return [names.get(field, field) for field in fields]
 
@@ -137,6 +140,8 @@ def decode(
         LimitExceededError: The message contains too much.
         OverloadedError: The memory for its numbers is not available.
     """
+    if message.output_names:
+        raise InvalidRequestError("output_names", "needs inputs, which name every input")
     decoder = _Decoder(fields, allowance)
     inputs = {}
     texts: tuple[Text, ...] = ()
@@ -207,6 +212,28 @@ def check_embedding(model: LoadedModel) -> None:
         raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
 
 
+def elements(
+    field: str,
+    data_type: pb.DataType.ValueType,
+    data: bytes | memoryview,
+    shape: Shape,
+    allowance: Allowance,
+) -> Array:
+    """The elements of an input in the type that models take.
+
+    Raises:
+        InvalidRequestError: The type is unknown, or the bytes do not fit the shape or are not of that type.
+        LimitExceededError: The input would be too large.
+        OverloadedError: The memory of its copy is not available.
+    """
+    wire = WIRE_FLOATS.get(data_type)
+    if wire is not None:
+        return widened(f"{field}.data", data, wire, shape, allowance)
+    if data_type not in DTYPES:
+        raise InvalidRequestError(f"{field}.data_type", f"is {data_type}; must be one of {KNOWN_TYPES}")
+    return from_bytes(f"{field}.data", data, DTYPES[data_type], shape)
+
+
 class _Decoder:
     """Decodes the inputs of one request, from its message or from the fields that were cut out of it."""
 
@@ -215,18 +242,13 @@ class _Decoder:
         self._allowance = allowance
 
     def vectors(self, field: str, number: int, message: pb.VectorSequences) -> Ragged:
-        data_type, width = message.data_type, message.width
-        wire = WIRE_FLOATS.get(data_type)
-        if wire is None and data_type not in DTYPES:
-            raise InvalidRequestError(f"{field}.data_type", f"is {data_type}; must be one of {KNOWN_TYPES}")
+        width = message.width
         if width == 0:
             raise InvalidRequestError(f"{field}.width", "must be at least 1")
         lengths = self._lengths(field, (number, VECTOR_LENGTHS), message.lengths)
         data = self._content((number, VECTOR_DATA), message.data)
         shape = (sum(lengths), width)
-        if wire is None:
-            return Ragged(from_bytes(f"{field}.data", data, DTYPES[data_type], shape), lengths)
-        return Ragged(widened(f"{field}.data", data, wire, shape, self._allowance), lengths)
+        return Ragged(elements(field, message.data_type, data, shape, self._allowance), lengths)
 
     def tokens(self, message: pb.TokenSequences) -> Ragged:
         lengths = self._lengths("token_ids", (TOKEN_IDS, TOKEN_LENGTHS), message.lengths)
@@ -270,6 +292,7 @@ class _Decoder:
 
     def _lengths(self, field: str, path: Path, parsed: Sequence[int]) -> tuple[int, ...]:
         if path not in self._fields:
+            self._allowance.limits.check_sequences(field, len(parsed))
             return tuple(parsed)
         if (few := few_lengths(self._fields[path])) is not None:
             self._allowance.limits.check_sequences(field, len(few))
@@ -362,10 +385,11 @@ def _response(
     rows = result.outputs[EMBEDDING] if embeds else result.outputs.get(CONTEXT_VECTORS)
     # The first output of a non-attention module may be one row for each sequence.
     context = [np.atleast_2d(array) for array in rows or next(iter(result.outputs.values()))]
-    weights = result.outputs.get("attention_weights", ())
+    # A module may have an output of this name that is not the weights of heads.
+    weights = result.outputs.get("attention_weights", ()) if model.manifest.num_heads else ()
     describe = _describe if len(context) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
     shapes = tuple([array.shape for array in context]), tuple([array.shape for array in weights])
-    description = describe(model.name, model.version, _data_type(context[0], wire), wire, *shapes)
+    description = describe(model.name, model.version, data_type_of(context[0], wire), wire, *shapes)
     tensors = protobuf_bytes.field((*path, *CONTEXT_DATA), buffers([narrowed(own, wire) for own in context]))
     if weights:
         narrow = [narrowed(own, wire) for own in weights]
@@ -373,7 +397,8 @@ def _response(
     return description, tensors
 
 
-def _data_type(array: Array, wire: WireFloat) -> pb.DataType.ValueType:
+def data_type_of(array: Array, wire: WireFloat) -> pb.DataType.ValueType:
+    """The type in which an array is sent."""
     return DATA_TYPES[array.dtype] if array.dtype != FLOAT32 else FLOAT_TYPES[wire]
 
 

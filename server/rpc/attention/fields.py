@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from protos.attention.v1 import attention_pb2 as pb
-from server.engine.limits import Limits
-from server.rpc import protobuf_bytes
-from server.rpc.protobuf_bytes import CONTENT, FLOATS, VARINTS, Bounds, Parsed, Submessage
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.tokenizer import FEW_TEXTS
+from attention_serving.server.rpc import protobuf_bytes
+from attention_serving.server.rpc.protobuf_bytes import CONTENT, FLOATS, VARINTS, Bounds, Parsed, Submessage
 
 QUERY = pb.AttendRequest.QUERY_FIELD_NUMBER
 KEY = pb.AttendRequest.KEY_FIELD_NUMBER
@@ -15,6 +16,9 @@ TEXT = pb.AttendRequest.TEXT_FIELD_NUMBER
 POSITIONS_OF_ROWS = pb.AttendRequest.POSITIONS_FIELD_NUMBER
 VECTOR_LENGTHS = pb.VectorSequences.LENGTHS_FIELD_NUMBER
 VECTOR_DATA = pb.VectorSequences.DATA_FIELD_NUMBER
+INPUTS = pb.AttendRequest.INPUTS_FIELD_NUMBER
+TENSOR_SHAPES = pb.NamedTensors.SHAPES_FIELD_NUMBER
+TENSOR_DATA = pb.NamedTensors.DATA_FIELD_NUMBER
 TOKEN_LENGTHS = pb.TokenSequences.LENGTHS_FIELD_NUMBER
 IDS = pb.TokenSequences.IDS_FIELD_NUMBER
 TEXTS = pb.TextSequences.TEXTS_FIELD_NUMBER
@@ -35,12 +39,18 @@ REQUEST = Submessage(
         pb.AttendRequest.MASK_FIELD_NUMBER: Submessage({pb.AttentionMask.BITS_FIELD_NUMBER: CONTENT}),
         POSITIONS_OF_ROWS: VARINTS,
         pb.AttendRequest.EMBEDDING_FIELD_NUMBER: Submessage({SPANS[-1]: SPANS_FIELDS}),
+        INPUTS: Submessage({TENSOR_SHAPES: VARINTS, TENSOR_DATA: CONTENT}, repeated=True),
     },
     oneof=frozenset({QUERY, TOKEN_IDS, TEXT}),
 )
 # The fields in which requests may differ that are otherwise the same; and the same in a stream, with the id.
 KNOWN_VECTORS = {QUERY: "query", KEY: "key", VALUE: "value"}
-KNOWN_FIELDS = Submessage(dict.fromkeys(KNOWN_VECTORS, Submessage({VECTOR_DATA: CONTENT})))
+KNOWN_FIELDS = Submessage(
+    {
+        **dict.fromkeys(KNOWN_VECTORS, Submessage({VECTOR_DATA: CONTENT})),
+        INPUTS: Submessage({TENSOR_DATA: CONTENT}, repeated=True),
+    }
+)
 STREAMED_ID = (pb.AttendStreamRequest.ID_FIELD_NUMBER,)
 KNOWN_STREAMED_FIELDS = Submessage(
     {STREAMED_ID[0]: CONTENT, pb.AttendStreamRequest.REQUEST_FIELD_NUMBER: KNOWN_FIELDS}
@@ -69,7 +79,7 @@ def streamed_reader(limits: Limits) -> Callable[[bytes], Parsed[pb.AttendStreamR
 
 
 def is_slow(request: Parsed[pb.AttendRequest]) -> bool:
-    """Whether a request takes long to decode even if it is not large: texts of many KiB, or with spans."""
+    """Whether a request takes long to decode even if it is not large: much text, many texts, or spans."""
     return _is_slow(request.message, is_cut=bool(request.fields))
 
 
@@ -79,4 +89,6 @@ def is_slow_streamed(request: Parsed[pb.AttendStreamRequest]) -> bool:
 
 
 def _is_slow(message: pb.AttendRequest, *, is_cut: bool) -> bool:
-    return message.HasField("text") and (is_cut or message.embedding.HasField("spans"))
+    if not message.HasField("text"):
+        return False
+    return is_cut or len(message.text.texts) > FEW_TEXTS or message.embedding.HasField("spans")

@@ -1,11 +1,11 @@
 """Describes models in attention.v1 messages."""
 
-from artifact.encoder import EncoderFacts
-from artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
-from artifact.patterns import attention_patterns
-from protos.attention.v1 import attention_pb2 as pb
-from server.engine.model import LoadedModel
-from server.engine.repository import FailedModel, Model
+from attention_serving.artifact.encoder import EncoderFacts
+from attention_serving.artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
+from attention_serving.artifact.patterns import attention_patterns
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import FailedModel, Model
 
 DATA_TYPES = {
     "float32": pb.DATA_TYPE_FP32,

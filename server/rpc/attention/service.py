@@ -4,28 +4,28 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from protos.attention.v1 import attention_pb2 as pb
-from server.engine.budget import Reservation
-from server.engine.caller import ANYONE, Caller
-from server.engine.engine import Engine
-from server.engine.errors import LimitExceededError, OverloadedError
-from server.engine.model import LoadedModel
-from server.engine.types import Request, Result
-from server.rpc import model_rights
-from server.rpc.allowance import Allowance
-from server.rpc.attention import codec
-from server.rpc.attention.fields import KNOWN_FIELDS, KNOWN_STREAMED_FIELDS, STREAMED_ID
-from server.rpc.attention.model_codec import describe
-from server.rpc.attention.text_facts import NO_FACTS, TextFacts
-from server.rpc.calls.deferred import DeferredReply
-from server.rpc.calls.ending import engine_error_of
-from server.rpc.half_precision import WireFloat
-from server.rpc.known_requests import Answered, KnownRequests, Recalled
-from server.rpc.notes import note_failure, note_refusal
-from server.rpc.protobuf_bytes import Fields, Parsed, leading_text
-from server.rpc.status import code_of
-from server.rpc.transport.seam import Call
-from server.security.rights import Right
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import LimitExceededError, OverloadedError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.rpc import model_rights
+from attention_serving.server.rpc.allowance import Allowance
+from attention_serving.server.rpc.attention import codec, named_tensors
+from attention_serving.server.rpc.attention.fields import KNOWN_FIELDS, KNOWN_STREAMED_FIELDS, STREAMED_ID
+from attention_serving.server.rpc.attention.model_codec import describe
+from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
+from attention_serving.server.rpc.calls.deferred import DeferredReply
+from attention_serving.server.rpc.calls.ending import engine_error_of
+from attention_serving.server.rpc.half_precision import WireFloat
+from attention_serving.server.rpc.known_requests import Answered, KnownRequests, Recalled
+from attention_serving.server.rpc.notes import note_failure, note_refusal
+from attention_serving.server.rpc.protobuf_bytes import Fields, Parsed, leading_text
+from attention_serving.server.rpc.status import code_of
+from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.security.rights import Right
 
 # A response contains the id of its request.
 MAX_ID_BYTES = 1024
@@ -34,10 +34,19 @@ MAX_ID_BYTES = 1024
 class _Reply(NamedTuple):
     """What encodes the reply to a request, beside its result."""
 
-    model: LoadedModel
     wire: WireFloat
     facts: TextFacts
     embeds: bool
+    outputs: named_tensors.NamedOutputs | None
+
+    def encode(self, result: Result, model: LoadedModel, stream_id: str | None = None) -> bytes:
+        """Serializes a result as an AttendResponse, or as an AttendStreamResponse with its id."""
+        wire, facts, embeds, outputs = self
+        if outputs is not None:
+            return named_tensors.encode(result, model, outputs, wire, stream_id)
+        if stream_id is None:
+            return codec.encode(result, model, wire, facts, embeds=embeds)
+        return codec.encode_streamed(stream_id, result, model, wire, facts, embeds=embeds)
 
 
 RecalledAttend: TypeAlias = Recalled[_Reply]
@@ -64,13 +73,10 @@ class AttentionService:
     ) -> DeferredReply:
         """Computes the context vectors of one request."""
         if isinstance(request, Recalled):
-            future, reply = self._submit_known(request, call, reservation)
+            future, model, reply = self._submit_known(request, call, reservation)
         else:
-            future, reply = self._submit(request.message, request, self._known, call, reservation)
-        model, wire, facts, embeds = reply
-        return DeferredReply(
-            future, lambda resolved: codec.encode(resolved.result(), model, wire, facts, embeds=embeds)
-        )
+            future, model, reply = self._submit(request.message, request, self._known, call, reservation)
+        return DeferredReply(future, lambda resolved: reply.encode(resolved.result(), model))
 
     def attend_stream(
         self, request: Parsed[pb.AttendStreamRequest] | RecalledAttend, call: Call, reservation: Reservation
@@ -79,15 +85,15 @@ class AttentionService:
         request_id = request.request_id if isinstance(request, Recalled) else request.message.id
         try:
             if isinstance(request, Recalled):
-                future, reply = self._submit_known(request, call, reservation)
+                future, model, reply = self._submit_known(request, call, reservation)
             else:
                 _check_id(request_id)
                 own = request.message.request
-                future, reply = self._submit(own, request, self._known_streamed, call, reservation)
+                future, model, reply = self._submit(own, request, self._known_streamed, call, reservation)
         except Exception as error:
             note_failure(reservation, error)
             return _error_reply(request_id, error)
-        return DeferredReply(future, lambda resolved: _encode_streamed(request_id, resolved, reply))
+        return DeferredReply(future, lambda resolved: _encode_streamed(request_id, resolved, model, reply))
 
     def refuse_streamed(self, message: bytes, error: OverloadedError) -> pb.AttendStreamResponse:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
@@ -100,7 +106,7 @@ class AttentionService:
         known: KnownRequests[_Reply],
         call: Call,
         reservation: Reservation,
-    ) -> tuple[Future[Result], _Reply]:
+    ) -> tuple[Future[Result], LoadedModel, _Reply]:
         """Submits a request that is not known; `parsed` is what it was received in."""
         named = codec.model_of(message)
         model = model_rights.model_to_infer(self._engine, call, *named)
@@ -108,20 +114,20 @@ class AttentionService:
             request, reply = self._decoded(model, message, parsed.fields, call, reservation)
             validated = self._engine.validate(model, request)
             answered = Answered(named, request, validated, reply)
-            known.learn(parsed.data, answered, partial(codec.inputs_of, codec.input_names(model)))
-            return self._engine.queue(validated, reservation), reply
+            known.learn(parsed.data, answered, partial(codec.inputs_of, message, model))
+            return self._engine.queue(validated, reservation), model, reply
         except Exception as error:
             note_refusal(self._engine, reservation, model, error)
             raise
 
     def _submit_known(
         self, request: RecalledAttend, call: Call, reservation: Reservation
-    ) -> tuple[Future[Result], _Reply]:
+    ) -> tuple[Future[Result], LoadedModel, _Reply]:
         model = request.model
         model_rights.require(call, Right.INFER, model.name)
         try:
             validated = request.request(call.deadline, _caller_of(call))
-            return self._engine.queue(validated, reservation), request.known.reply
+            return self._engine.queue(validated, reservation), model, request.known.reply
         except Exception as error:
             note_refusal(self._engine, reservation, model, error)
             raise
@@ -136,15 +142,19 @@ class AttentionService:
     ) -> tuple[Request, _Reply]:
         """A decoded request, without texts, and how it is replied to."""
         wire, embeds, facts = codec.output_type(message), message.HasField("embedding"), NO_FACTS
-        if embeds:
-            codec.check_embedding(model)
-        allowance, names = Allowance(self._engine.limits, reservation), codec.input_names(model)
-        request = codec.decode(message, call.deadline, names, fields, allowance)
+        allowance, outputs = Allowance(self._engine.limits, reservation), None
+        if message.inputs:
+            request, outputs = named_tensors.decode(message, model, call.deadline, fields, allowance)
+        else:
+            if embeds:
+                codec.check_embedding(model)
+            names = codec.input_names(model)
+            request = codec.decode(message, call.deadline, names, fields, allowance)
         request.caller = _caller_of(call)
         if request.texts:
             request = self._engine.encode_texts(model, request, reservation)
             facts = TextFacts.of(request, model)
-        return request, _Reply(model, wire, facts, embeds)
+        return request, _Reply(wire, facts, embeds, outputs)
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes every model that the caller may read, those that failed to load included."""
@@ -169,17 +179,10 @@ def _check_id(request_id: str) -> None:
 
 
 def _encode_streamed(
-    request_id: str, resolved: Future[Result], reply: _Reply
+    request_id: str, resolved: Future[Result], model: LoadedModel, reply: _Reply
 ) -> bytes | pb.AttendStreamResponse:
     try:
-        return codec.encode_streamed(
-            request_id,
-            resolved.result(),
-            reply.model,
-            reply.wire,
-            reply.facts,
-            embeds=reply.embeds,
-        )
+        return reply.encode(resolved.result(), model, request_id)
     except CancelledError:  # the call has ended
         raise
     except Exception as error:

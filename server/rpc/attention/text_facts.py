@@ -4,11 +4,11 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from protos.attention.v1 import attention_pb2 as pb
-from server.engine.model import LoadedModel
-from server.engine.types import Ragged, Request
-from server.rpc import protobuf_bytes
-from server.rpc.tensors import buffers
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Ragged, Request
+from attention_serving.server.rpc import protobuf_bytes
+from attention_serving.server.rpc.tensors import buffers
 
 OFFSET_STARTS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.STARTS_FIELD_NUMBER)
 OFFSET_ENDS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.ENDS_FIELD_NUMBER)

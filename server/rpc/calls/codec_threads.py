@@ -4,8 +4,8 @@ import logging
 import threading
 from queue import SimpleQueue
 
-from server import thread_names
-from server.rpc.transport.seam import Callback
+from attention_serving.server import thread_names
+from attention_serving.server.rpc.transport.seam import Callback
 
 log = logging.getLogger(__name__)
 # While one thread waits for the interpreter, another works in NumPy or in the tokenizer. More of them would

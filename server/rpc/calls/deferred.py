@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
 
-from server.engine.errors import DeadlineExceededError
-from server.rpc.transport.seam import Call, Callback
+from attention_serving.server.engine.errors import DeadlineExceededError
+from attention_serving.server.rpc.transport.seam import Call, Callback
 
 
 class DeferredReply(NamedTuple):

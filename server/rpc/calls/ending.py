@@ -5,9 +5,9 @@ from concurrent.futures import CancelledError
 
 import grpc
 
-from server.engine.errors import Code, EngineError
-from server.rpc.status import UNEXPECTED, code_of, trailing_metadata
-from server.rpc.transport.seam import Call
+from attention_serving.server.engine.errors import Code, EngineError
+from attention_serving.server.rpc.status import UNEXPECTED, code_of, trailing_metadata
+from attention_serving.server.rpc.transport.seam import Call
 
 log = logging.getLogger(__name__)
 

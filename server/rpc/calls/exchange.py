@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from server.engine.budget import Reservation
-from server.engine.errors import DeadlineExceededError, OverloadedError
-from server.engine.types import Result
-from server.rpc.calls.deferred import DeferredReply, wait
-from server.rpc.calls.intake import LARGE_BYTES, LARGE_REPLY_BYTES, Intake
-from server.rpc.calls.route import Route
-from server.rpc.records import RequestRecord
-from server.rpc.transport.seam import Call
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import DeadlineExceededError, OverloadedError
+from attention_serving.server.engine.types import Result
+from attention_serving.server.rpc.calls.deferred import DeferredReply, wait
+from attention_serving.server.rpc.calls.intake import LARGE_BYTES, LARGE_REPLY_BYTES, Intake
+from attention_serving.server.rpc.calls.route import Route
+from attention_serving.server.rpc.records import RequestRecord
+from attention_serving.server.rpc.transport.seam import Call
 
 
 class Exchange:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from server.engine.budget import MemoryBudget
-from server.rpc.calls.codec_threads import CodecThreads
+from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 
 # Messages of more bytes are decoded on the codec threads, unless they are known. Handing over costs 60 us;
 # decoding this much takes 1 ms at worst.

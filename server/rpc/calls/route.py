@@ -7,12 +7,12 @@ from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from server.engine.budget import Reservation
-from server.engine.errors import InvalidRequestError, LimitExceededError, OverloadedError
-from server.rpc.calls.deferred import DeferredReply
-from server.rpc.calls.intake import LARGE_BYTES, Intake
-from server.rpc.transport.seam import Call
-from server.security.rights import Right
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, OverloadedError
+from attention_serving.server.rpc.calls.deferred import DeferredReply
+from attention_serving.server.rpc.calls.intake import LARGE_BYTES, Intake
+from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.security.rights import Right
 
 Q = TypeVar("Q")
 A = TypeVar("A")

@@ -7,12 +7,12 @@ from typing import Any
 
 import grpc
 
-from server.engine.errors import EngineError
-from server.rpc.calls.ending import end_with
-from server.rpc.calls.exchange import Exchange
-from server.rpc.calls.replies import ReplyQueue
-from server.rpc.calls.route import Route
-from server.rpc.transport.seam import Call
+from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.rpc.calls.ending import end_with
+from attention_serving.server.rpc.calls.exchange import Exchange
+from attention_serving.server.rpc.calls.replies import ReplyQueue
+from attention_serving.server.rpc.calls.route import Route
+from attention_serving.server.rpc.transport.seam import Call
 
 
 class SingleRequestCall(ABC):

@@ -4,26 +4,28 @@ The protocol's tensors are rectangular: (B, T, ...). If a request contains key l
 removed before anything is computed, and the outputs are padded with zeros to the request's length.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import NamedTuple
 
-from artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
-from artifact.manifest import ATTENTION_MASK, KEY_LENGTHS
-from protos.inference import open_inference_pb2 as pb
-from server.engine.embeddings import check_dimensions
-from server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.texts import encode_texts
-from server.engine.tokenizer import TEXT
-from server.engine.types import Request
-from server.rpc import protobuf_bytes
-from server.rpc.allowance import UNCOUNTED, Allowance
-from server.rpc.half_precision import WireFloat
-from server.rpc.known_requests import ModelReference
-from server.rpc.open_inference import parameters
-from server.rpc.open_inference.rectangle import Rectangle
-from server.rpc.open_inference.response import (
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
+from attention_serving.artifact.manifest import ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.embeddings import check_dimensions
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.texts import encode_texts
+from attention_serving.server.engine.tokenizer import FEW_TEXTS, TEXT
+from attention_serving.server.engine.types import Request
+from attention_serving.server.rpc import protobuf_bytes
+from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
+from attention_serving.server.rpc.half_precision import WireFloat
+from attention_serving.server.rpc.known_requests import ModelReference
+from attention_serving.server.rpc.open_inference import parameters
+from attention_serving.server.rpc.open_inference.rectangle import Rectangle
+from attention_serving.server.rpc.open_inference.response import (
     OutputRegion,
     ResponseLayout,
     Shape,
@@ -32,21 +34,38 @@ from server.rpc.open_inference.response import (
     layout,
     output_bytes,
 )
-from server.rpc.open_inference.tensors import BYTES, RAW_CONTENTS, REQUEST, decode_tensors, decode_texts
-from server.rpc.open_inference.token_texts import TOKENS, has_tokens, token_texts
-from server.rpc.protobuf_bytes import CONTENT, NOTHING_CUT, Bounds, Fields, Parsed, Submessage
-from server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
+from attention_serving.server.rpc.open_inference.tensors import (
+    BYTES,
+    MAX_AXES,
+    RAW_CONTENTS,
+    REQUEST,
+    decode_tensors,
+    decode_texts,
+)
+from attention_serving.server.rpc.open_inference.token_texts import TOKENS, has_tokens, token_texts
+from attention_serving.server.rpc.protobuf_bytes import (
+    CONTENT,
+    NOTHING_CUT,
+    Bounds,
+    Fields,
+    Parsed,
+    Submessage,
+)
+from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 
 ID = (pb.ModelInferRequest.ID_FIELD_NUMBER,)
 # The fields in which requests may differ that are otherwise the same.
 KNOWN_FIELDS = Submessage({ID[0]: CONTENT, RAW_CONTENTS[0]: CONTENT})
 # Inputs that a request may have beside those of its model.
-OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS)
+OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
 
 
 def is_slow(request: Parsed[pb.ModelInferRequest]) -> bool:
-    """Whether a request takes long to decode even if it is not large: more than a few KiB of text."""
-    return bool(request.fields) and any(tensor.datatype == BYTES for tensor in request.message.inputs)
+    """Whether a request takes long to decode even if it is not large: much text, or many texts."""
+    return any(
+        tensor.datatype == BYTES and (request.fields or math.prod(islice(tensor.shape, MAX_AXES)) > FEW_TEXTS)
+        for tensor in request.message.inputs
+    )
 
 
 class Reply(NamedTuple):
@@ -114,17 +133,18 @@ def decode(
     outputs = _requested(message, model)
     _check_inputs(len(message.inputs), len(model.inputs) + len(OTHER_INPUTS))
     tensors = decode_tensors(message, fields, allowance, memory)
-    texts, mask, lengths = (tensors.pop(name, None) for name in OTHER_INPUTS)
-    if texts is not None and (mask is not None or lengths is not None):
-        field = ATTENTION_MASK if mask is not None else KEY_LENGTHS
-        raise InvalidRequestError(field, "cannot be combined with text; send token ids instead")
+    texts, *others = (tensors.pop(name, None) for name in OTHER_INPUTS)
+    given = {name: other for name, other in zip(OTHER_INPUTS[1:], others, strict=True) if other is not None}
+    if texts is not None and given:
+        raise InvalidRequestError(next(iter(given)), "cannot be combined with text; send token ids instead")
     rectangle = Rectangle(model, tensors)
-    cut = None if lengths is None else rectangle.key_lengths(lengths)
+    mask = given.pop(ATTENTION_MASK, None)
+    cuts = rectangle.cuts(given)
     request = Request(
-        inputs={spec.name: rectangle.rows(spec, cut) for spec in model.inputs if spec.name in tensors},
+        inputs={spec.name: rectangle.rows(spec, cuts) for spec in model.inputs if spec.name in tensors},
         texts=() if texts is None else decode_texts(TEXT, texts),
-        mask=None if mask is None else rectangle.mask(mask, cut),
-        return_weights=ATTENTION_WEIGHTS in outputs,
+        mask=None if mask is None else rectangle.mask(mask, cuts),
+        return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in outputs,
         dimensions=(options := parameters.text_options(message.parameters)).dimensions,
         prompt=options.prompt,
@@ -194,7 +214,7 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, 
     for output in message.outputs:
         name = output.name
         if name not in known:
-            raise InvalidRequestError(f"outputs[{name}]", f"is unknown; must be one of {', '.join(known)}")
+            raise _unknown_output(name, model, ", ".join(known))
         if name in requested:
             raise InvalidRequestError(
                 f"outputs[{name}]", "is requested twice; each output must be requested once"
@@ -202,6 +222,15 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, 
         parameters.check_output(f"outputs[{name}]", output.parameters)
         requested[name] = None
     return tuple(requested)
+
+
+def _unknown_output(name: str, model: LoadedModel, known: str) -> InvalidRequestError:
+    field = f"outputs[{name}]"
+    if name == EMBEDDING and model.encoder is None:
+        return InvalidRequestError(
+            field, f"model {model.name!r} is not a text encoder; its outputs are {known}"
+        )
+    return InvalidRequestError(field, f"is unknown; must be one of {known}")
 
 
 def _check_inputs(count: int, most: int) -> None:

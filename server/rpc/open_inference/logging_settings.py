@@ -6,9 +6,9 @@ Triton switches each severity by itself. This server has one level: the lowest s
 import logging
 from collections.abc import Iterable
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
-from server.rpc.transport.seam import Call
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.rpc.transport.seam import Call
 
 # By setting, the level that is logged while it is on.
 SEVERITIES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}

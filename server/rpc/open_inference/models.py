@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message
 
-from artifact.manifest import POSITIONS, TensorSpec
-from protos.inference import open_inference_pb2 as pb
-from server.engine.control import ModelState, index_of
-from server.engine.engine import Engine
-from server.engine.errors import InvalidRequestError, UnsupportedError
-from server.engine.model import LoadedModel
-from server.engine.tokenizer import TEXT
-from server.model_control import CONTROL_IS_OFF, ModelControl
-from server.rpc import model_rights
-from server.rpc.calls.deferred import DeferredReply
-from server.rpc.open_inference import response
-from server.rpc.open_inference.statistics import describe
-from server.rpc.open_inference.tensors import BYTES, DATATYPES
-from server.rpc.transport.seam import Call
-from server.security.rights import Right
+from attention_serving.artifact.manifest import POSITIONS, TensorSpec
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.control import ModelState, index_of
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.tokenizer import TEXT
+from attention_serving.server.model_control import CONTROL_IS_OFF, ModelControl
+from attention_serving.server.rpc import model_rights
+from attention_serving.server.rpc.calls.deferred import DeferredReply
+from attention_serving.server.rpc.open_inference import response
+from attention_serving.server.rpc.open_inference.statistics import describe
+from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES
+from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.security.rights import Right
 
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"

@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
-from server.rpc.deadlines import deadline_after
-from server.rpc.half_precision import WireFloat
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.rpc.deadlines import deadline_after
+from attention_serving.server.rpc.half_precision import WireFloat
 
 T = TypeVar("T")
 Parameters = Mapping[str, pb.InferParameter]

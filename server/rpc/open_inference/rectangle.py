@@ -1,11 +1,23 @@
 """The rectangular tensors of a request, (B, T, ...), as sequences without their padding."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from artifact.manifest import ATTENTION_MASK, BATCH_AXIS, KEY_LENGTHS, TensorSpec
-from server.engine.errors import InvalidRequestError
-from server.engine.model import LoadedModel
-from server.engine.types import Array, Mask, MaskKind, Ragged
+from attention_serving.artifact.manifest import (
+    ATTENTION_MASK,
+    BATCH_AXIS,
+    KEY_LENGTHS,
+    QUERY_LENGTHS,
+    GraphKind,
+    TensorSpec,
+)
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged
+
+# The length of each sequence, by symbolic axis.
+Cuts = Mapping[str, tuple[int, ...]]
 
 
 class Rectangle:
@@ -17,8 +29,10 @@ class Rectangle:
 
     def __init__(self, model: LoadedModel, tensors: dict[str, Array]) -> None:
         self._tensors = tensors
-        self._heads = model.manifest.num_heads
+        self._model = model
         self._query_axis, self._key_axis = (str(model.inputs[at].axes[1]) for at in (0, -1))
+        masked = model.manifest.graphs.get(GraphKind.MASK)
+        self._mask_axes = masked.inputs[-1].axes[2:] if masked else (self._query_axis, self._key_axis)
         self.sizes: dict[str, int] = {}
         specs = model.inputs_by_name
         for name, tensor in tensors.items():
@@ -44,43 +58,54 @@ class Rectangle:
         """Tq and Tk, padding included; 0 if the request lacks the input."""
         return self.sizes.get(self._query_axis, 0), self.sizes.get(self._key_axis, 0)
 
-    def key_lengths(self, lengths: Array) -> tuple[int, ...]:
-        """Checks and returns the B key lengths."""
-        batch, (_, longest) = self.sizes.get(BATCH_AXIS, 0), self.lengths
+    def cuts(self, given: Mapping[str, Array]) -> Cuts:
+        """Checks `query_lengths` and `key_lengths`, each B lengths, and returns those that are given."""
+        axes = {QUERY_LENGTHS: self._query_axis, KEY_LENGTHS: self._key_axis}
+        return {axes[name]: self._checked(name, axes[name], lengths) for name, lengths in given.items()}
+
+    def _checked(self, name: str, axis: str, lengths: Array) -> tuple[int, ...]:
+        batch, longest = self.sizes.get(BATCH_AXIS, 0), self.sizes.get(axis, 0)
         if lengths.dtype.kind not in "iu" or lengths.shape != (batch,) or batch == 0:
-            raise InvalidRequestError(KEY_LENGTHS, f"must be integers, one for each of {batch} sequences")
+            raise InvalidRequestError(name, f"must be integers, one for each of {batch} sequences")
         if not 1 <= lengths.min() <= lengths.max() <= longest:
-            raise InvalidRequestError(KEY_LENGTHS, f"must lie in 1..{longest}")
+            raise InvalidRequestError(name, f"must lie in 1..{longest}")
         return tuple(lengths.tolist())
 
-    def rows(self, spec: TensorSpec, cut: tuple[int, ...] | None) -> Ragged:
-        """The rows of (B, T, ...); of an input with the key's axis, only those within the key lengths."""
+    def rows(self, spec: TensorSpec, cuts: Cuts) -> Ragged:
+        """The rows of (B, T, ...) within the lengths of their axis."""
         tensor = self._tensors[spec.name]
         batch, length, *row = tensor.shape
-        if cut is None or spec.axes[1] != self._key_axis:
+        cut = cuts.get(str(spec.axes[1]))
+        if cut is None:
             return Ragged(tensor.reshape(batch * length, *row), (length,) * batch)
         return Ragged(np.concatenate([rows[:end] for rows, end in zip(tensor, cut, strict=True)]), cut)
 
-    def mask(self, mask: Array, cut: tuple[int, ...] | None) -> Mask:
-        """The flags of (B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) within the key lengths."""
-        batch, (query_length, key_length) = self.sizes.get(BATCH_AXIS, 0), self.lengths
+    def mask(self, mask: Array, cuts: Cuts) -> Mask:
+        """The flags of (B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) within the lengths."""
+        if GraphKind.MASK not in self._model.manifest.graphs:
+            raise InvalidRequestError(ATTENTION_MASK, f"model {self._model.name!r} does not take a mask")
+        batch = self.sizes.get(BATCH_AXIS, 0)
+        query_length, key_length = (self.sizes.get(str(axis), 0) for axis in self._mask_axes)
         expected = {
             (batch, key_length): MaskKind.KEYS,
             (batch, query_length, key_length): MaskKind.PAIRS,
             (batch, 1, query_length, key_length): MaskKind.PAIRS,
-            (batch, self._heads, query_length, key_length): MaskKind.HEADS,
         }
+        if heads := self._model.manifest.num_heads:
+            expected[batch, heads, query_length, key_length] = MaskKind.HEADS
         kind = expected.get(mask.shape)
         if kind is None or mask.dtype != np.bool_:
-            shapes = " or ".join(map(str, expected))
+            *shapes, last_shape = map(str, expected)
+            known = f"{', '.join(shapes)} or {last_shape}"
             raise InvalidRequestError(
-                ATTENTION_MASK, f"is {mask.dtype.name} {mask.shape}; must be bool {shapes}"
+                ATTENTION_MASK, f"is {mask.dtype.name} {mask.shape}; must be bool {known}"
             )
-        if cut is None:
+        if not cuts:
             return Mask(kind, mask.ravel())
-        own_rows = kind is not MaskKind.KEYS and self._query_axis == self._key_axis
+        whole = (None,) * batch
+        query, key = (cuts.get(str(axis), whole) for axis in self._mask_axes)
         parts = [
-            (part[..., :end, :end] if own_rows else part[..., :end]).ravel()
-            for part, end in zip(mask, cut, strict=True)
+            (part[:end] if kind is MaskKind.KEYS else part[..., :last, :end]).ravel()
+            for part, last, end in zip(mask, query, key, strict=True)
         ]
         return Mask(kind, np.concatenate(parts))

@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from artifact.encoder import EMBEDDING
-from artifact.manifest import BATCH_AXIS
-from protos.inference import open_inference_pb2 as pb
-from server.engine.dimensions import DTYPES, MAX_CACHED_SEQUENCES
-from server.engine.model import LoadedModel
-from server.engine.model_caches import cached_by_model
-from server.engine.types import Array, Request, Result
-from server.rpc.half_precision import WireFloat, narrowed
-from server.rpc.open_inference.parameters import REGION, REGION_OFFSET, REGION_SIZE
-from server.rpc.open_inference.tensors import BYTES, DATATYPES
-from server.rpc.open_inference.token_texts import TOKENS
-from server.rpc.protobuf_bytes import Buffer, field
-from server.rpc.shared_memory import Region
-from server.rpc.tensors import buffers
+from attention_serving.artifact.encoder import EMBEDDING
+from attention_serving.artifact.manifest import BATCH_AXIS
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.dimensions import DTYPES, MAX_CACHED_SEQUENCES
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.model_caches import cached_by_model
+from attention_serving.server.engine.types import Array, Request, Result
+from attention_serving.server.rpc.half_precision import WireFloat, narrowed
+from attention_serving.server.rpc.open_inference.parameters import REGION, REGION_OFFSET, REGION_SIZE
+from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES
+from attention_serving.server.rpc.open_inference.token_texts import TOKENS
+from attention_serving.server.rpc.protobuf_bytes import Buffer, field
+from attention_serving.server.rpc.shared_memory import Region
+from attention_serving.server.rpc.tensors import buffers
 
 # The parameter of a response that names the texts that were cut, by their indices.
 TRUNCATED = "truncated"
@@ -75,14 +75,13 @@ def layout(
         if spec.name in request.inputs
     }
     few = all(len(own) <= MAX_CACHED_SEQUENCES for own in lengths.values())
-    compute = _layout if few else _layout.__wrapped__
-    return compute(tuple(outputs), model, tuple(lengths.items()), tuple(sizes.items()), request.dimensions)
+    compute = _cached_layout if few else _layout
+    return compute(model, tuple(outputs), tuple(lengths.items()), tuple(sizes.items()), request.dimensions)
 
 
-@cached_by_model(CACHED_SHAPES)
 def _layout(
-    outputs: tuple[str, ...],
     model: LoadedModel,
+    outputs: tuple[str, ...],
     axis_lengths: tuple[tuple[str, Lengths], ...],
     axis_sizes: tuple[tuple[str, int], ...],
     dimensions: int,
@@ -97,6 +96,9 @@ def _layout(
     if all(own.count(longest[axis]) == len(own) for axis, own in lengths.items()):
         return ResponseLayout(shapes, size, 0)
     return ResponseLayout(shapes, size, size - sum(_unpadded(name, model, lengths) for name in outputs))
+
+
+_cached_layout = cached_by_model(CACHED_SHAPES)(_layout)
 
 
 def _shape(name: str, model: LoadedModel, sizes: Mapping[str, int]) -> Shape:

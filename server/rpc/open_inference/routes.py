@@ -3,18 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.engine import Engine
-from server.model_control import ModelControl
-from server.rpc.calls.intake import Intake
-from server.rpc.calls.route import CallKind, Route, tensors, unary
-from server.rpc.open_inference import codec, stream
-from server.rpc.open_inference.logging_settings import LogService
-from server.rpc.open_inference.models import ModelService
-from server.rpc.open_inference.regions import RegionService
-from server.rpc.open_inference.service import OpenInferenceService
-from server.rpc.shared_memory import SharedMemory
-from server.security.rights import Right
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.model_control import ModelControl
+from attention_serving.server.rpc.calls.intake import Intake
+from attention_serving.server.rpc.calls.route import CallKind, Route, tensors, unary
+from attention_serving.server.rpc.open_inference import codec, stream
+from attention_serving.server.rpc.open_inference.logging_settings import LogService
+from attention_serving.server.rpc.open_inference.models import ModelService
+from attention_serving.server.rpc.open_inference.regions import RegionService
+from attention_serving.server.rpc.open_inference.service import OpenInferenceService
+from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.security.rights import Right
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 

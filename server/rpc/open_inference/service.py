@@ -4,26 +4,26 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeAlias
 
-from protos.inference import open_inference_pb2 as pb
-from server import VERSION
-from server.engine.budget import Reservation
-from server.engine.caller import ANYONE, Caller
-from server.engine.engine import Engine
-from server.engine.errors import EngineError
-from server.engine.model import LoadedModel
-from server.engine.types import Result
-from server.engine.validation import ValidatedRequest
-from server.model_control import ModelControl
-from server.rpc import model_rights
-from server.rpc.allowance import Allowance
-from server.rpc.calls.deferred import DeferredReply
-from server.rpc.known_requests import Answered, KnownRequests, Recalled
-from server.rpc.notes import note_refusal
-from server.rpc.open_inference import codec, parameters, response, stream
-from server.rpc.protobuf_bytes import Parsed
-from server.rpc.shared_memory import SharedMemory
-from server.rpc.transport.seam import Call
-from server.security.rights import Right
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server import VERSION
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Result
+from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.model_control import ModelControl
+from attention_serving.server.rpc import model_rights
+from attention_serving.server.rpc.allowance import Allowance
+from attention_serving.server.rpc.calls.deferred import DeferredReply
+from attention_serving.server.rpc.known_requests import Answered, KnownRequests, Recalled
+from attention_serving.server.rpc.notes import note_refusal
+from attention_serving.server.rpc.open_inference import codec, parameters, response, stream
+from attention_serving.server.rpc.protobuf_bytes import Parsed
+from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.security.rights import Right
 
 SERVER_NAME = "attention-serving"
 RecalledInfer: TypeAlias = Recalled[codec.Reply]

@@ -1,8 +1,8 @@
 """The statistics of models, as messages of the Open Inference Protocol."""
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.model import LoadedModel
-from server.engine.statistics import Durations, ModelStatistics, RunDurations
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.statistics import Durations, ModelStatistics, RunDurations
 
 PARTS = ("compute_input", "compute_infer", "compute_output")
 

@@ -6,17 +6,17 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.budget import Reservation
-from server.engine.errors import OverloadedError
-from server.engine.types import Result
-from server.rpc.calls.deferred import DeferredReply
-from server.rpc.calls.ending import engine_error_of
-from server.rpc.known_requests import Recalled
-from server.rpc.notes import note_failure
-from server.rpc.open_inference import parameters
-from server.rpc.protobuf_bytes import Parsed, field
-from server.rpc.transport.seam import Call
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.engine.types import Result
+from attention_serving.server.rpc.calls.deferred import DeferredReply
+from attention_serving.server.rpc.calls.ending import engine_error_of
+from attention_serving.server.rpc.known_requests import Recalled
+from attention_serving.server.rpc.notes import note_failure
+from attention_serving.server.rpc.open_inference import parameters
+from attention_serving.server.rpc.protobuf_bytes import Parsed, field
+from attention_serving.server.rpc.transport.seam import Call
 
 RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
 IS_FINAL = "triton_final_response"

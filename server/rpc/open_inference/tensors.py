@@ -9,16 +9,25 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError, UnsupportedError
-from server.engine.types import Array, Text
-from server.rpc.allowance import UNCOUNTED, Allowance
-from server.rpc.half_precision import WireFloat, widened
-from server.rpc.open_inference import parameters
-from server.rpc.protobuf_bytes import CONTENT, DOUBLES, FLOATS, NOTHING_CUT, VARINTS, Fields, Submessage
-from server.rpc.protobuf_numbers import PackedNumbers
-from server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
-from server.rpc.tensors import from_bytes, reshaped
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.types import Array, Text
+from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
+from attention_serving.server.rpc.half_precision import WireFloat, widened
+from attention_serving.server.rpc.open_inference import parameters
+from attention_serving.server.rpc.protobuf_bytes import (
+    CONTENT,
+    DOUBLES,
+    FLOATS,
+    NOTHING_CUT,
+    VARINTS,
+    Fields,
+    Submessage,
+)
+from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
+from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
+from attention_serving.server.rpc.tensors import check_size, from_bytes
 
 BYTES = "BYTES"
 DTYPES = {
@@ -138,8 +147,25 @@ def _check_description(tensor: InputTensor, name: str, others: Mapping[str, Arra
     if tensor.datatype not in KNOWN_DATATYPES:
         known = ", ".join(KNOWN_DATATYPES)
         raise InvalidRequestError(name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}")
+
+
+def _checked_shape(name: str, tensor: InputTensor, limits: Limits) -> tuple[int, ...]:
+    """The shape of an input. The first axis counts sequences.
+
+    No size may be 0: the number of bytes would not bound the other sizes.
+
+    Raises:
+        InvalidRequestError: There are too many axes, or a size is below 1.
+        LimitExceededError: There are too many sequences.
+    """
     if len(tensor.shape) > MAX_AXES:
         raise InvalidRequestError(name, f"has {len(tensor.shape)} axes; the limit is {MAX_AXES}")
+    shape = tuple(tensor.shape)
+    if shape:
+        if min(shape) < 1:
+            raise InvalidRequestError(name, f"has shape {list(shape)}; every size must be 1 or more")
+        limits.check_sequences(name, shape[0])
+    return shape
 
 
 class _TensorDecoder:
@@ -150,7 +176,7 @@ class _TensorDecoder:
         # Each access to a field of a message makes a new object.
         self._name = tensor.name
         self._datatype = tensor.datatype
-        self._shape = tuple(tensor.shape)
+        self._shape = _checked_shape(self._name, tensor, allowance.limits)
         self._contents = (INPUTS, index, TENSOR_CONTENTS)
         self._fields = fields
         self._allowance = allowance
@@ -160,6 +186,10 @@ class _TensorDecoder:
         if memory is None:
             raise UnsupportedError(SHARED_MEMORY_IS_OFF)
         region = memory.find(self._name, where.region)
+        if self._datatype != BYTES:
+            wire = WireFloat.__members__.get(self._datatype)
+            dtype = DTYPES[self._datatype] if wire is None else wire.value
+            check_size(self._name, where.size, dtype, self._shape, self._datatype)
         self._allowance.take(self._name, where.size)
         return self._elements(memoryview(region.read(self._name, where.offset, where.size)))
 
@@ -175,7 +205,7 @@ class _TensorDecoder:
     def _elements(self, data: Raw) -> Array:
         if self._datatype == BYTES:
             count = self._bytes_count()
-            return self._bytes(list(islice(_split_bytes(self._name, data), max(count, 0) + 1)))
+            return self._bytes(list(islice(_split_bytes(self._name, data), count + 1)))
         wire = WireFloat.__members__.get(self._datatype)
         if wire is None:
             return from_bytes(self._name, data, DTYPES[self._datatype], self._shape)
@@ -199,12 +229,12 @@ class _TensorDecoder:
         if cut is None:
             elements = getattr(self._tensor.contents, field)
             self._check_count(len(elements))
-            return self._shaped(self._narrowed(np.array(list(elements), wide), dtype))
+            return self._narrowed(np.array(list(elements), wide), dtype).reshape(self._shape)
         numbers = PackedNumbers(cut, wide)
         self._check_count(count := len(numbers))
         # Narrowing copies the numbers once more.
         self._allowance.take(self._name, count * (wide.itemsize + (dtype.itemsize if dtype != wide else 0)))
-        return self._shaped(self._narrowed(numbers.array(), dtype))
+        return self._narrowed(numbers.array(), dtype).reshape(self._shape)
 
     def _filled(self) -> list[str]:
         """Names of the typed fields that have elements."""
@@ -227,7 +257,7 @@ class _TensorDecoder:
         array = np.empty(len(elements), object)
         for index, element in enumerate(elements):
             array[index] = element
-        return self._shaped(array)
+        return array.reshape(self._shape)
 
     def _check_count(self, count: int) -> None:
         if count != (expected := math.prod(self._shape)):
@@ -246,9 +276,6 @@ class _TensorDecoder:
                 f"contains {found}; {self._datatype} takes {info.min} to {info.max}",
             )
         return numbers.astype(dtype)
-
-    def _shaped(self, array: Array) -> Array:
-        return reshaped(self._name, array, self._shape)
 
 
 def _split_bytes(name: str, data: Raw) -> Iterator[Raw]:

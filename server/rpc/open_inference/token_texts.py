@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from server.engine.errors import LimitExceededError
-from server.engine.model import LoadedModel
-from server.engine.types import Request
-from server.rpc.allowance import Allowance
+from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Request
+from attention_serving.server.rpc.allowance import Allowance
 
 TOKENS = "tokens"
 LENGTH = struct.Struct("<I")

@@ -8,7 +8,7 @@ internally.
 from collections.abc import Mapping
 from enum import StrEnum
 
-from server.rpc.transport.seam import Transport
+from attention_serving.server.rpc.transport.seam import Transport
 
 
 class TransportKind(StrEnum):
@@ -35,9 +35,9 @@ def create_transport(
         send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
     """
     if kind is TransportKind.THREADED:
-        from server.rpc.transport.threaded import ThreadedTransport  # noqa: PLC0415
+        from attention_serving.server.rpc.transport.threaded import ThreadedTransport  # noqa: PLC0415
 
         return ThreadedTransport(options, max_calls, send_timeout_seconds)
-    from server.rpc.transport.completion_queue import CompletionQueueTransport  # noqa: PLC0415
+    from attention_serving.server.rpc.transport.completion_queue import CompletionQueueTransport  # noqa: PLC0415
 
     return CompletionQueueTransport(options, send_timeout_seconds)

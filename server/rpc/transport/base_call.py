@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import grpc
 
-from server import request_ids
-from server.engine.budget import Account
-from server.rpc.records import CallRecord
-from server.rpc.timeouts import CallAt, Timeouts
-from server.rpc.transport import peer
-from server.rpc.transport.seam import Callback, Metadata
-from server.security.identities import Identity
+from attention_serving.server import request_ids
+from attention_serving.server.engine.budget import Account
+from attention_serving.server.rpc.records import CallRecord
+from attention_serving.server.rpc.timeouts import CallAt, Timeouts
+from attention_serving.server.rpc.transport import peer
+from attention_serving.server.rpc.transport.seam import Callback, Metadata
+from attention_serving.server.security.identities import Identity
+from attention_serving.server.tls import forwarding
 
 log = logging.getLogger(__name__)
 NOT_READ = "the caller did not read what was sent to it in time"
@@ -106,6 +107,10 @@ class BaseCall(ABC):
     def peer_identities(self) -> tuple[str, ...]:
         """See `Call`."""
         return peer.identities(self._authentication(), self.metadata)
+
+    def client(self) -> str:
+        """See `Call`."""
+        return str(peer.forwarded(self._authentication(), self.metadata, forwarding.CLIENT) or self.peer)
 
     @abstractmethod
     def _authentication(self) -> Mapping[str, Sequence[bytes]]:

@@ -15,13 +15,13 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
-from server import thread_names
-from server.rpc.deadlines import deadline_after
-from server.rpc.transport.base_call import NOT_READ, BaseCall, OpenCalls
-from server.rpc.transport.connections import Address, listening_address, stop_listening
-from server.rpc.transport.drain import Drain
-from server.rpc.transport.seam import Call, Callback, Metadata
-from server.rpc.transport.timers import Timers
+from attention_serving.server import thread_names
+from attention_serving.server.rpc.deadlines import deadline_after
+from attention_serving.server.rpc.transport.base_call import NOT_READ, BaseCall, OpenCalls
+from attention_serving.server.rpc.transport.connections import Address, listening_address, stop_listening
+from attention_serving.server.rpc.transport.drain import Drain
+from attention_serving.server.rpc.transport.seam import Call, Callback, Metadata
+from attention_serving.server.rpc.transport.timers import Timers
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 ACCEPT_AHEAD = 32
 # Number of events handled in a row before other work is done, even if more events are ready.
 EVENTS_PER_TURN = 128
+# More bytes of metadata than the core accepts, and how many entries are not worth adding up.
+MAX_METADATA, FEW_METADATA = 1 << 15, 8
 NO_FLAGS = 0
 WITHOUT_XDS = False
 # A deadline on the clock of `time.time` that makes a poll return at once.
@@ -46,7 +48,7 @@ class CompletionQueueCall(BaseCall):
         super().__init__(_text(event.call_details.method), calls)
         self.deadline = deadline_after(event.call_details.deadline - time.time())
         self._call = event.call
-        self._metadata: Metadata = event.invocation_metadata
+        self._metadata: Metadata = _bounded(event.invocation_metadata)
         self._timers = timers
         self._callbacks = callbacks
         self._sent_initial_metadata = False
@@ -307,6 +309,17 @@ class CompletionQueueTransport:
     def _next_timer(self) -> float:
         """When to look for timers and callbacks next, on the clock of `time.time`."""
         return time.time() + min(self._timers.next_due - time.monotonic(), IDLE_SECONDS)
+
+
+def _bounded(metadata: Metadata) -> Metadata:
+    """The metadata of a call, or none if it is one that the core has refused because of their size.
+
+    The core decodes a block of headers before it compares their size with the limit, and hands the call over
+    all the same: 12 KB that refer 12,000 times to one header of 4 KB arrive as 16 MB of texts.
+    """
+    if len(metadata) > FEW_METADATA and sum(len(key) + len(value) for key, value in metadata) > MAX_METADATA:
+        return ()
+    return metadata
 
 
 def _end() -> Any:

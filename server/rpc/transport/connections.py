@@ -8,10 +8,11 @@ UNAVAILABLE to them, and can be ended while others go on. Linux only: elsewhere 
 import array
 import fcntl
 import os
+import resource
 import socket
 import stat
 import termios
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -87,16 +88,31 @@ def stop_listening(addresses: Collection[Address]) -> None:
 
 
 def _sockets(addresses: Collection[Address]) -> Iterator[tuple[int, int, socket.socket]]:
-    """The stream sockets of this process with a local address: descriptor, inode and a duplicate."""
-    for entry in tuple(DESCRIPTORS.iterdir()) if DESCRIPTORS.exists() else ():
-        descriptor = int(entry.name)
-        try:
-            inode = os.fstat(descriptor).st_ino
-        except OSError:  # closed in the meantime
-            continue
-        with _opened(descriptor, inode) as found:
-            if found is not None and _has_address(found, addresses):
-                yield descriptor, inode, found
+    """The stream sockets of this process with a local address: descriptor, inode and the socket itself.
+
+    The descriptors belong to others, who may close them at any time: the sockets may only be looked at.
+    """
+    for descriptor in _descriptors():
+        with suppress(OSError):  # closed in the meantime
+            status = os.fstat(descriptor)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            found = socket.socket(fileno=descriptor)
+            try:
+                if _has_address(found, addresses):
+                    yield descriptor, status.st_ino, found
+            finally:
+                found.detach()
+
+
+def _descriptors() -> Iterable[int]:
+    """The descriptors of this process, some of which may be closed."""
+    try:
+        return [int(entry.name) for entry in DESCRIPTORS.iterdir()]
+    except FileNotFoundError:
+        return ()
+    except OSError:  # to list them takes one, and none is free
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 @contextmanager

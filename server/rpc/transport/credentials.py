@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from server.tls.files import Certificates, CurrentCertificates
+from attention_serving.server.tls.files import Certificates, CurrentCertificates
 
 
 def tls_credentials(current: CurrentCertificates) -> grpc.ServerCredentials:

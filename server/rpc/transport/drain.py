@@ -11,10 +11,15 @@ from collections.abc import Callable, Collection
 
 import grpc
 
-from server.engine.errors import ShuttingDownError
-from server.rpc.timeouts import CallAt
-from server.rpc.transport.base_call import BaseCall, OpenCalls
-from server.rpc.transport.connections import Address, connections, peer_address, stop_listening
+from attention_serving.server.engine.errors import ShuttingDownError
+from attention_serving.server.rpc.timeouts import CallAt
+from attention_serving.server.rpc.transport.base_call import BaseCall, OpenCalls
+from attention_serving.server.rpc.transport.connections import (
+    Address,
+    connections,
+    peer_address,
+    stop_listening,
+)
 
 POLL_SECONDS = 0.01
 # How long what was sent may take to reach the peers, once the last call has ended.

@@ -9,10 +9,10 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
-from server.engine.budget import Account
-from server.rpc.records import CallRecord
-from server.rpc.transport.connections import Address
-from server.security.identities import Identity
+from attention_serving.server.engine.budget import Account
+from attention_serving.server.rpc.records import CallRecord
+from attention_serving.server.rpc.transport.connections import Address
+from attention_serving.server.security.identities import Identity
 
 Callback: TypeAlias = Callable[[], object]
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
@@ -80,6 +80,9 @@ class Call(Protocol):
         For a call through the HTTP process, the names of the client of that. Empty without mutual TLS. Call
         it before the call is done.
         """
+
+    def client(self) -> str:
+        """The connection of the caller, as ADDRESS:PORT. Through the HTTP process, that of its client."""
 
     def receive(self, then: Callable[[bytes | None], None]) -> None:
         """Requests the next message, and calls back with it; with None if there are no more."""

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 
-from server.rpc.deadlines import deadline_after
-from server.rpc.transport.base_call import BaseCall, OpenCalls
-from server.rpc.transport.connections import Address, listening_address, stop_listening
-from server.rpc.transport.drain import Drain
-from server.rpc.transport.seam import Call, Callback, Metadata
+from attention_serving.server.rpc.deadlines import deadline_after
+from attention_serving.server.rpc.transport.base_call import BaseCall, OpenCalls
+from attention_serving.server.rpc.transport.connections import Address, listening_address, stop_listening
+from attention_serving.server.rpc.transport.drain import Drain
+from attention_serving.server.rpc.transport.seam import Call, Callback, Metadata
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from benchmarks.cuda.report import write
 from benchmarks.cuda.steps import FUNCTIONS, findings, prepare
 from benchmarks.cuda.systems import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE
 from benchmarks.cuda.targets import targets
-from tests.test_structure import ROOT, modules
+from tests.test_structure import ROOT, modules, short
 
 # Lines as ONNX Runtime's sources write them (core/providers/cuda/llm/attention.cc, AttentionKernelDebugInfo),
 # not recorded on a GPU.
@@ -89,8 +89,8 @@ def third_party(*names: str) -> set[str]:
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
-    own = {name.split(".")[0] for name in modules()}
-    loaded = [modules()[name] for name in ended.stdout.split() if name in modules()]
+    own = {name.split(".")[0] for name in modules()} | {"attention_serving"}
+    loaded = [modules()[name] for name in map(short, ended.stdout.split()) if name in modules()]
     found = {name for path in loaded for node in ast.parse(path.read_text()).body for name in imported(node)}
     return {name for name in found if name.split(".")[0] not in own | sys.stdlib_module_names}
 
@@ -107,7 +107,11 @@ def imported(node: ast.stmt) -> list[str]:
 def test_what_a_step_imports_is_required(step: str) -> None:
     starts = [FUNCTIONS[step][0]]
     if step == "service":
-        starts += ["server.__main__", "server.application", "server.lifecycle"]
+        starts += [
+            "attention_serving.server.__main__",
+            "attention_serving.server.application",
+            "attention_serving.server.lifecycle",
+        ]
     required = requirements.BASE | requirements.OF_STEP.get(step, {})
     found = third_party(*starts)
     assert found

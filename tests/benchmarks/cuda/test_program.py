@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from attention_serving.export.artifact import write_artifact
+from attention_serving.export.model_id import ModelId
+from attention_serving.export.precision import Precision
 from benchmarks.cuda import plan
 from benchmarks.cuda.models import build, cases
 from benchmarks.cuda.plan import CAUSAL_CROSS, QUICK, STEPS, Run
 from benchmarks.cuda.records import Records
-from export.artifact import write_artifact
-from export.model_id import ModelId
-from export.precision import Precision
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 from tests.test_structure import ROOT
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from export import export_module
+from attention_serving.export import export_module
 from scripts.local_server import ServerProcess, serving
 
 POOLED, POOLED_WIDTH = "pooled", 6

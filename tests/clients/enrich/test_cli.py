@@ -10,7 +10,7 @@ import pytest
 from attention_client.enrich.cli import app as client_app
 from typer.testing import CliRunner
 
-from clients.enrich.__main__ import app
+from attention_serving.enrich.__main__ import app
 from scripts.local_server import ServerProcess
 from tests.clients.enrich.tables import assert_enriched, read, write
 from tests.server.samples import ROOT, SELF, TEXT
@@ -58,20 +58,37 @@ def test_the_client_takes_the_server_from_the_environment(
     assert done.exit_code == 0, done.stderr
 
 
+def test_paths_are_printed_as_they_were_given(
+    tmp_path: Path, enrich_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, 3, text=["Life is short", None, "unheard"])
+    arguments = ["--model", TEXT, "--column", "text", "--model-repository", enrich_models, "--quiet"]
+    done = run(app, "./table.parquet", "./out.parquet", *arguments, "--on-error", "skip")
+    assert done.exit_code == 0, done.stderr
+    first, *_, null, refused = done.stdout.splitlines()
+    assert first == "./out.parquet: 3 rows"
+    assert null == "1 row is null: nothing to compute"
+    assert refused == "1 row was refused: ./out.parquet.rejects.jsonl"
+    assert json.loads(Path("out.parquet.rejects.jsonl").read_text())["file"] == "./table.parquet"
+    done = run(app, "table.parquet", "out.parquet", *arguments)
+    assert done.stderr == "error: out.parquet exists: --overwrite (overwrite=True) replaces it\n"
+
+
 def test_refused_rows_decide_the_exit_code(tmp_path: Path, enrich_models: Path) -> None:
     source = write(tmp_path, 3, text=["Life is short", "unheard", "of"])
     arguments = ["--model", TEXT, "--column", "text", "--model-repository", enrich_models, "--quiet"]
     skip = [source, tmp_path / "out.parquet", *arguments, "--on-error", "skip"]
     done = run(app, *skip, "--max-errors", "1")
     assert done.exit_code == 1
-    assert done.stderr.startswith("error: 2 rows are refused, more than max_errors=1; the last is row 2: ")
+    assert done.stderr.startswith("error: 2 rows were refused, more than max_errors=1; the last is row 2: ")
     done = run(app, *skip, "--max-errors", "2", "--resume")
     assert done.exit_code == 0, done.stderr
     assert f"2 rows were refused: {tmp_path}/out.parquet.rejects.jsonl" in done.stdout
     none = write(tmp_path, 1, "none.parquet", text=["unheard"])
     done = run(app, none, tmp_path / "none.arrow", *arguments, "--on-error", "skip")
     assert done.exit_code == 1
-    assert done.stderr.startswith("error: nothing was computed: 1 rows were refused")
+    assert done.stderr.startswith("error: nothing was computed: 1 row was refused")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +116,7 @@ def test_wrong_usage_ends_with_2(options: list[str], words: str) -> None:
 def test_help_needs_neither_pyarrow_nor_a_runtime() -> None:
     """The options can be read before the extras are complete."""
     blocked = "import sys; sys.modules.update(dict.fromkeys(['pyarrow', 'onnxruntime', 'ray', 'torch']))"
-    script = f"{blocked}; from clients.enrich.__main__ import app; app(['--help'])"
+    script = f"{blocked}; from attention_serving.enrich.__main__ import app; app(['--help'])"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=False, timeout=60
     )

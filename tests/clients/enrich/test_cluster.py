@@ -13,7 +13,7 @@ import ray
 from attention_client.enrich import EnrichError, plan
 from ray.cluster_utils import Cluster
 
-from clients.enrich import enrich
+from attention_serving.enrich import enrich
 from examples import make_table, ray_job
 from tests.clients.enrich.tables import read, write
 from tests.encoders.repository import ENCODERS, SENTENCE

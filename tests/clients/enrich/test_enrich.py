@@ -13,7 +13,7 @@ import pytest
 import torch
 from attention_client.enrich import EnrichError, Summary
 
-from clients.enrich import enrich
+from attention_serving.enrich import enrich
 from tests.clients.enrich.conftest import POOLED, POOLED_WIDTH, mean_of_linear
 from tests.clients.enrich.tables import assert_enriched, eager_answers, read, table, vectors_of, write
 from tests.server.samples import CROSS, SELF, TEXT

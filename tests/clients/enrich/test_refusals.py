@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from attention_client.enrich import EnrichError, Summary, plan
 
-from clients.enrich import enrich
+from attention_serving.enrich import enrich
 from tests.clients.enrich.tables import read, vectors_of, write
 from tests.server.samples import CROSS, SELF, TEXT, WORDS
 
@@ -133,9 +133,9 @@ def test_too_many_refused_rows_end_the_job_and_lose_nothing(
     source = write(tmp_path, 6, query=vectors_of(GOOD, GOOD, NARROW, GOOD, NARROW, GOOD))
     output = tmp_path / "out.parquet"
     wanted = {"on_error": "skip", **in_process}
-    with pytest.raises(EnrichError, match=r"1 rows are refused, more than max_errors=0; the last is row 2: "):
+    with pytest.raises(EnrichError, match=r"1 row was refused, more than max_errors=0; the last is row 2: "):
         run(source, output, **wanted, max_errors=0)
-    with pytest.raises(EnrichError, match="1 rows are refused, more than max_errors=0"):
+    with pytest.raises(EnrichError, match="1 row was refused, more than max_errors=0"):
         run(source, output, **wanted, max_errors=0, resume=True)
     assert not output.exists()
     summary = run(source, output, **wanted, max_errors=2, resume=True)

@@ -18,8 +18,8 @@ from attention_client.enrich.job import run_job
 from attention_client.enrich.options import read_options
 from attention_client.enrich.worker import run_chunks
 
-from clients.enrich import enrich
-from clients.enrich.local import LocalBackend
+from attention_serving.enrich import enrich
+from attention_serving.enrich.local import LocalBackend
 from tests.clients.enrich.tables import read, vectors_of, write
 from tests.server.samples import ROOT, SELF
 
@@ -31,7 +31,7 @@ QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 COMMAND = f"""
 from attention_client.enrich import plan
 plan.CHUNK_ROWS = {CHUNK_ROWS}
-from clients.enrich.__main__ import app
+from attention_serving.enrich.__main__ import app
 app()
 """
 
@@ -199,7 +199,7 @@ def test_rows_skipped_by_an_earlier_run_must_be_accepted(
     with closing(backend):
         with pytest.raises(EnrichError, match="after the first"):
             run_job(source, output, backend, skip, runner=one)
-        with pytest.raises(EnrichError, match="1 rows were refused and skipped by an earlier run"):
+        with pytest.raises(EnrichError, match="1 row was refused and skipped by an earlier run"):
             run_job(source, output, backend, fail)
         assert not output.exists()
         summary = run_job(source, output, backend, resume)

@@ -1,5 +1,6 @@
 """Jobs whose servers fail and restart."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from attention_client.enrich import EnrichError, ServersUnavailableError, Summar
 from attention_client.enrich.addresses import resolve
 from attention_client.enrich.backend import BackendRequest, Role
 from attention_client.enrich.servers import ServerBackend
+from typer.testing import CliRunner
 
-from clients.enrich import enrich
+from attention_serving.enrich import enrich
+from attention_serving.enrich.__main__ import app
 from scripts.local_server import ServerProcess, serving
 from tests.clients.enrich.tables import assert_enriched, read, write
 from tests.server.samples import SELF
@@ -89,6 +92,27 @@ def test_requests_of_a_killed_server_are_sent_to_another(
     job.wait_for_a_chunk()
     lost.process.kill()
     job.assert_correct()
+    failures = job.done.result().server_failures
+    assert set(failures) == {lost.target}
+    assert failures[lost.target] >= 1
+
+
+@pytest.mark.parametrize("position", [0, 1], ids=["first", "second"])
+def test_a_job_goes_on_without_a_server_that_is_down_at_the_start(
+    tmp_path: Path, sample_server: ServerProcess, servers: Servers, position: int
+) -> None:
+    lost = servers.start()
+    lost.process.kill()
+    lost.process.wait()
+    targets = [sample_server.target]
+    targets.insert(position, lost.target)
+    options = ["--model", SELF, "--column", "query", "--quiet"]
+    arguments = [write(tmp_path, 20), tmp_path / "out.parquet", *options, "--server", ",".join(targets)]
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.stderr
+    assert_enriched(read(tmp_path / "out.parquet"), read(tmp_path / "table.parquet"), SELF, ["query"])
+    assert re.search(rf"^server {lost.target} failed (1 time|\d+ times)$", done.stdout, re.MULTILINE)
+    assert sample_server.target not in done.stdout
 
 
 def test_a_job_continues_when_its_only_server_restarts(
@@ -129,6 +153,8 @@ def test_without_patience_a_job_uses_a_server_that_answers_and_ends_without_one(
     lost.process.wait()
     with pytest.raises(EnrichError, match=str(lost.port)):
         enrich(str(table), str(tmp_path / "b.parquet"), **wanted, servers=lost.target)
+    with pytest.raises(EnrichError, match=str(lost.port)):
+        enrich(str(table), str(tmp_path / "b.parquet"), **wanted, servers=[lost.target, sample_server.target])
 
 
 def test_a_row_larger_than_a_message_is_refused_and_no_other(tmp_path: Path, servers: Servers) -> None:

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 from attention_client.enrich import EnrichError
 
-from clients.enrich import enrich
+from attention_serving.enrich import enrich
 from tests.clients.enrich.tables import assert_enriched, read, write
 from tests.server.samples import SELF, TEXT
 

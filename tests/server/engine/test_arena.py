@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from server.engine.arena import IDLE_SECONDS, LARGE_RUN_BYTES, ArenaTrimmer
-from server.engine.model import LoadedModel
+from attention_serving.server.engine.arena import IDLE_SECONDS, LARGE_RUN_BYTES, ArenaTrimmer
+from attention_serving.server.engine.model import LoadedModel
 from tests.server.samples import ROOT
 
 
@@ -33,11 +33,11 @@ PROGRAM = """
 import resource, sys, time
 from pathlib import Path
 import numpy as np
-from server.engine import arena
-from server.engine.engine import Engine
-from server.engine.store import load_repository
-from server.engine.provider import Device
-from server.engine.types import Ragged, Request
+from attention_serving.server.engine import arena
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.store import load_repository
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.types import Ragged, Request
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.engine.batch import Batch, QueuedSequence
-from server.engine.batch_queue import BatchQueue
-from server.engine.errors import DeadlineExceededError, RunFailedError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.types import MaskKind
-from server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.batch import Batch, QueuedSequence
+from attention_serving.server.engine.batch_queue import BatchQueue
+from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import MaskKind
+from attention_serving.server.engine.validation import ValidatedRequest
 from tests.server.samples import validated_of
 
 LONG, SHORT = 40, 6

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from artifact.manifest import GraphKind
-from server.engine import batch_queue
-from server.engine.batch import Batch, QueuedSequence
-from server.engine.batch_queue import BatchQueue
-from server.engine.cost import RunCost
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.validation import ValidatedRequest
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine import batch_queue
+from attention_serving.server.engine.batch import Batch, QueuedSequence
+from attention_serving.server.engine.batch_queue import BatchQueue
+from attention_serving.server.engine.cost import RunCost
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.validation import ValidatedRequest
 from tests.server.samples import CROSS, SELF, validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
 

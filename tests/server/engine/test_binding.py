@@ -10,16 +10,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from artifact.golden import load_golden
-from artifact.manifest import GraphKind
-from server.engine.binding import BoundSession, UnboundOutputError
-from server.engine.execute import run_batch
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.pinned import HostMemory
-from server.engine.provider import Device
-from server.engine.session import RunControl, Session
-from server.engine.types import Array, MaskKind
+from attention_serving.artifact.golden import load_golden
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.binding import BoundSession, UnboundOutputError
+from attention_serving.server.engine.execute import run_batch
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.pinned import HostMemory
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.session import RunControl, Session
+from attention_serving.server.engine.types import Array, MaskKind
 from tests.server.engine.test_pinned import Locks
 from tests.server.samples import CROSS, SELF, assert_outputs, validated_of
 

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.manifest import IN_BLOCKS, GraphKind
-from server.engine import model as model_module
-from server.engine.errors import LimitExceededError
-from server.engine.execute import run_batch
-from server.engine.in_process import InProcessModel
-from server.engine.limits import Limits
-from server.engine.model import (
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.server.engine import model as model_module
+from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.execute import run_batch
+from attention_serving.server.engine.in_process import InProcessModel
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import (
     BLOCK_SCORE_BYTES,
     LEAST_BLOCK_ROWS,
     MOST_BLOCK_ROWS,
     WHOLE_SCORE_BYTES,
     LoadedModel,
 )
-from server.engine.types import Array, MaskKind
-from server.engine.validation import validate
+from attention_serving.server.engine.types import Array, MaskKind
+from attention_serving.server.engine.validation import validate
 from tests.server.samples import (
     CROSS,
     HEADS,

@@ -8,12 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from server.engine.budget import MemoryBudget, Reservation
-from server.engine.engine import Engine
-from server.engine.errors import EngineError, OverloadedError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.repository import Repository
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import EngineError, OverloadedError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import Repository
 from tests.server.samples import bytes_of, request_of, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, tapped
 
@@ -67,6 +67,35 @@ def test_reservations_of_many_threads_add_up() -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(reserve_and_release, range(THREADS)))
     assert budget.held_bytes == 0
+
+
+class ReadTogether(Reservation):
+    """A reservation whose size two threads read before either goes on, unless something keeps one away."""
+
+    together: threading.Barrier
+
+    @property
+    def _size(self) -> int:
+        size = self.kept
+        if threading.current_thread() is not threading.main_thread():
+            with suppress(threading.BrokenBarrierError):
+                self.together.wait(0.1)
+        return size
+
+    @_size.setter
+    def _size(self, size: int) -> None:
+        self.kept = size
+
+
+def test_a_reservation_that_two_threads_release_is_released_once() -> None:
+    budget = MemoryBudget(10)
+    other, reservation = budget.reserve(3), ReadTogether(budget)
+    reservation.add(4)
+    reservation.together = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(reservation.release) for _ in range(2)]:
+            done.result()
+    assert budget.held_bytes == other.size
 
 
 class HeldEngine(Engine):

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from artifact.manifest import GraphKind
-from server.engine.calibration import calibrated
-from server.engine.cost import TIMED_SIZES
-from server.engine.model import LoadedModel
-from server.engine.types import Array
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.calibration import calibrated
+from attention_serving.server.engine.cost import TIMED_SIZES
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.server.seams import tapped
 

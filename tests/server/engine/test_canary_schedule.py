@@ -8,11 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.canary import BUSY_SHARE, IDLE_SHARE, CanarySchedule, Check, checks_of, run_bytes
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.provider import Device
-from server.engine.repository import FailedModel, Model
+from attention_serving.server.engine.canary import (
+    BUSY_SHARE,
+    IDLE_SHARE,
+    CanarySchedule,
+    Check,
+    checks_of,
+    run_bytes,
+)
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import FailedModel, Model
 from tests.server.samples import CROSS, SELF
 
 PERIOD = 100.0

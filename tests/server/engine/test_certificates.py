@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from attention_client import AttentionClient, FailedPreconditionError
 
-from artifact.certificate import CERTIFICATE_FILE
-from artifact.keys import PrivateKey
-from export.certificate import sign_artifact
+from attention_serving.artifact.certificate import CERTIFICATE_FILE
+from attention_serving.artifact.keys import PrivateKey
+from attention_serving.export.certificate import sign_artifact
+from attention_serving.server.engine.control import RepositoryControl
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import FailedModel, Repository
+from attention_serving.server.engine.store import ModelStore
 from scripts.local_server import serving, start
-from server.engine.control import RepositoryControl
-from server.engine.model import LoadedModel
-from server.engine.repository import FailedModel, Repository
-from server.engine.store import ModelStore
 from tests.server.damage import DEVICE
 from tests.server.samples import CROSS, SELF
 from tests.server.test_canary import wait_until
@@ -87,7 +87,9 @@ def test_an_artifact_that_is_not_signed_never_reaches_the_runtime(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[object] = []
-    monkeypatch.setattr("server.engine.loading.Session", lambda *given, **_: opened.append(given))
+    monkeypatch.setattr(
+        "attention_serving.server.engine.loading.Session", lambda *given, **_: opened.append(given)
+    )
     failure(folder, CROSS)
     assert opened == []
 
@@ -96,21 +98,21 @@ def test_polling_takes_an_artifact_once_it_is_signed(folder: Path) -> None:
     store = ModelStore(folder, DEVICE, proof_keys=KEYS)
     control = RepositoryControl(store, Repository(store.load(name, "1") for name in (SELF, CROSS)))
     kept = control.repository.ready(SELF)
-    assert control.changed_on_disk() == []
+    assert list(control.changed_on_disk()) == []
     sign_artifact(folder / CROSS / "1", OTHER)
-    assert control.changed_on_disk() == [CROSS]
+    assert list(control.changed_on_disk()) == [CROSS]
     assert control.prepare_load("n", CROSS, strict=False) == ""
     control.commit("n")
     assert control.repository.ready(CROSS).version == "1"
     assert control.repository.ready(SELF) is kept
-    assert control.changed_on_disk() == []
+    assert list(control.changed_on_disk()) == []
 
 
 def test_without_a_public_key_a_new_certificate_is_no_change(folder: Path) -> None:
     store = ModelStore(folder, DEVICE)
     control = RepositoryControl(store, Repository([store.load(CROSS, "1")]))
     sign_artifact(folder / CROSS / "1", KEY)
-    assert control.changed_on_disk() == [SELF]
+    assert list(control.changed_on_disk()) == [SELF]
 
 
 @pytest.mark.timeout(120)

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.engine.control import INCOMPLETE, IndexEntry, ModelState, RepositoryControl
-from server.engine.engine import Engine
-from server.engine.errors import ModelNotFoundError
-from server.engine.model import LoadedModel
-from server.engine.provider import Device
-from server.engine.repository import Repository
-from server.engine.store import ModelStore, RepositoryError
-from server.engine.types import Request, Result
-from server.engine.version_policy import VersionPolicy
+from attention_serving.server.engine.control import INCOMPLETE, IndexEntry, ModelState, RepositoryControl
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import ModelNotFoundError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.store import ModelStore, RepositoryError
+from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.engine.version_policy import VersionPolicy
 from tests.server.samples import SELF, ragged
 from tests.server.seams import PATIENCE_SECONDS
 
@@ -112,7 +112,7 @@ def test_an_artifact_without_a_manifest_is_incomplete(folder: Path) -> None:
     control = control_of(folder)
     add_version(folder, "2")
     (folder / SELF / "2" / "manifest.json").unlink()
-    assert control.changed_on_disk() == []
+    assert list(control.changed_on_disk()) == []
     assert load(control).endswith(INCOMPLETE)
 
 
@@ -123,28 +123,28 @@ def test_an_incomplete_version_beside_a_new_one_is_not_loaded_again_and_again(fo
     text = manifest.read_text()
     manifest.unlink()
     add_version(folder, "3")
-    assert control.changed_on_disk() == [SELF]
+    assert list(control.changed_on_disk()) == [SELF]
     load(control, strict=False)
-    assert (served(control), control.changed_on_disk()) == (["1", "3"], [])
+    assert (served(control), list(control.changed_on_disk())) == (["1", "3"], [])
     manifest.write_text(text)
-    assert control.changed_on_disk() == [SELF]
+    assert list(control.changed_on_disk()) == [SELF]
     load(control, strict=False)
-    assert (served(control), control.changed_on_disk()) == (["1", "2", "3"], [])
+    assert (served(control), list(control.changed_on_disk())) == (["1", "2", "3"], [])
 
 
 def test_what_changed_on_disk_is_found_once(folder: Path) -> None:
     control = control_of(folder)
-    assert control.changed_on_disk() == []
+    assert list(control.changed_on_disk()) == []
     add_version(folder, "2", damaged=True)
-    assert control.changed_on_disk() == [SELF]
+    assert list(control.changed_on_disk()) == [SELF]
     load(control, strict=False)
-    assert control.changed_on_disk() == []
+    assert list(control.changed_on_disk()) == []
     shutil.rmtree(folder / SELF / "2")
-    assert control.changed_on_disk() == [SELF]
+    assert list(control.changed_on_disk()) == [SELF]
     load(control, strict=False)
-    assert control.changed_on_disk() == []
+    assert list(control.changed_on_disk()) == []
     shutil.rmtree(folder / SELF)
-    assert control.changed_on_disk() == [SELF]
+    assert list(control.changed_on_disk()) == [SELF]
     shutil.rmtree(folder)
     with pytest.raises(RepositoryError, match="does not exist"):
         control.changed_on_disk()

@@ -5,9 +5,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from server.engine import cuda
-from server.engine.cuda import DIAGNOSIS_SECONDS, PROBE, find_device, load_error, runtime_log, why_not
-from server.engine.provider import Provider, ProviderError
+from attention_serving.server.engine import cuda
+from attention_serving.server.engine.cuda import (
+    DIAGNOSIS_SECONDS,
+    PROBE,
+    find_device,
+    load_error,
+    runtime_log,
+    why_not,
+)
+from attention_serving.server.engine.provider import Provider, ProviderError
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"

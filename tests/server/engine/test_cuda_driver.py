@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.cuda_driver import CudaDevice, find_devices
-from server.engine.provider import ProviderError
+from attention_serving.server.engine.cuda_driver import CudaDevice, find_devices
+from attention_serving.server.engine.provider import ProviderError
 
 # Functions of the CUDA Driver API with its signatures, for devices of 80 and 81 GB.
 DRIVER = """

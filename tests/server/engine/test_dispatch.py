@@ -15,12 +15,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from artifact.manifest import GraphKind
-from server.engine.batch import Batch
-from server.engine.cost import RunCost
-from server.engine.dispatch import Dispatch
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.batch import Batch
+from attention_serving.server.engine.cost import RunCost
+from attention_serving.server.engine.dispatch import Dispatch
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
 from tests.server.samples import validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
 

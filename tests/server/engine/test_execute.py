@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.manifest import GraphKind
-from server.engine.execute import Outputs, run_batch
-from server.engine.model import LoadedModel
-from server.engine.types import Array, MaskKind, SequenceInputs
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.execute import Outputs, run_batch
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array, MaskKind, SequenceInputs
 from tests.server.samples import CROSS, HEADS, SELF, assert_outputs, validated_of
 from tests.server.seams import tapped
 

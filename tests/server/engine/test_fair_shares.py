@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine import fair_shares
-from server.engine.batch_queue import BatchQueue
-from server.engine.caller import Caller
-from server.engine.cost import RunCost
-from server.engine.errors import OverloadedError
-from server.engine.fair_shares import FairShares
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.validation import ValidatedRequest
+from attention_serving.server.engine import fair_shares
+from attention_serving.server.engine.batch_queue import BatchQueue
+from attention_serving.server.engine.caller import Caller
+from attention_serving.server.engine.cost import RunCost
+from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.engine.fair_shares import FairShares
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.validation import ValidatedRequest
 from tests.server.samples import Lengths, validated_of
 from tests.server.seams import Held, costing
 

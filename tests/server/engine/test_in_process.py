@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
-from server.engine.in_process import InProcessModel
+from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
+from attention_serving.server.engine.in_process import InProcessModel
 from tests.server.samples import CROSS, SELF, TEXT, eager_module
 from tests.support import eager
 from tests.support.eager import Array
@@ -79,7 +79,7 @@ def test_sequences_that_cannot_be_joined_are_refused(model: InProcessModel, sequ
     ("name", "version", "message"),
     [
         ("absent", "", "does not contain model 'absent'$"),
-        (SELF, "7", f"does not contain model '{SELF}' version 7; it has version 1"),
+        (SELF, "7", f"does not contain model '{SELF}' version '7'; it has version 1"),
     ],
 )
 def test_an_unknown_model_is_named(artifacts: Path, name: str, version: str, message: str) -> None:

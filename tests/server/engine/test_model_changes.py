@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.control import RepositoryControl
-from server.engine.model_changes import ChangeKind, ModelChange, initial
-from server.engine.provider import Device
-from server.engine.repository import FailedModel, Repository
-from server.engine.store import ModelStore
+from attention_serving.server.engine.control import RepositoryControl
+from attention_serving.server.engine.model_changes import ChangeKind, ModelChange, initial
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import FailedModel, Repository
+from attention_serving.server.engine.store import ModelStore
 from tests.server.engine.test_control import add_version
 from tests.server.samples import CROSS, SELF
 

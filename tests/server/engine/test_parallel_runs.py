@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.manifest import GraphKind
-from server.engine.batch import Batch
-from server.engine.calibration import calibrated
-from server.engine.cost import RunCost
-from server.engine.dispatch import Dispatch
-from server.engine.execute import run_batch
-from server.engine.limits import Limits
-from server.engine.loading import load_model
-from server.engine.model import LoadedModel
-from server.engine.provider import Device, Provider
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.batch import Batch
+from attention_serving.server.engine.calibration import calibrated
+from attention_serving.server.engine.cost import RunCost
+from attention_serving.server.engine.dispatch import Dispatch
+from attention_serving.server.engine.execute import run_batch
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.loading import load_model
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device, Provider
 from tests.server.samples import SELF, validated_of
 from tests.server.seams import costing
 

@@ -6,7 +6,12 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from server.engine.placement import SHAPE_OPERATORS, AssignedSubgraph, HostNodes, left_on_host
+from attention_serving.server.engine.placement import (
+    SHAPE_OPERATORS,
+    AssignedSubgraph,
+    HostNodes,
+    left_on_host,
+)
 from tests.server.samples import CROSS, SELF
 
 HOST, DEVICE = "CPUExecutionProvider", "CUDAExecutionProvider"

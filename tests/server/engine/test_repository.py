@@ -14,13 +14,13 @@ import pytest
 from onnx.external_data_helper import set_external_data
 from safetensors.numpy import load_file, save_file
 
-from server.engine import store
-from server.engine.engine import Engine
-from server.engine.errors import ModelNotFoundError, ModelNotReadyError
-from server.engine.model import LoadedModel
-from server.engine.provider import Device
-from server.engine.repository import FailedModel, Repository
-from server.engine.store import RepositoryError, load_repository
+from attention_serving.server.engine import store
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import ModelNotFoundError, ModelNotReadyError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import FailedModel, Repository
+from attention_serving.server.engine.store import RepositoryError, load_repository
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 
 DEVICE = Device(threads=1)
@@ -394,10 +394,11 @@ def test_versions_are_ordered_as_numbers() -> None:
     [
         ("c", "", "model_name", "model 'c' does not exist; there are: a, b"),
         ("", "", "model_name", "model '' does not exist; there are: a, b"),
+        ("c" * 5000, "", "model_name", f"model '{'c' * 128}...' does not exist; there are: a, b"),
         ("a", "3", "model_version", "model 'a' does not have version '3'; it has: 2, 10"),
         ("a", "02", "model_version", "model 'a' does not have version '02'; it has: 2, 10"),
     ],
-    ids=["name", "no name", "version", "version in other writing"],
+    ids=["name", "no name", "long name", "version", "version in other writing"],
 )
 def test_an_unknown_model_is_refused_with_the_names_of_the_others(
     name: str, version: str, field: str, message: str

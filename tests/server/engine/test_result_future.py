@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from server.engine.result_future import ResultFuture
+from attention_serving.server.engine.result_future import ResultFuture
 
 SOON = 0.05
 LONG = 30.0

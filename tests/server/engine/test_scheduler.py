@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.manifest import GraphKind
-from server.engine.cost import RunCost
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.scheduler import Scheduler
-from server.engine.types import Array, MaskKind
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.cost import RunCost
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.types import Array, MaskKind
 from tests.server.samples import CROSS, SELF, assert_answers, validated_of
 from tests.server.seams import Held, Recorder, outcome
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.scheduler import Scheduler
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.scheduler import Scheduler
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import SAME_FOR_ALL, Recorder, Threads, costing, outcome, tapped
 

@@ -9,17 +9,17 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from server.engine.errors import (
+from attention_serving.server.engine.errors import (
     DeadlineExceededError,
     RunFailedError,
     ShuttingDownError,
 )
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.observer import BatchReport, NullObserver
-from server.engine.scheduler import Scheduler
-from server.engine.types import Array
-from server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.observer import BatchReport, NullObserver
+from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.types import Array
+from attention_serving.server.engine.validation import ValidatedRequest
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import MESSAGE, PATIENCE_SECONDS, FailOnMarked, Held, Recorder, mark, outcome, tapped
 

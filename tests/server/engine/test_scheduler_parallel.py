@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.scheduler import Scheduler
-from server.engine.types import Array
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.types import Array
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import (
     PATIENCE_SECONDS,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from server.engine.errors import DeadlineExceededError, RunFailedError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.scheduler import Scheduler
-from server.engine.types import MaskKind
-from server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.types import MaskKind
+from attention_serving.server.engine.validation import ValidatedRequest
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import PATIENCE_SECONDS, FailOnMarked, Recorder, mark, outcome, tapped
 

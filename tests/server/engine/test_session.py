@@ -6,12 +6,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from artifact.golden import load_golden
-from artifact.manifest import GraphKind
-from server.engine.provider import Device, Provider, ProviderError
-from server.engine.repository import FailedModel
-from server.engine.session import Session
-from server.engine.store import load_repository
+from attention_serving.artifact.golden import load_golden
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.provider import Device, Provider, ProviderError
+from attention_serving.server.engine.repository import FailedModel
+from attention_serving.server.engine.session import Session
+from attention_serving.server.engine.store import load_repository
 from tests.server.samples import HEADS, SELF
 
 WITHOUT_CUDA = pytest.mark.skipif(

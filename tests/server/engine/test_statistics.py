@@ -7,11 +7,11 @@ from contextlib import closing
 
 import pytest
 
-from server.engine.errors import RunFailedError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.scheduler import Scheduler
-from server.engine.statistics import ModelStatistics
+from attention_serving.server.engine.errors import RunFailedError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.statistics import ModelStatistics
 from tests.server.samples import validated_of
 from tests.server.seams import FailOnMarked, Held, Recorder, mark, outcome, tapped
 

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
-from artifact.manifest import GraphKind
-from model.encoder.config import POOLINGS as EVERY_POOLING
-from model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
-from server.engine.errors import InvalidRequestError, LimitExceededError
-from server.engine.model import LoadedModel
-from server.engine.text_spans import (
+from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.model.encoder.config import POOLINGS as EVERY_POOLING
+from attention_serving.model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.text_spans import (
     BLOCK_SPANS,
     POOLINGS,
     check_pooling,
@@ -25,8 +25,8 @@ from server.engine.text_spans import (
     token_spans,
     with_spans,
 )
-from server.engine.tokenizer import EncodedTexts
-from server.engine.types import Array, Ragged
+from attention_serving.server.engine.tokenizer import EncodedTexts
+from attention_serving.server.engine.types import Array, Ragged
 
 WIDTH, TOKENS = 8, 40
 REFUSED_POOLINGS = [name for name in EVERY_POOLING if name not in POOLINGS]

@@ -11,9 +11,9 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from server.engine.errors import InvalidRequestError
-from server.engine.model import LoadedModel
-from server.engine.tokenizer import TextEncoder
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.tokenizer import TextEncoder
 from tests.server.samples import WORDS
 
 VOCABULARY = sorted(WORDS)

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from server.engine.errors import DeadlineExceededError, InvalidRequestError, LimitExceededError
-from server.engine.tokenizer import TextEncoder, TextLimits
+from attention_serving.server.engine.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    LimitExceededError,
+)
+from attention_serving.server.engine.tokenizer import TextEncoder, TextLimits
 
 UNK = "[UNK]"
 Build = Callable[[], Tokenizer]

@@ -11,8 +11,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
-from server.engine.errors import InvalidRequestError, LimitExceededError
-from server.engine.tokenizer import TextEncoder, TextLimits
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.tokenizer import TextEncoder, TextLimits
 from tests.support.encoders import make_tokenizer
 
 MOST = 6

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from server.engine.errors import InvalidRequestError, LimitExceededError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.types import Array, Mask, MaskKind, Ragged, Request
-from server.engine.validation import validate
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
+from attention_serving.server.engine.validation import validate
 from tests.server.samples import CROSS, SELF, TEXT, ragged, request_of
 
 LENGTHS = ((2, 3), (1, 4))
@@ -75,15 +75,21 @@ INPUTS = [
         CROSS,
         changed(value=None),
         "value",
-        "is missing; model 'tiny-cross' takes query, key, value",
+        "is missing; model 'tiny-cross' takes query, key, value and optionally attention_mask",
     ),
-    Refusal("missing query", SELF, changed(query=None), "query", "is missing; model 'tiny-self' takes query"),
+    Refusal(
+        "missing query",
+        SELF,
+        changed(query=None),
+        "query",
+        "is missing; model 'tiny-self' takes query and optionally attention_mask",
+    ),
     Refusal(
         "unknown",
         SELF,
         changed(key=of_lengths(3, width=6)),
         "key",
-        "is not an input; model 'tiny-self' takes query",
+        "is not an input; model 'tiny-self' takes query and optionally attention_mask",
     ),
     Refusal("float64", SELF, changed(query=of_type("f8")), "query", "is float64; the model takes float32"),
     Refusal("float16", SELF, changed(query=of_type("f2")), "query", "is float16; the model takes float32"),
@@ -146,6 +152,14 @@ SIZES = [
         "contains 2 sequences; the limit is 1",
         LimitExceededError,
         Limits(max_sequences=1),
+    ),
+    Refusal(
+        "sequences without rows",
+        SELF,
+        changed(query=of_lengths(*[0] * 4097, width=4)),
+        "query",
+        "contains 4097 sequences; the limit is 4096",
+        LimitExceededError,
     ),
     Refusal(
         "texts",

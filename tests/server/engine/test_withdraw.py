@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.control import IndexEntry, ModelState, RepositoryControl
-from server.engine.engine import Engine
-from server.engine.errors import ModelNotReadyError
-from server.engine.repository import FailedModel, Repository
-from server.engine.store import ModelStore
+from attention_serving.server.engine.control import IndexEntry, ModelState, RepositoryControl
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import ModelNotReadyError
+from attention_serving.server.engine.repository import FailedModel, Repository
+from attention_serving.server.engine.store import ModelStore
 from tests.server.damage import DEVICE
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 
@@ -55,7 +55,7 @@ def test_a_withdrawn_model_is_refused_with_the_reason_and_shown_as_unavailable(
     assert (caught.value.code, caught.value.reason) == ("FAILED_PRECONDITION", "MODEL_NOT_READY")
     assert control.index() == [IndexEntry(CROSS, "1", ModelState.READY), OUT]
     assert changes == [1]
-    assert control.changed_on_disk() == []
+    assert list(control.changed_on_disk()) == []
 
 
 def test_a_request_that_has_found_its_model_is_answered(control: RepositoryControl) -> None:
@@ -107,7 +107,7 @@ def test_it_is_loaded_again_when_its_artifact_is_written_again(
 ) -> None:
     control.withdraw(control.repository.ready(SELF), REASON)
     (folder / SELF / "1" / "manifest.json").touch()
-    assert control.changed_on_disk() == [SELF]
+    assert list(control.changed_on_disk()) == [SELF]
     assert control.prepare_load("n", SELF, strict=False) == ""
     control.commit("n")
     assert control.repository.ready(SELF).version == "1"

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.message import Message
 
-from protos.inference import open_inference_pb2 as pb
-from protos.inference import open_inference_pb2_grpc as pb_grpc
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference import open_inference_pb2_grpc as pb_grpc
+from attention_serving.server.rpc import access_question
 from tests.server.http.clients import HOST
 from tests.server.samples import ROOT
 
@@ -51,6 +52,7 @@ class Scripted:
             if method.name != "ModelStreamInfer":
                 setattr(servicer, method.name, self._handler(method.name))
         pb_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, self._server)
+        self._server.add_generic_rpc_handlers((self._access(),))
         self.port = self._server.add_insecure_port(f"{HOST}:0")
         self._server.start()
 
@@ -60,6 +62,20 @@ class Scripted:
 
     def close(self) -> None:
         self._server.stop(0).wait()
+
+    def _access(self) -> grpc.GenericRpcHandler:
+        """Answers every question whether a caller may call with yes."""
+
+        def check(request: bytes, context: grpc.ServicerContext) -> bytes:
+            metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
+            self.calls.put(Received("Check", request, metadata))
+            return b""
+
+        service, _, method = access_question.METHOD[1:].partition("/")
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            method: grpc.unary_unary_rpc_method_handler(check)
+        }
+        return grpc.method_handlers_generic_handler(service, handlers)
 
     def _handler(self, name: str) -> Behaviour:
         reply = getattr(pb, SERVICE.methods_by_name[name].output_type.name)

@@ -1,13 +1,20 @@
 """Bodies that are too large, or compressed."""
 
 import gzip
+import http.client
+import threading
+import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
-from tests.server.http.clients import answer_on, ask, connected, head, tensor
+from attention_serving.server.http.connection import MAX_CHUNKS
+from tests.chaos.process import readings, reset_peak
+from tests.server.http.clients import HOST, answer_on, ask, connected, head, tensor
 from tests.server.http.scripted import Front, Scripted, front
 from tests.server.http.test_inference import QUERY
 
@@ -109,3 +116,64 @@ def test_json_that_would_need_too_much_memory(scripted: Scripted) -> None:
         answer = ask(process.port, PATH, b"[" + b"[]," * 20_000 + b"[]]")
     assert answer.status == 413
     assert answer.error.startswith("the JSON could take ")
+
+
+@contextmanager
+def neighbour(port: int) -> Iterator[list[float]]:
+    """Asks again and again on a connection of its own; yields the seconds of each answer."""
+    seconds: list[float] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        connection = http.client.HTTPConnection(HOST, port, timeout=60)
+        while not ended.is_set():
+            began = time.monotonic()
+            connection.request("GET", "/v2/health/live")
+            assert connection.getresponse().read()
+            seconds.append(time.monotonic() - began)
+        connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            yield seconds
+        finally:
+            ended.set()
+            working.result()
+
+
+@pytest.mark.usefixtures("server")
+def test_a_body_of_many_chunks_does_not_delay_others(front_port: int) -> None:
+    chunk = b"1\r\n \r\n"
+    with neighbour(front_port) as seconds:
+        with connected(front_port) as connection:
+            connection.sendall(head(PATH, "Transfer-Encoding: chunked"))
+            with suppress(ConnectionError):  # the server need not read all of it
+                connection.sendall(600_000 * chunk)
+                connection.recv(1)
+        with connected(front_port) as connection:
+            connection.sendall(head(PATH, "Transfer-Encoding: chunked") + MAX_CHUNKS * chunk + b"1\r\n")
+            answer = answer_on(connection)
+    assert max(seconds) < 0.5
+    assert answer.status == 413
+    assert answer.error == f"the request is not valid: the body has more than {MAX_CHUNKS} chunks"
+
+
+def test_compressed_bodies_neither_take_more_memory_than_is_reserved_nor_delay_others(
+    scripted: Scripted,
+) -> None:
+    mebibyte = 1 << 20
+    body = gzip.compress(bytes(128 * mebibyte))
+    options = ("--max-message-bytes=128MiB", "--max-in-flight-bytes=128MiB")
+    with front(f"{HOST}:{scripted.port}", *options) as running:
+        ask(running.port, PATH, REQUEST)
+        idle = reset_peak(running.process.pid)
+        with neighbour(running.port) as seconds, ThreadPoolExecutor(4) as pool:
+            asked = [
+                pool.submit(ask, running.port, PATH, body, {"Content-Encoding": "gzip"}) for _ in range(4)
+            ]
+            statuses = [each.result().status for each in asked]
+        peak = readings(running.process.pid).peak - idle
+    assert set(statuses) <= {413, 503}
+    assert peak < (128 + 64) * mebibyte
+    assert max(seconds) < 0.5

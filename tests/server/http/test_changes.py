@@ -4,15 +4,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
+import grpc
 import numpy as np
 import pytest
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripts.local_server import ServerProcess, serving
 from tests.server.http.clients import HOST, http_port
 from tests.server.samples import SELF
+from tests.server.seams import PATIENCE_SECONDS
 
 QUERY = np.random.default_rng(0).standard_normal((1, 5, 4), np.float32)
 
@@ -51,6 +58,42 @@ def test_models_are_unloaded_and_loaded(client: Any) -> None:
     np.testing.assert_array_equal(infer(client), expected)
     with pytest.raises(InferenceServerException, match="'nonesuch' does not exist in the repository"):
         client.load_model("nonesuch")
+
+
+@pytest.mark.parametrize("change", ["load", "unload"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside/x",
+        "..",
+        ".hidden",
+        "a/b",
+        "/etc",
+        "zero\0byte",
+        "line\nbreak",
+        "modèle",
+        "%ff",
+        "x" * 5000,
+    ],
+)
+def test_what_is_not_a_name_is_refused_over_both_protocols(
+    server: ServerProcess, name: str, change: str
+) -> None:
+    encoded = name if name == "%ff" else quote(name, safe="")
+    url = f"http://{HOST}:{http_port(server.log)}/v2/repository/models/{encoded}/{change}"
+    with pytest.raises(HTTPError) as refused:
+        urlopen(Request(url, b"{}"), timeout=PATIENCE_SECONDS)
+    # A slash in a name is one in the path, which has no such route.
+    assert refused.value.code == (404 if "/" in name else 400)
+    assert len(refused.value.read()) < 500
+    with grpc.insecure_channel(server.target) as channel:
+        method: Any = getattr(GRPCInferenceServiceStub(channel), f"RepositoryModel{change.title()}")
+        message = getattr(pb, f"RepositoryModel{change.title()}Request")(model_name=name)
+        with pytest.raises(grpc.RpcError) as error:
+            method(message, timeout=PATIENCE_SECONDS)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert str(error.value.details()).startswith("model_name: is '")
+    assert len(str(error.value.details())) < 250
 
 
 def test_statistics(client: Any) -> None:

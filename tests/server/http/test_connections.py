@@ -1,15 +1,16 @@
 """Hostile and unlucky connections: sizes, slowness, floods, clients that leave."""
 
 import json
+import re
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference import open_inference_pb2 as pb
 from tests.server.http.clients import Answer, answer_on, ask, connected, head, tensor
-from tests.server.http.scripted import Blocked, Front, Scripted
+from tests.server.http.scripted import Blocked, Front, Scripted, front
 from tests.server.http.test_inference import QUERY
 
 PATH = "/v2/models/m/infer"
@@ -48,13 +49,102 @@ def test_what_is_not_http(port: int) -> None:
         ["Content-Length: 3", "Transfer-Encoding: chunked", "Transfer-Encoding: identity"],
         ["Bad Name: 1"],
         ["X: a\x00b"],
+        ["Content-Length: 3", "Transfer-Encoding: chunked"],
+        ["Content-Length: 3", "Content-Length: 3"],
+        ["Content-Length: 3", " 4"],
+        ["Content-Length : 3"],
+        ["Transfer-Encoding: gzip, chunked"],
+        ["Transfer-Encoding: gzip", "Transfer-Encoding: chunked"],
+        ["Transfer-Encoding: xchunked"],
+        ["Host: other"],
+        ["X: a\nY: b"],
     ],
-    ids=["negative", "two lengths", "huge", "two encodings", "name", "zero"],
+    ids=[
+        "negative",
+        "two lengths",
+        "huge",
+        "two encodings",
+        "name",
+        "zero",
+        "length and chunks",
+        "the same length twice",
+        "folded length",
+        "space after name",
+        "compressed chunks",
+        "two lines of encodings",
+        "unknown encoding",
+        "two hosts",
+        "line feed",
+    ],
 )
 def test_bad_heads(port: int, lines: list[str]) -> None:
-    answer = sent(port, head(PATH, *lines))
-    assert answer.status in (400, 413, 501)
-    assert answer.error
+    """What a proxy may understand in another way than this server is refused, and ends the connection."""
+    with connected(port) as connection:
+        connection.sendall(head(PATH, *lines))
+        answer = answer_on(connection)
+        assert answer.status in (400, 413, 501)
+        assert answer.error.startswith("the request is not valid: ")
+        assert _is_closed(connection)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /v2/health/live HTTP/1.1\r\n\r\n",
+        b"GET /v2/health/live HTTP/2.0\r\nHost: a\r\n\r\n",
+        b"GET /v2/health/live\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST /v2/logging HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+    ids=["no host", "version 2", "version 0.9", "connect", "preface of version 2", "chunks in version 1.0"],
+)
+def test_bad_request_lines(port: int, start: bytes) -> None:
+    answer = sent(port, start)
+    assert answer.status in (400, 501)
+    assert answer.error.startswith("the request is not valid: ")
+
+
+def test_a_bad_request_behind_a_good_one_does_not_take_its_answer(port: int, scripted: Scripted) -> None:
+    blocked = scripted.behaviours["ModelInfer"] = Blocked()
+    with connected(port) as connection:
+        _post(connection)
+        scripted.next()
+        connection.sendall(b"nonsense\r\n\r\n")
+        blocked.release()
+        assert answer_on(connection).status == 200
+        assert _is_closed(connection)
+
+
+def test_more_requests_on_a_connection_than_it_may_have(port: int, scripted: Scripted) -> None:
+    blocked = scripted.behaviours["ModelInfer"] = Blocked()
+    with connected(port) as connection:
+        _post(connection)
+        scripted.next()
+        connection.sendall(20 * head("/v2/health/live", method="GET"))
+        blocked.release()
+        assert [answer_on(connection).status for _ in range(17)] == 17 * [200]
+        assert _is_closed(connection)
+
+
+def test_a_wish_for_another_protocol_is_ignored(port: int) -> None:
+    """The parser would take the body for the other protocol, and the next bytes for a request."""
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    with connected(port) as connection:
+        for body in (json.dumps(REQUEST).encode(), head("/v2/absent", method="GET")):
+            connection.sendall(head(PATH, *upgrade, f"Content-Length: {len(body)}"))
+            connection.sendall(body)
+            assert answer_on(connection).status == (200 if body.startswith(b"{") else 400)
+
+
+def test_trailers_are_no_headers(port: int, scripted: Scripted) -> None:
+    body = json.dumps(REQUEST).encode()
+    chunks = b"%x;name=value\r\n%s\r\n0\r\nauthorization: Bearer trailer\r\n\r\n" % (len(body), body)
+    with connected(port) as connection:
+        for _ in range(2):
+            connection.sendall(head(PATH, "Transfer-Encoding: chunked") + chunks)
+            assert answer_on(connection).status == 200
+            assert "authorization" not in scripted.next().metadata
 
 
 def test_a_head_that_is_too_large(port: int) -> None:
@@ -64,6 +154,19 @@ def test_a_head_that_is_too_large(port: int) -> None:
         answer = answer_on(connection)
     assert answer.status == 431
     assert answer.error == "the request is not valid: the head is larger than 65536 bytes"
+
+
+def test_a_whole_head_that_is_too_large(port: int) -> None:
+    answer = sent(port, head("/v2", *(f"H{index}: {'x' * 1000}" for index in range(70)), method="GET"))
+    assert answer.status == 431
+    assert answer.error == "the request is not valid: the head is larger than 65536 bytes"
+
+
+@pytest.mark.parametrize("part", [b"1;" + b"x" * 200_000, b"0\r\nx: " + b"x" * 200_000])
+def test_what_a_body_has_beside_its_data_is_limited(port: int, part: bytes) -> None:
+    with connected(port) as connection, suppress(ConnectionError):
+        connection.sendall(head(PATH, "Transfer-Encoding: chunked") + part)
+        assert answer_on(connection).status == 431
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /v2/mo", head(PATH)[:-2]], ids=["nothing", "path", "headers"])
@@ -109,6 +212,29 @@ def test_a_body_that_trickles(port: int) -> None:
     pytest.fail("the body was read for ever")
 
 
+@pytest.mark.usefixtures("server")
+def test_bodies_that_do_not_arrive_take_no_places(front_port: int) -> None:
+    """400 requests announce a body and send one byte of it: all of 10 others are served."""
+    with ExitStack() as stack:
+        for _ in range(400):
+            slow = stack.enter_context(connected(front_port))
+            slow.sendall(head(PATH, "Content-Length: 100") + b"{")
+        statuses = [ask(front_port, PATH, REQUEST).status for _ in range(10)]
+    assert statuses == 10 * [200]
+
+
+def test_connections_that_wait_for_their_clients_make_room(server: Scripted) -> None:
+    live = head("/v2/health/live", method="GET")
+    begun = (b"", b"POST /v2/mo", head(PATH, "Content-Length: 100") + b"{", live)
+    with front(f"127.0.0.1:{server.port}", "--max-connections=8") as running, ExitStack() as stack:
+        for start in 3 * begun:
+            slow = stack.enter_context(connected(running.port))
+            slow.sendall(start)
+            if start is live:
+                assert answer_on(slow).status == 200
+        assert [ask(running.port, PATH, REQUEST).status for _ in range(10)] == 10 * [200]
+
+
 def test_more_requests_than_places(port: int, scripted: Scripted) -> None:
     blocked = scripted.behaviours["ModelInfer"] = Blocked()
     with ExitStack() as stack:
@@ -144,15 +270,18 @@ def test_a_client_that_leaves_while_it_sends(port: int) -> None:
     _until_served(port)
 
 
-def test_more_connections_than_there_may_be(port: int) -> None:
-    with ExitStack() as stack:
-        held = [stack.enter_context(connected(port)) for _ in range(8)]
-        for connection in held:
-            connection.sendall(head("/v2/health/live", method="GET"))
-            assert answer_on(connection).status == 200
-        with connected(port) as another:
+def test_more_connections_than_there_may_be(scripted: Scripted) -> None:
+    """Requests in progress make no room."""
+    blocked = scripted.behaviours["ModelInfer"] = Blocked()
+    with front(f"127.0.0.1:{scripted.port}", "--max-connections=8") as running, ExitStack() as stack:
+        busy = [stack.enter_context(connected(running.port)) for _ in range(8)]
+        for connection in busy:
+            _post(connection)
+            scripted.next()
+        with connected(running.port) as another:
             assert _is_closed(another)
-    _until_served(port)
+        blocked.release()
+        assert [answer_on(connection).status for connection in busy] == 8 * [200]
 
 
 def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, scripted_front: Front) -> None:
@@ -194,6 +323,15 @@ def test_several_requests_on_one_connection_and_in_one_packet(port: int) -> None
         found = b""
         while found.count(b"HTTP/1.1 200 ") < 3:
             found += connection.recv(4096)
+
+
+@pytest.mark.parametrize("size", [8_000, 16_500, 60_000])
+def test_a_token_that_is_too_large(port: int, size: int) -> None:
+    """To repeat the request would not help, which 429 would say."""
+    answer = ask(port, PATH, REQUEST, {"Authorization": f"Bearer {'x' * size}"})
+    assert answer.status == 431
+    assert re.fullmatch(r"the headers that are passed on take \d+ bytes; the limit is 7680", answer.error)
+    assert "retry-after" not in answer.headers
 
 
 @pytest.mark.parametrize("value", ["Bearer \xe4", "a\tb"], ids=["latin", "tab"])

@@ -2,9 +2,10 @@
 
 import re
 
-from server.http.embeddings import PATH as EMBEDDINGS
-from server.http.methods import INFER_PATHS, METHODS
-from server.http.openapi import document
+from attention_serving.server.http.embeddings import MODEL_PATHS
+from attention_serving.server.http.embeddings import PATH as EMBEDDINGS
+from attention_serving.server.http.methods import INFER_PATHS, METHODS
+from attention_serving.server.http.openapi import document
 from tests.server.http.clients import ask
 from tests.server.http.scripted import SERVICE
 
@@ -20,6 +21,7 @@ def test_the_description_names_every_route_and_its_references_exist(front_port: 
     described = answer.json["paths"]
     expected = {(path, method.verb.lower()) for method in METHODS for path in method.paths}
     expected |= {(path, "post") for path in (*INFER_PATHS, EMBEDDINGS)}
+    expected |= {(path, "get") for path in MODEL_PATHS}
     assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
     operations = [operation for verbs in described.values() for operation in verbs.values()]
     names = [operation["operationId"] for operation in operations]

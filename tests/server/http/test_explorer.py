@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from attention_client import AttentionClient
 
+from attention_serving.server.http.explorer import PAGE, PATH, page_headers
 from scripts.local_server import ServerProcess, serving
-from server.http.explorer import PAGE, PATH, page_headers
 from tests.server import samples
 from tests.server.http.clients import Answer, ask, http_port
 from tests.server.http.scripted import Front

@@ -8,8 +8,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from attention_serving.server.http.authorization import Authorization
+from attention_serving.server.http.backend import Backend, Metadata
+from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.tls import forwarding
 from scripts.local_server import ServerProcess, serving
 from tests.server.http.clients import HOST, Answer, answer_on, ask, connected, head, http_port, read
+from tests.server.http.scripted import Scripted
 from tests.server.samples import CROSS, SELF
 from tests.server.security.samples import entry, eventually, write_tokens
 
@@ -92,6 +97,13 @@ def answer_to_head(port: int, path: str, *headers: str) -> Answer:
         return answer_on(connection)
 
 
+def test_a_compressed_body_is_refused_before_it_is_read(secured: Secured) -> None:
+    with connected(secured.port) as connection:
+        headers = ("Content-Encoding: gzip", "Content-Length: 100", "Expect: 100-continue")
+        connection.sendall(head(INFER, *headers))
+        assert answer_on(connection).status == 401
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
@@ -120,8 +132,39 @@ def test_a_chunked_body_is_refused_before_it_is_read(secured: Secured) -> None:
 def test_a_large_body_of_a_known_caller_is_answered(secured: Secured) -> None:
     rows = 20_000
     body = {"inputs": [{**BODY["inputs"][0], "shape": [rows // 100, 100, 4], "data": [0.5] * 4 * rows}]}
-    for _ in range(2):  # the second time, the answer of the gRPC server is remembered
-        assert ask(secured.port, INFER, body, bearer("caller-token")).status == 200
+    assert ask(secured.port, INFER, body, bearer("caller-token")).status == 200
+
+
+async def test_an_approval_holds_for_the_same_caller_method_and_model(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It depends on all that decides about rights, and on nothing that differs from request to request."""
+    monkeypatch.setattr("attention_serving.server.http.authorization.REMEMBERED_SECONDS", 60)
+    backend = Backend(HttpOptions(target=f"{HOST}:{scripted.port}"))
+    authorization = Authorization(backend)
+    token, other = ("authorization", "Bearer a"), ("authorization", "Bearer b")
+    names, others = forwarding.encode(["a"]), forwarding.encode(["b"])
+
+    async def questions(metadata: Metadata, rpc: str = "ModelInfer", model: str = "m") -> int:
+        await authorization.check(metadata, rpc, model)
+        count = scripted.calls.qsize()
+        while not scripted.calls.empty():
+            assert scripted.next().method == "Check"
+        return count
+
+    try:
+        first = [("x-request-id", "1"), token]
+        assert await questions(first) == 1
+        again = [("x-request-id", "2"), ("traceparent", "t"), ("tracestate", "s"), token]
+        assert await questions(again) == 0
+        assert await questions(first, rpc="RepositoryModelLoad") == 1
+        assert await questions(first, model="n") == 1
+        callers: list[Metadata] = [[other], [token, other], [], [names], [others], [names, token]]
+        for metadata in callers:
+            assert await questions(metadata) == 1
+            assert await questions(metadata) == 0
+    finally:
+        await backend.close()
 
 
 def test_a_token_that_is_revoked_is_refused(secured: Secured) -> None:

@@ -2,7 +2,7 @@
 
 from tritonclient import http as triton
 
-from protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference import open_inference_pb2 as pb
 from tests.server.http.clients import ask, binary_body, tensor
 from tests.server.http.scripted import Scripted
 from tests.server.http.test_inference import QUERY

@@ -8,7 +8,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference import open_inference_pb2 as pb
 from tests.server.http.clients import ask, tensor
 from tests.server.http.scripted import Scripted
 from tests.server.http.test_inference import QUERY

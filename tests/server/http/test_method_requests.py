@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.message import Message
 from tritonclient import http as triton
 
-from protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference import open_inference_pb2 as pb
 from tests.server.http.clients import HOST, ask
 from tests.server.http.scripted import Scripted
 

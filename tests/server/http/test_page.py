@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from server.http.methods import INFER_PATHS, METHODS
+from attention_serving.server.http.methods import INFER_PATHS, METHODS
 from tests.server.samples import ROOT
 
 PAGE = (ROOT / "docs/http.md").read_text()

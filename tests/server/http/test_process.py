@@ -2,18 +2,23 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
-from server.http.options import HttpOptions, options_of
-from server.settings import Settings
+from attention_serving.server.http.options import HttpOptions, options_of
+from attention_serving.server.settings import Settings
 from tests.server.http.clients import HOST, answer_on, ask, connected, head, tensor
 from tests.server.http.scripted import Blocked, Front, Scripted, front
 from tests.server.http.test_inference import QUERY
@@ -235,3 +240,48 @@ def small_log(artifacts: Path, tmp_path: Path) -> str:
         service.stop()
         service.process.wait(timeout=60)
         return service.rest()
+
+
+def test_without_descriptors_connections_wait_and_the_log_has_a_line_a_second(alone: Watched) -> None:
+    port = int(alone.until(r" serving .*\bport=(\d+) metrics_port=")[1])
+    http = int(re.findall(r"http_port=(\d+)", alone.seen[-1])[0])
+    assert ask(http, "/v2").status == 200
+    for pid in (alone.process.pid, http_pid(alone)):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, 64))
+    known = len(alone.seen)
+    with ExitStack() as stack:
+        for number in range(400):
+            stack.enter_context(connected((port, http)[number % 2]))
+        alone.matches(" connections wait |accept.* out of system resource", 4)
+        lines = alone.seen[known:]
+    times = [datetime.fromisoformat(line.split()[0]) for line in lines]
+    assert times[-1] - times[0] >= timedelta(seconds=2.5)
+    assert len(lines) == 4
+    assert ask(http, "/v2").status == 200
+    with grpc.insecure_channel(f"{HOST}:{port}") as channel:
+        metadata: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+        assert metadata(b"", timeout=60, wait_for_ready=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stopped_http_process_is_killed_and_replaced(artifacts: Path, tmp_path: Path, workers: int) -> None:
+    options = ("--http-port=0", f"--workers={workers}", "--worker-timeout-seconds=2")
+    with watched(artifacts, tmp_path, *options) as service:
+        port = http_port(service)
+        assert ask(port, "/v2").status == 200
+        os.kill(http_pid(service), signal.SIGSTOP)
+        service.until(" ERROR http process ended .*reason='it did not answer for .* and was killed' ")
+        assert http_pid(service, 2)
+        assert ask(port, "/v2").status == 200
+
+
+def test_calls_avoid_a_stopped_worker_also_if_nobody_kills_it(artifacts: Path, tmp_path: Path) -> None:
+    options = ("--http-port=0", "--workers=2", "--worker-timeout-seconds=0")
+    with watched(artifacts, tmp_path, *options) as service:
+        port = http_port(service)
+        started = [ask(port, "/v2") for _ in range(16)]
+        assert [answer.status for answer in started] == [200] * 16, [answer.body for answer in started]
+        os.kill(service.pids(2)[0], signal.SIGSTOP)
+        statuses = [ask(port, "/v2").status for _ in range(32)]
+        assert set(statuses[:16]) <= {200, 503, 504}
+        assert statuses[16:] == [200] * 16

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.server.http.clients import ask, binary_body
-from tests.server.samples import SELF, TEXT
+from tests.server.samples import CROSS, SELF, TEXT
 
 PATH = f"/v2/models/{SELF}/infer"
 MANY = 257
@@ -122,7 +122,7 @@ def test_json(port: int, body: object, error: str) -> None:
         (part(-1), b"", "inputs[0].parameters[binary_data_size]: is -1; must lie in"),
         (part("32"), bytes(32), "inputs[0].parameters[binary_data_size]: must be an integer"),
         (part(2**64), b"", "inputs[0].parameters[binary_data_size]: must be an integer"),
-        (part(32, (2**40, 2**40, 4)), bytes(32), "query: has 32 bytes;"),
+        (part(32, (2**40, 2**40, 4)), bytes(32), "query: contains 1099511627776 sequences;"),
         (changed(parameters={"binary_data_size": 32}), bytes(32), "query: has data and binary_data_size of"),
         (
             part(32, shared_memory_region="a"),
@@ -202,3 +202,16 @@ def test_a_limit_of_the_grpc_server(port: int) -> None:
     answer = ask(port, PATH, *binary_body(document, query.tobytes()))
     assert answer.status == 400
     assert "8192" in answer.error
+
+
+@pytest.mark.parametrize("model", [SELF, TEXT, CROSS])
+def test_embeddings_of_a_model_that_is_not_an_encoder(port: int, model: str) -> None:
+    answer = ask(port, "/v1/embeddings", {"model": model, "input": "life is short"})
+    error = answer.json["error"]
+    assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", "model")
+    assert error["message"] == (
+        f"model: {model!r} is not a text encoder; request its outputs with POST /v2/models/{model}/infer, "
+        "or choose a model that GET /v1/models lists"
+    )
+    assert ask(port, "/v1/models").json == {"object": "list", "data": []}
+    assert ask(port, f"/v1/models/{model}").json["error"]["code"] == "model_not_found"

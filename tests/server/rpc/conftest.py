@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.model import LoadedModel
-from server.rpc.transport import TransportKind
-from server.security.guard import Guard
-from server.security.web_tokens import WebTokens
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.web_tokens import WebTokens
 from tests.server.rpc.secured import ENTRIES, Keys, Secured
 from tests.server.seams import Served
 from tests.server.security.samples import AUDIENCE, ISSUER, watched, write_tokens

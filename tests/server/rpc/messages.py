@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 from google.protobuf.message import Message
 
-from protos.attention.v1 import attention_pb2 as attention_pb
-from protos.inference import open_inference_pb2 as pb
-from server.engine.model import LoadedModel
-from server.engine.types import Array
-from server.engine.validation import ValidatedRequest
-from server.rpc.open_inference.tensors import BYTES, DATATYPES
+from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array
+from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES
 from tests.server.samples import SELF
 
 Output = pb.ModelInferRequest.InferRequestedOutputTensor

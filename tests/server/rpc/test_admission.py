@@ -11,12 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from protos.inference import open_inference_pb2 as open_inference_pb
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from server.engine.model import LoadedModel
-from server.rpc.transport import TransportKind
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference import open_inference_pb2 as open_inference_pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.rpc.transport import TransportKind
 from tests.server.rpc.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
@@ -187,6 +187,20 @@ def test_a_burst_on_one_connection_is_served_or_refused_and_counted(
         if transport is TransportKind.COMPLETION_QUEUE:
             counted = observed.ended(BURST)
             assert counted == {("Attend", code.name): count for code, count in codes.items()}
+
+
+def test_the_names_of_unknown_services_are_kept_while_they_are_watched(self_model: LoadedModel) -> None:
+    with Served(self_model) as served:
+        watchers = served.server._health._servicer._send_response_callbacks
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        watching = stub.Watch(health_pb2.HealthCheckRequest(service="x" * 5000), timeout=PATIENCE_SECONDS)
+        assert next(watching).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        assert [len(name) for name in watchers] == [5000]
+        watching.cancel()
+        until = time.monotonic() + PATIENCE_SECONDS
+        while watchers:
+            assert time.monotonic() < until
+            threading.Event().wait(0.01)
 
 
 def test_connections_beyond_the_limit_are_closed(self_model: LoadedModel) -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from server.engine.errors import InvalidRequestError
-from server.engine.model import LoadedModel
-from server.engine.types import MaskKind, Result
-from server.rpc.attention.codec import DTYPES, MASK_KINDS, decode, encode, input_names
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import MaskKind, Result
+from attention_serving.server.rpc.attention.codec import DTYPES, MASK_KINDS, decode, encode, input_names
 from tests.server.rpc.messages import attend_request
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Served
@@ -139,6 +139,18 @@ REFUSALS = {
         "text",
         "has no sequences; at least one is required",
     ),
+    "a boolean that is neither": (
+        pb.AttendRequest(
+            query=pb.VectorSequences(data_type=pb.DATA_TYPE_BOOL, width=1, lengths=[2], data=b"\1\2")
+        ),
+        "query.data",
+        "contains the byte 2; a boolean must be 0 or 1",
+    ),
+    "names of outputs": (
+        pb.AttendRequest(query=sequences([1]), output_names=["context_vectors"]),
+        "output_names",
+        "needs inputs, which name every input",
+    ),
     "no kind of mask": (
         pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")),
         "mask.kind",
@@ -224,7 +236,7 @@ def test_a_model_that_returns_no_vectors_is_refused_before_it_runs(
         assert not served.engine.has_queued_more()
     expected = (
         f"model_name: context_vectors of model '{SELF}' has shape ({', '.join(map(str, axes))}), which is "
-        "not a sequence of vectors; use ModelInfer of the Open Inference Protocol"
+        "not a sequence of vectors; send its inputs by name, as `inputs`, and its outputs come back by name"
     )
     assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, expected)
     assert (answer.error.message, answer.error.field) == (expected, "model_name")
@@ -236,3 +248,13 @@ def test_one_row_per_sequence_is_serialized_as_sequences_of_one_row(self_model: 
     context = pb.AttendResponse.FromString(data).context_vectors
     assert (context.width, list(context.lengths)) == (4, [1, 1])
     assert context.data == b"".join(row.tobytes() for row in rows)
+
+
+def test_an_output_of_a_module_that_is_called_attention_weights_is_not_the_weights_of_heads(
+    self_model: LoadedModel,
+) -> None:
+    manifest = self_model.manifest.model_copy(update={"num_heads": 0})
+    result = Result({"context": [np.ones((2, 4), np.float32)], "attention_weights": [np.ones(2, np.float32)]})
+    found = pb.AttendResponse.FromString(encode(result, dataclasses.replace(self_model, manifest=manifest)))
+    assert list(found.context_vectors.lengths) == [2]
+    assert not found.HasField("attention_weights")

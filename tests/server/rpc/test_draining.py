@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
 from grpc_status import rpc_status
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from server.engine.model import LoadedModel
-from server.rpc import admission, reflection
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.rpc import admission, reflection
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.test_admission import ATTEND, Opened, wait_until_waiting
 from tests.server.rpc.test_server_lifecycle import NOT_SERVING, SERVING, Stopping, watch

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from server.engine.budget import MemoryBudget
-from server.engine.errors import InvalidRequestError, LimitExceededError
-from server.engine.limits import Limits
-from server.engine.types import Array
-from server.rpc.allowance import UNCOUNTED, Allowance
-from server.rpc.half_precision import WireFloat, narrowed, widened
+from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.types import Array
+from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
+from attention_serving.server.rpc.half_precision import WireFloat, narrowed, widened
 
 HALVES = {WireFloat.FP16: torch.float16, WireFloat.BF16: torch.bfloat16}
 EVERY_VALUE = np.arange(1 << 16, dtype=np.uint16)

@@ -9,15 +9,15 @@ from attention_client.errors import from_rpc_error
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from protos.inference import open_inference_pb2 as oip
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from server.engine.model import LoadedModel
-from server.rpc.access_question import METHOD as CHECK
-from server.rpc.access_question import question
-from server.rpc.transport.seam import Metadata
-from server.security.guard import Guard
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference import open_inference_pb2 as oip
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.rpc.access_question import METHOD as CHECK
+from attention_serving.server.rpc.access_question import question
+from attention_serving.server.rpc.transport.seam import Metadata
+from attention_serving.server.security.guard import Guard
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.secured import (
     ATTEND,

@@ -9,10 +9,10 @@ import grpc
 import pytest
 from attention_client.errors import from_rpc_error
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from server.engine.model import LoadedModel
-from server.security.guard import Guard
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.security.guard import Guard
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.secured import ATTEND, ENTRIES, UNAUTHENTICATED, Secured, bearer, headers_only
 from tests.server.seams import PATIENCE_SECONDS, Served

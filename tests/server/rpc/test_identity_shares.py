@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from server.engine.budget import MemoryBudget, Reservation
-from server.engine.errors import OverloadedError
-from server.rpc import identity_shares
-from server.rpc.identity_shares import AccountShares, PlaceShares
-from server.security.errors import IdentityLimitError
-from server.security.identities import Identity, IdentityLimits, Source
-from server.security.rights import Rights
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.rpc import identity_shares
+from attention_serving.server.rpc.identity_shares import AccountShares, PlaceShares
+from attention_serving.server.security.errors import IdentityLimitError
+from attention_serving.server.security.identities import Identity, IdentityLimits, Source
+from attention_serving.server.security.rights import Rights
 from tests.server.rpc.calls.scripted import ScriptedCall
 
 GREEDY = Identity(source=Source.TOKEN, name="greedy", rights=Rights())

@@ -1,8 +1,12 @@
 """Requests that are recognised by the bytes around their vectors: they are answered as if they were not."""
 
+import dataclasses
 import math
 import random
+import time
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -10,26 +14,28 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from protos.attention.v1 import attention_pb2 as typed
-from protos.inference import open_inference_pb2 as pb
-from server.engine.budget import MemoryBudget
-from server.engine.engine import Engine
-from server.engine.errors import EngineError, ModelNotFoundError
-from server.engine.limits import MIB
-from server.engine.model import LoadedModel
-from server.engine.model_caches import forget_models
-from server.engine.repository import Repository
-from server.engine.types import Array
-from server.rpc import known_requests
-from server.rpc.attention import fields
-from server.rpc.attention.service import AttentionService
-from server.rpc.calls.route import CallKind
-from server.rpc.known_requests import MAX_ALIKE
-from server.rpc.open_inference import codec
-from server.rpc.open_inference.service import OpenInferenceService
+from attention_serving.protos.attention.v1 import attention_pb2 as typed
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.control import FREE_SECONDS, RepositoryControl
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import EngineError, ModelNotFoundError
+from attention_serving.server.engine.limits import MIB
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.store import ModelStore
+from attention_serving.server.engine.types import Array
+from attention_serving.server.rpc import known_requests
+from attention_serving.server.rpc.attention import fields
+from attention_serving.server.rpc.attention.service import AttentionService
+from attention_serving.server.rpc.calls.route import CallKind
+from attention_serving.server.rpc.known_requests import MAX_ALIKE
+from attention_serving.server.rpc.open_inference import codec
+from attention_serving.server.rpc.open_inference.service import OpenInferenceService
 from tests.server.rpc.messages import packed, raw_request
 from tests.server.samples import CROSS, SELF, TEXT, WIDTHS
-from tests.support.mutations import Good, mutated
+from tests.support.mutations import Good, mutated, named
 
 rng = np.random.default_rng(0)
 
@@ -118,15 +124,21 @@ def cross_request(*lengths: int) -> typed.AttendRequest:
     )
 
 
+def named_request(*lengths: int, reverse: bool = False) -> typed.AttendRequest:
+    inputs = [
+        named(name, *(rng.standard_normal((length, width), np.float32) for length in lengths))
+        for name, width in WIDTHS.items()
+    ]
+    return typed.AttendRequest(model_name=CROSS, inputs=inputs[::-1] if reverse else inputs)
+
+
 def asserted_alike(method: Method, make: Callable[[int], Message]) -> None:
     """The second of two requests that differ in vectors and id is known, and answered as if it were not."""
     first, second = (make(at).SerializeToString() for at in range(2))
-    expected = method.decoded(second)
-    forget_models()
     assert method.recall(second) is None
     method.decoded(first)
 
-    assert method.recalled(second) == expected
+    assert method.recalled(second) == method.decoded(second)
     assert first != second
 
 
@@ -146,6 +158,16 @@ def test_infer(
 def test_requests_that_are_large(infer: Method, attend: Method, self_model: LoadedModel) -> None:
     asserted_alike(infer, lambda _: infer_request(self_model, 4, 3000))
     asserted_alike(attend, lambda _: self_request(3000, 2000))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_inputs_by_name(attend: Method, attend_stream: Method, *, reverse: bool) -> None:
+    asserted_alike(attend, lambda _: named_request(3, 2, reverse=reverse))
+    asserted_alike(attend, lambda _: named_request(3000, reverse=reverse))
+    asserted_alike(
+        attend_stream,
+        lambda at: typed.AttendStreamRequest(id=f"id {at}", request=named_request(2, reverse=reverse)),
+    )
 
 
 def test_inputs_in_another_order(infer: Method, cross_model: LoadedModel) -> None:
@@ -279,6 +301,10 @@ def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedMode
 
     assert [infer.recall(one) is not None for one in data] == [False] + [True] * MAX_ALIKE
 
+    infer.recalled(data[1])
+    infer.decoded(data[0])
+    assert [infer.recall(one) is not None for one in data[:3]] == [True, True, False]
+
 
 def test_few_sizes_are_kept(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_requests, "CACHED_SIZES", 3)
@@ -287,6 +313,16 @@ def test_few_sizes_are_kept(attend: Method, monkeypatch: pytest.MonkeyPatch) -> 
         attend.decoded(one)
 
     assert [attend.recall(one) is not None for one in data] == [False, False, True, True, True]
+
+
+def test_the_least_recently_used_is_dropped(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_requests, "CACHED_SIZES", 3)
+    data = [self_request(rows).SerializeToString() for rows in range(1, 6)]
+    for one in data:
+        attend.decoded(one)
+        attend.recalled(data[0])
+
+    assert [attend.recall(one) is not None for one in data] == [True, False, False, True, True]
 
 
 def test_unknown_messages_displace_none(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,8 +369,31 @@ def test_a_model_that_was_replaced_is_not_used(
         infer.decoded(data)
     engine.repository = kept
     assert infer.recalled(data)
-    forget_models()
-    assert infer.recall(data) is None
+
+
+def test_a_model_that_is_still_in_use_leaves_other_models_known_and_is_freed_after_its_last_request(
+    artifacts: Path, models: dict[str, LoadedModel]
+) -> None:
+    last_request = dataclasses.replace(models[SELF])
+    freed = weakref.ref(last_request)
+    control = RepositoryControl(ModelStore(artifacts, Device()), Repository([last_request, models[CROSS]]))
+    engine = Engine(control.repository)
+    service = OpenInferenceService(engine, lambda: True)
+    method = Method(service.recall, codec.reader(engine.limits), service.model_infer)
+    data = {name: infer_request(models[name]).SerializeToString() for name in (SELF, CROSS)}
+    for one in data.values():
+        method.decoded(one)
+    control.prepare_unload("n", SELF)
+    control.commit("n")
+
+    until = time.monotonic() + 4 * FREE_SECONDS
+    while time.monotonic() < until:
+        assert method.recall(data[CROSS]) is not None
+    assert method.recall(data[SELF]) is None
+    assert freed() is not None
+    del last_request
+    engine.close()
+    assert freed() is None
 
 
 @pytest.mark.parametrize("kind", [CallKind.UNARY, CallKind.ORDERED_STREAM])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from server.engine.model import LoadedModel
-from server.engine.types import Array
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array
 from tests.server.rpc.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Served, tapped
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from artifact.manifest import Cost
-from protos.attention.v1 import attention_pb2 as pb
-from server.engine.model import LoadedModel
-from server.engine.repository import FailedModel
-from server.rpc.attention.model_codec import describe
+from attention_serving.artifact.manifest import Cost
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import FailedModel
+from attention_serving.server.rpc.attention.model_codec import describe
 from tests.server.samples import HEADS
 
 UNKNOWN_COST = Cost(flops_per_query=0, flops_per_key=0, flops_per_pair=0)

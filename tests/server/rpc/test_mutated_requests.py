@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 from google.protobuf.message import DecodeError
 
-from protos.attention.v1 import attention_pb2 as typed
-from protos.inference import open_inference_pb2 as pb
-from server.engine.budget import MemoryBudget
-from server.engine.errors import Code, EngineError
-from server.engine.limits import MIB, Limits
-from server.engine.repository import Repository
-from server.engine.validation import validate
-from server.rpc.allowance import Allowance
-from server.rpc.attention import codec as attention_codec
-from server.rpc.attention import fields as attention_fields
-from server.rpc.open_inference import codec as open_inference_codec
-from server.rpc.protobuf_bytes import Parsed
+from attention_serving.protos.attention.v1 import attention_pb2 as typed
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.errors import Code, EngineError
+from attention_serving.server.engine.limits import MIB, Limits
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.validation import validate
+from attention_serving.server.rpc.allowance import Allowance
+from attention_serving.server.rpc.attention import codec as attention_codec
+from attention_serving.server.rpc.attention import fields as attention_fields
+from attention_serving.server.rpc.attention import named_tensors
+from attention_serving.server.rpc.open_inference import codec as open_inference_codec
+from attention_serving.server.rpc.protobuf_bytes import Parsed
+from tests.support.contradictions import contradicted
 from tests.support.mutations import ATTEND, Good, good_requests, mutated
 
 LIMITS = Limits(max_result_bytes=MIB, max_input_bytes=MIB)
@@ -37,7 +39,9 @@ def prepare(good: Good, data: bytes, models: Repository) -> None:
     parsed = READERS[good.method == ATTEND](data)
     message: typed.AttendRequest | pb.ModelInferRequest = parsed.message
     model = models.ready(message.model_name, message.model_version)
-    if isinstance(message, typed.AttendRequest):
+    if isinstance(message, typed.AttendRequest) and message.inputs:
+        request, _ = named_tensors.decode(message, model, math.inf, parsed.fields, allowance)
+    elif isinstance(message, typed.AttendRequest):
         names = attention_codec.input_names(model)
         request = attention_codec.decode(message, math.inf, names, parsed.fields, allowance)
     else:
@@ -48,15 +52,18 @@ def prepare(good: Good, data: bytes, models: Repository) -> None:
 GOOD = good_requests()
 
 
+@pytest.mark.parametrize("change", [mutated, contradicted])
 @pytest.mark.parametrize("index", range(len(GOOD)))
-def test_mutated_requests_are_accepted_or_refused_with_a_reason(index: int, loaded: Repository) -> None:
+def test_mutated_requests_are_accepted_or_refused_with_a_reason(
+    index: int, change: Callable[[Good, random.Random], bytes], loaded: Repository
+) -> None:
     rng = random.Random(index)  # noqa: S311 - the same mutations every time
     good = GOOD[index]
     prepare(good, good.data, loaded)
     refused = 0
     for _ in range(PER_REQUEST):
         try:
-            prepare(good, mutated(good, rng), loaded)
+            prepare(good, change(good, rng), loaded)
         except EngineError as error:
             refused += error.code is not Code.INTERNAL
         except DecodeError:

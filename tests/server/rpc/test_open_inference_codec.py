@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.engine import Engine
-from server.engine.model import LoadedModel
-from server.engine.repository import Repository
-from server.engine.types import Array, MaskKind
-from server.rpc.open_inference.codec import Decoded, decode
-from server.rpc.open_inference.response import encode
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.types import Array, MaskKind
+from attention_serving.server.rpc.open_inference.codec import Decoded, decode
+from attention_serving.server.rpc.open_inference.response import encode
 from tests.server.rpc.messages import answered, raw_request, text_request
 from tests.server.samples import CROSS, HEADS, SELF, WIDTHS, eager_module
 from tests.support import eager

@@ -6,15 +6,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.budget import MemoryBudget
-from server.engine.errors import InvalidRequestError, LimitExceededError
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.types import Array
-from server.engine.validation import validate
-from server.rpc.allowance import Allowance
-from server.rpc.open_inference.codec import decode, reader
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Array
+from attention_serving.server.engine.validation import validate
+from attention_serving.server.rpc.allowance import Allowance
+from attention_serving.server.rpc.open_inference.codec import decode, reader
 from tests.server.rpc.messages import raw_request, text_request
 from tests.server.samples import CROSS, SELF, TEXT
 
@@ -65,7 +65,7 @@ def in_a_sequence(model: LoadedModel) -> pb.ModelInferRequest:
 
 def many_inputs(model: LoadedModel) -> pb.ModelInferRequest:
     message = raw_request(model, {"query": QUERY})
-    for index in range(4):
+    for index in range(5):
         message.inputs.add(name=f"other{index}", datatype="FP32", shape=[1])
     return message
 
@@ -106,11 +106,16 @@ REFUSALS: dict[str, tuple[str, Message, str, str]] = {
         SELF,
         mask(2, 3, dtype="i4"),
         "attention_mask",
-        "is int32 (2, 3); must be bool (2, 3) or",
+        "is int32 (2, 3); must be bool (2, 3), (2",
     ),
     "mask of one axis": (SELF, mask(3), "attention_mask", "is bool (3,); must be bool"),
-    "mask of keys": (CROSS, mask(2, 3), "attention_mask", "is bool (2, 3); must be bool (2, 5) or"),
-    "mask of pairs": (CROSS, mask(2, 5, 3), "attention_mask", "must be bool (2, 5) or (2, 3, 5) or"),
+    "mask of keys": (CROSS, mask(2, 3), "attention_mask", "is bool (2, 3); must be bool (2, 5), (2"),
+    "mask of pairs": (
+        CROSS,
+        mask(2, 5, 3),
+        "attention_mask",
+        "must be bool (2, 5), (2, 3, 5), (2, 1, 3, 5) or",
+    ),
     "mask of heads": (
         CROSS,
         mask(2, 3, 3, 5),
@@ -121,13 +126,19 @@ REFUSALS: dict[str, tuple[str, Message, str, str]] = {
         SELF,
         mask(1, 3),
         "attention_mask",
-        "is bool (1, 3); must be bool (2, 3) or",
+        "is bool (1, 3); must be bool (2, 3), (2",
     ),
     "unknown output": (
         SELF,
         outputs("context_vectors", "logits"),
         "outputs[logits]",
         "is unknown; must be one of context_vectors, attention_weights",
+    ),
+    "output of text encoders": (
+        SELF,
+        outputs("embedding"),
+        "outputs[embedding]",
+        "model 'tiny-self' is not a text encoder; its outputs are context_vectors, attention_weights",
     ),
     "lengths of vectors": (
         SELF,
@@ -157,7 +168,7 @@ REFUSALS: dict[str, tuple[str, Message, str, str]] = {
         SELF,
         many_inputs,
         "inputs",
-        "has 5 entries; the model takes 4 at most",
+        "has 6 entries; the model takes 5 at most",
     ),
     "classification": (
         SELF,
@@ -177,7 +188,7 @@ REFUSALS: dict[str, tuple[str, Message, str, str]] = {
         "text",
         "must be a BYTES tensor with at least one element",
     ),
-    "no text": (TEXT, text(), "text", "must be a BYTES tensor with at least one element"),
+    "no text": (TEXT, text(), "text", "has shape [0]; every size must be 1 or more"),
 }
 
 
@@ -266,7 +277,7 @@ def test_the_padding_of_a_response_is_reserved_before_the_run(self_model: Loaded
 
 def test_numbers_of_a_large_message_are_counted_before_they_are_decoded(self_model: LoadedModel) -> None:
     message = pb.ModelInferRequest(model_name=SELF)
-    message.inputs.add(name="query", datatype="INT64", shape=[40_000]).contents.int64_contents.extend(
+    message.inputs.add(name="query", datatype="INT64", shape=[1, 40_000]).contents.int64_contents.extend(
         [1] * 40_000
     )
     limits, budget = Limits(max_input_bytes=319_999), MemoryBudget(10**6)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
-from server.engine.types import Array
-from server.rpc.open_inference.tensors import (
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.types import Array
+from attention_serving.server.rpc.open_inference.tensors import (
     BYTES,
     CONTENTS,
     DTYPES,
@@ -23,7 +23,7 @@ from server.rpc.open_inference.tensors import (
 )
 from tests.server.rpc.messages import packed
 
-shapes = array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
+shapes = array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)
 named_tensors = st.sampled_from(sorted(DTYPES)).flatmap(
     lambda name: st.tuples(st.just(name), arrays(DTYPES[name], shapes))
 )
@@ -82,7 +82,7 @@ def test_typed_elements_become_the_array(tensor: tuple[str, Array]) -> None:
     assert found.dtype == DTYPES[datatype]
 
 
-@given(elements=st.lists(st.binary(max_size=9), max_size=6), as_raw=st.booleans())
+@given(elements=st.lists(st.binary(max_size=9), min_size=1, max_size=6), as_raw=st.booleans())
 def test_elements_of_type_bytes_are_decoded(elements: list[bytes], *, as_raw: bool) -> None:
     shape = [len(elements), 1]
     message = raw(BYTES, shape, packed(elements)) if as_raw else typed(BYTES, shape, bytes_contents=elements)
@@ -104,7 +104,17 @@ REFUSALS = {
     "negative size": (
         raw("FP32", [-1, -1], bytes(4)),
         "query",
-        "shape [-1, -1] has a negative size; sizes must be 0 or more",
+        "has shape [-1, -1]; every size must be 1 or more",
+    ),
+    "size of zero": (
+        raw("FP32", [2**31, 0, 64], b""),
+        "query",
+        "has shape [2147483648, 0, 64]; every size must be 1 or more",
+    ),
+    "too many sequences": (
+        raw("FP32", [4097, 1, 4], b""),
+        "query",
+        "contains 4097 sequences; the limit is 4096",
     ),
     "raw beside typed": (
         raw("FP32", [1], bytes(4), fp32_contents=[1.0]),
@@ -183,7 +193,6 @@ def test_an_inconsistent_message_is_refused_and_names_the_field(
 UNSHAPABLE = {
     "raw, too many axes": raw("FP32", [1] * 65, bytes(4)),
     "typed, too many axes": typed("FP32", [1] * 65, fp32_contents=[1.0]),
-    "empty, too large beside": raw("FP32", [0, 2**40, 2**40], b""),
 }
 
 

@@ -7,14 +7,14 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.attention.v1 import attention_pb2 as typed
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import LimitExceededError
-from server.rpc.attention import codec as attention_codec
-from server.rpc.attention import fields as attention_fields
-from server.rpc.open_inference import response as open_inference_response
-from server.rpc.open_inference import tensors as open_inference_tensors
-from server.rpc.protobuf_bytes import (
+from attention_serving.protos.attention.v1 import attention_pb2 as typed
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.rpc.attention import codec as attention_codec
+from attention_serving.server.rpc.attention import fields as attention_fields
+from attention_serving.server.rpc.open_inference import response as open_inference_response
+from attention_serving.server.rpc.open_inference import tensors as open_inference_tensors
+from attention_serving.server.rpc.protobuf_bytes import (
     SMALL_BYTES,
     Bounds,
     Fields,

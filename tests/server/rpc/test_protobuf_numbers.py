@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.attention.v1 import attention_pb2 as attention_pb
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import InvalidRequestError
-from server.rpc import protobuf_numbers
-from server.rpc.open_inference.tensors import CONTENT_TYPES
-from server.rpc.protobuf_bytes import field
-from server.rpc.protobuf_numbers import PackedNumbers, few_lengths
+from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.rpc import protobuf_numbers
+from attention_serving.server.rpc.open_inference.tensors import CONTENT_TYPES
+from attention_serving.server.rpc.protobuf_bytes import field
+from attention_serving.server.rpc.protobuf_numbers import PackedNumbers, few_lengths
 
 ELEMENTS = {
     "bool_contents": st.booleans(),

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient, InvalidArgumentError, NotFoundError
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server import request_ids
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.recorder import CallRecorder
+from attention_serving.server.request_log import RequestLog
+from attention_serving.server.security.guard import Guard
 from scripts.local_server import serving
-from server import request_ids
-from server.engine.model import LoadedModel
-from server.recorder import CallRecorder
-from server.request_log import RequestLog
-from server.security.guard import Guard
 from tests.server.http.clients import ask, http_port
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.secured import bearer
@@ -34,14 +34,14 @@ BODY = {"inputs": [{"name": "query", "shape": [1, 2, 4], "datatype": "FP32", "da
 @pytest.fixture(autouse=True)
 def levels() -> Iterator[None]:
     """Restores the level that the log of requests sets."""
-    logger = logging.getLogger("server.requests")
+    logger = logging.getLogger("attention_serving.server.requests")
     level = logger.level
     yield
     logger.setLevel(level)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name == "server.requests"]
+    return [record for record in caplog.records if record.name == "attention_serving.server.requests"]
 
 
 def trailing(call: Any) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from google.rpc import error_details_pb2, status_pb2
 
-from server.engine.errors import RETRY_SECONDS, InvalidRequestError, OverloadedError
-from server.rpc.status import status_of
+from attention_serving.server.engine.errors import RETRY_SECONDS, InvalidRequestError, OverloadedError
+from attention_serving.server.rpc.status import status_of
 
 
 def delay_of(status: status_pb2.Status) -> float | None:

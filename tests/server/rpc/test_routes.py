@@ -8,16 +8,16 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from protos.attention.v1 import attention_pb2
-from protos.inference import open_inference_pb2
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.rpc.access_question import METHOD as ACCESS_CHECK
-from server.rpc.calls.codec_threads import CodecThreads
-from server.rpc.calls.route import CallKind
-from server.rpc.health import HealthService
-from server.rpc.reflection import SERVICE_NAME_V1
-from server.rpc.routes import SERVICES, route_table
+from attention_serving.protos.attention.v1 import attention_pb2
+from attention_serving.protos.inference import open_inference_pb2
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.rpc.access_question import METHOD as ACCESS_CHECK
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
+from attention_serving.server.rpc.calls.route import CallKind
+from attention_serving.server.rpc.health import HealthService
+from attention_serving.server.rpc.reflection import SERVICE_NAME_V1
+from attention_serving.server.rpc.routes import SERVICES, route_table
 from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from protos.attention.v1 import attention_pb2 as typed_pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from protos.inference import open_inference_pb2 as pb
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from server.application import rpc_options
-from server.engine.engine import Engine
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.repository import Repository
-from server.engine.tokenizer import EncodedTexts, TextEncoder, TextLimits
-from server.engine.types import Text
-from server.errors import BindError
-from server.metrics import Metrics
-from server.rpc.options import RpcOptions
-from server.rpc.server import RpcServer
-from server.rpc.transport import TransportKind
-from server.settings import Settings
+from attention_serving.protos.attention.v1 import attention_pb2 as typed_pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server.application import rpc_options
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.tokenizer import EncodedTexts, TextEncoder, TextLimits
+from attention_serving.server.engine.types import Text
+from attention_serving.server.errors import BindError
+from attention_serving.server.metrics import Metrics
+from attention_serving.server.rpc.options import RpcOptions
+from attention_serving.server.rpc.server import RpcServer
+from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.settings import Settings
 from tests.server.rpc.messages import answered, raw_request, text_request
 from tests.server.samples import SELF, TEXT
 

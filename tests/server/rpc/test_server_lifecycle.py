@@ -10,15 +10,15 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from server.engine.engine import Engine
-from server.engine.model import LoadedModel
-from server.engine.repository import Repository
-from server.rpc import reflection
-from server.rpc.routes import SERVICES
-from server.rpc.server import RpcServer
-from server.rpc.transport import TransportKind
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.rpc import reflection
+from attention_serving.server.rpc.routes import SERVICES
+from attention_serving.server.rpc.server import RpcServer
+from attention_serving.server.rpc.transport import TransportKind
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.test_server_limits import OPTIONS
 from tests.server.samples import CROSS, SELF

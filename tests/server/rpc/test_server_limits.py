@@ -8,16 +8,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from server.engine.engine import Engine
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.engine.repository import Repository
-from server.metrics import Metrics
-from server.rpc.options import RpcOptions
-from server.rpc.server import RpcServer
-from server.rpc.transport import TransportKind
-from server.settings import HEADER_BYTES
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.metrics import Metrics
+from attention_serving.server.rpc.options import RpcOptions
+from attention_serving.server.rpc.server import RpcServer
+from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.settings import HEADER_BYTES
 from tests.server.rpc.messages import attend_request
 from tests.server.samples import HEADS
 from tests.server.seams import PATIENCE_SECONDS, Gate, tapped

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.inference import open_inference_pb2 as pb
-from server.engine.errors import (
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.errors import (
     InvalidRequestError,
     LimitExceededError,
     RegionNotFoundError,
     UnsupportedError,
 )
-from server.rpc import shared_memory
-from server.rpc.open_inference.tensors import decode_tensors
-from server.rpc.shared_memory import FOLDER, SharedMemory
+from attention_serving.server.rpc import shared_memory
+from attention_serving.server.rpc.open_inference.tensors import decode_tensors
+from attention_serving.server.rpc.shared_memory import FOLDER, SharedMemory
 
 SIZE = 4096
 

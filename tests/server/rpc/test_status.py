@@ -6,7 +6,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from server.engine.errors import (
+from attention_serving.server.engine.errors import (
     Code,
     DeadlineExceededError,
     EngineError,
@@ -20,9 +20,9 @@ from server.engine.errors import (
     ShuttingDownError,
     UnsupportedError,
 )
-from server.rpc.admission import IdleStreamError, ReceiveTimeoutError
-from server.rpc.status import code_of, status_of
-from server.security.errors import (
+from attention_serving.server.rpc.admission import IdleStreamError, ReceiveTimeoutError
+from attention_serving.server.rpc.status import code_of, status_of
+from attention_serving.server.security.errors import (
     CredentialsError,
     ExpiredTokenError,
     IdentityLimitError,
@@ -31,7 +31,7 @@ from server.security.errors import (
     MissingCredentialsError,
     PermissionDeniedError,
 )
-from server.security.web_tokens import NotYetValidError
+from attention_serving.server.security.web_tokens import NotYetValidError
 
 EXPECTED = [
     (EngineError("m"), grpc.StatusCode.INTERNAL, 13, "INTERNAL"),

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from server.engine.errors import InvalidRequestError
-from server.engine.types import Array
-from server.rpc.attention.codec import DTYPES as TYPED
-from server.rpc.open_inference.tensors import DTYPES as OPEN
-from server.rpc.tensors import buffers, from_bytes
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.types import Array
+from attention_serving.server.rpc.attention.codec import DTYPES as TYPED
+from attention_serving.server.rpc.open_inference.tensors import DTYPES as OPEN
+from attention_serving.server.rpc.tensors import buffers, from_bytes
 
 DTYPES = sorted({*TYPED.values(), *OPEN.values()}, key=str)
 tensors = st.sampled_from(DTYPES).flatmap(

@@ -7,12 +7,12 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from server.engine.model import LoadedModel
-from server.recorder import CallRecorder
-from server.tracing.calls import CallTracing
-from server.tracing.options import TraceOptions
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.recorder import CallRecorder
+from attention_serving.server.tracing.calls import CallTracing
+from attention_serving.server.tracing.options import TraceOptions
 from tests.server.rpc.messages import attend_request
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Gate, Served, costing, tapped

@@ -8,12 +8,12 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.rpc.transport.completion_queue import ACCEPT_AHEAD
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.rpc.transport.completion_queue import ACCEPT_AHEAD
 from tests.server.rpc.messages import answered, attend_request, raw_request, reserved_bytes
 from tests.server.samples import validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served
@@ -184,9 +184,9 @@ class Errors(logging.Handler):
 @pytest.fixture
 def errors() -> Iterator[Errors]:
     handler = Errors()
-    logging.getLogger("server").addHandler(handler)
+    logging.getLogger("attention_serving.server").addHandler(handler)
     yield handler
-    logging.getLogger("server").removeHandler(handler)
+    logging.getLogger("attention_serving.server").removeHandler(handler)
 
 
 def test_cancelled_calls_are_not_logged_as_errors(self_model: LoadedModel, errors: Errors) -> None:

@@ -10,15 +10,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos.attention.v1 import attention_pb2 as pb
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from server.engine.engine import Engine
-from server.engine.model import LoadedModel
-from server.engine.repository import Repository
-from server.errors import BindError
-from server.rpc.server import RpcServer
-from server.rpc.transport import TransportKind
-from server.rpc.unix_socket import MAX_PATH_BYTES, UnixSocket
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.errors import BindError
+from attention_serving.server.rpc.server import RpcServer
+from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.rpc.unix_socket import MAX_PATH_BYTES, UnixSocket
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.test_server_limits import OPTIONS
 from tests.server.seams import PATIENCE_SECONDS, Calls

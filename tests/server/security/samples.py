@@ -14,10 +14,10 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from server.security.entries import digest_of
-from server.security.identities import IdentityLimits
-from server.security.token_file import read_table
-from server.security.watched_file import NullSecurityObserver, WatchedFile
+from attention_serving.server.security.entries import digest_of
+from attention_serving.server.security.identities import IdentityLimits
+from attention_serving.server.security.token_file import read_table
+from attention_serving.server.security.watched_file import NullSecurityObserver, WatchedFile
 
 ISSUER, AUDIENCE = "https://issuer.example", "attention"
 # How often tests look at a file.

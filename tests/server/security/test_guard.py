@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from server.security.errors import (
+from attention_serving.server.security.errors import (
     CredentialsError,
     ExpiredTokenError,
     InvalidTokenError,
     MissingCredentialsError,
 )
-from server.security.guard import MAX_TOKEN_CHARACTERS, Guard, bearer_token
-from server.security.key_set import read_keys
-from server.security.web_tokens import WebTokens
+from attention_serving.server.security.guard import MAX_TOKEN_CHARACTERS, Guard, bearer_token
+from attention_serving.server.security.key_set import read_keys
+from attention_serving.server.security.web_tokens import WebTokens
 from tests.server.security.samples import (
     AUDIENCE,
     ISSUER,

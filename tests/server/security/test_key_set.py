@@ -7,8 +7,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from server.security.errors import SecurityFileError
-from server.security.key_set import ALGORITHMS, read_keys
+from attention_serving.server.security.errors import SecurityFileError
+from attention_serving.server.security.key_set import ALGORITHMS, read_keys
 from tests.server.security.samples import key_set, private_key, public_jwk
 
 OCT = {"kty": "oct", "k": "c2VjcmV0", "kid": "shared", "alg": "HS256"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from server.security.errors import SecurityFileError
-from server.security.key_sources import FileKeys, UrlKeys, check_url, shown
-from server.security.watched_file import NullSecurityObserver
+from attention_serving.server.security.errors import SecurityFileError
+from attention_serving.server.security.key_sources import FileKeys, UrlKeys, check_url, shown
+from attention_serving.server.security.watched_file import NullSecurityObserver
 from tests.server.security.samples import LOOK_SECONDS, eventually, key_set, public_jwk
 
 OBSERVER = NullSecurityObserver()

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.limits import Limits
-from server.engine.model import LoadedModel
-from server.rpc.calls.codec_threads import CodecThreads
-from server.rpc.health import HealthService
-from server.rpc.routes import SERVICES, route_table
-from server.security import errors
-from server.security.token_file import read_file
-from server.settings.identity import IdentityAndRights
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
+from attention_serving.server.rpc.health import HealthService
+from attention_serving.server.rpc.routes import SERVICES, route_table
+from attention_serving.server.security import errors
+from attention_serving.server.security.token_file import read_file
+from attention_serving.server.settings.identity import IdentityAndRights
 from tests.server.samples import ROOT
 from tests.server.seams import WatchedEngine
 

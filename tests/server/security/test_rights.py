@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.security.rights import Right, Rights
+from attention_serving.server.security.rights import Right, Rights
 
 
 @pytest.mark.parametrize(

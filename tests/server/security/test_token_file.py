@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 
-from server.security.entries import Entry, digest_of, new_token
-from server.security.errors import SecurityFileError
-from server.security.identities import IdentityLimits, Source
-from server.security.token_file import TokenFile, TokenTable, read_file, read_table, write_file
+from attention_serving.server.security.entries import Entry, digest_of, new_token
+from attention_serving.server.security.errors import SecurityFileError
+from attention_serving.server.security.identities import IdentityLimits, Source
+from attention_serving.server.security.token_file import (
+    TokenFile,
+    TokenTable,
+    read_file,
+    read_table,
+    write_file,
+)
 from tests.server.security.samples import entry, write_tokens
 
 DEFAULTS = IdentityLimits(max_calls=7, max_bytes=9)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.security.entries import digest_of
-from server.security.errors import SecurityFileError
+from attention_serving.server.security.entries import digest_of
+from attention_serving.server.security.errors import SecurityFileError
 from tests.server.security.samples import entry, eventually, watched, write_tokens
 
 

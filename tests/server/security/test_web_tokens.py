@@ -6,14 +6,18 @@ from typing import Any
 import jwt
 import pytest
 
-from server.engine.errors import OverloadedError
-from server.security import web_tokens
-from server.security.entries import digest_of
-from server.security.errors import ExpiredTokenError, InvalidTokenError, KeysUnavailableError
-from server.security.identities import Identity, Source
-from server.security.key_set import KeySet, read_keys
-from server.security.rights import Rights
-from server.security.web_tokens import LEEWAY_SECONDS, MAX_FAILURES, WebTokens
+from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.security import web_tokens
+from attention_serving.server.security.entries import digest_of
+from attention_serving.server.security.errors import (
+    ExpiredTokenError,
+    InvalidTokenError,
+    KeysUnavailableError,
+)
+from attention_serving.server.security.identities import Identity, Source
+from attention_serving.server.security.key_set import KeySet, read_keys
+from attention_serving.server.security.rights import Rights
+from attention_serving.server.security.web_tokens import LEEWAY_SECONDS, MAX_FAILURES, WebTokens
 from tests.server.security.samples import (
     AUDIENCE,
     ISSUER,
@@ -63,8 +67,8 @@ def tokens(keys: Keys, clock: Clock) -> WebTokens:
     return WebTokens(keys, issuer=ISSUER, audience=AUDIENCE, clock=clock)
 
 
-def identity_of(tokens: WebTokens, token: str) -> Identity:
-    return tokens.of_token(token, digest_of(token))
+def identity_of(tokens: WebTokens, token: str, client: str = "10.0.0.1:1") -> Identity:
+    return tokens.of_token(token, digest_of(token), lambda: client)
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "PS384", "ES256", "ES384", "EdDSA"])
@@ -172,22 +176,26 @@ def test_a_token_of_a_removed_key_is_refused_at_once(tokens: WebTokens, keys: Ke
     assert identity_of(tokens, signed(key="two")).name == "someone"
 
 
-def test_failed_verifications_are_limited_and_known_tokens_go_on(
+def test_failed_verifications_are_limited_for_the_connections_of_an_address_that_they_came_from(
     tokens: WebTokens, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = signed()
     identity_of(tokens, good)
     counted, stem = Counted(monkeypatch), signed()[:-6]
-    wrong = [f"{stem}{number:05d}A" for number in range(MAX_FAILURES)]
-    for token in wrong:
+    wrong = [f"{stem}{number:05d}A" for number in range(MAX_FAILURES + 1)]
+    clients = ["10.0.0.1:1", "10.0.0.1:2"]
+    for number, token in enumerate(wrong[:MAX_FAILURES]):
         with pytest.raises(InvalidTokenError):
-            identity_of(tokens, token)
-    with pytest.raises(OverloadedError):
-        identity_of(tokens, signed(sub="another"))
+            identity_of(tokens, token, clients[number % 2])
+    for client in clients:
+        with pytest.raises(OverloadedError):
+            identity_of(tokens, wrong[MAX_FAILURES], client)
+        assert identity_of(tokens, good, client).name == "someone"
     assert counted.count == MAX_FAILURES
-    assert identity_of(tokens, good).name == "someone"
+    assert identity_of(tokens, signed(sub="neighbour"), "10.0.0.1:3").name == "neighbour"
+    assert identity_of(tokens, signed(sub="other"), "10.0.0.2:1").name == "other"
     clock.now += 1
-    assert identity_of(tokens, signed(sub="another")).name == "another"
+    assert identity_of(tokens, signed(sub="another"), clients[0]).name == "another"
 
 
 def test_what_is_kept_is_bounded(tokens: WebTokens, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from server.rpc.transport import TransportKind, create_transport
-from server.rpc.transport.credentials import private_credentials, tls_credentials
-from server.rpc.transport.seam import Call
-from server.tls.files import CurrentCertificates
+from attention_serving.server.rpc.transport import TransportKind, create_transport
+from attention_serving.server.rpc.transport.credentials import private_credentials, tls_credentials
+from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.tls.files import CurrentCertificates
 from tests.server.seams import PATIENCE_SECONDS
 from tests.support.certificates import HOST, Pair
 

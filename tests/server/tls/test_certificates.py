@@ -7,9 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from server.errors import TlsError
-from server.tls.certificates import load
-from server.tls.files import TlsFiles
+from attention_serving.server.errors import TlsError
+from attention_serving.server.tls.certificates import load
+from attention_serving.server.tls.files import TlsFiles
 from tests.support.certificates import HOUR, Authority, Pair, key_pem, new_key
 
 AUTHORITY = Authority()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.errors import BindError, ExposureError
-from server.tls import exposure
+from attention_serving.server.errors import BindError, ExposureError
+from attention_serving.server.tls import exposure
 from tests.server.test_settings import run_server
 
 PUBLIC = ["0.0.0.0", "::", "[::]", "", "10.1.2.3", "0"]  # noqa: S104 - refused

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from server.http.options import HttpOptions
-from server.http.process import HttpProcess
-from server.rpc.transport import TransportKind
-from server.tls import forwarding
-from server.tls.files import TlsFiles
-from server.tls.reload import CertificateReloader
+from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.http.process import HttpProcess
+from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.tls import forwarding
+from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tls.reload import CertificateReloader
 from tests.server.tls.connections import Answering
 from tests.support.certificates import HOST, Authority, Mounted, Pair, client_context, presented
 

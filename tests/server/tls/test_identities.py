@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from server.tls import forwarding, identities
+from attention_serving.server.tls import forwarding, identities
 from tests.support.certificates import Authority, new_key
 
 AUTHORITY = Authority()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from server.metrics_endpoint import MetricsEndpoint
-from server.tls.files import TlsFiles
-from server.tls.reload import CertificateReloader
+from attention_serving.server.metrics_endpoint import MetricsEndpoint
+from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tls.reload import CertificateReloader
 from tests.support.certificates import HOST, Authority, Mounted, Pair, client_context, presented
 
 AUTHORITY, CLIENTS, OTHER = Authority("server"), Authority("clients"), Authority("other")

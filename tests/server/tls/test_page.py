@@ -9,9 +9,9 @@ import pytest
 from attention_client import AttentionClient, TlsFiles
 from prometheus_client import CollectorRegistry
 
+from attention_serving.server.settings.security import Security
+from attention_serving.server.tls.metrics import TlsMetrics
 from scripts.local_server import serving
-from server.settings.security import Security
-from server.tls.metrics import TlsMetrics
 from tests.server.samples import ROOT
 
 PAGE = (ROOT / "docs/security.md").read_text()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server import probe
+from attention_serving.server import probe
 from tests.clients.tls_server import TlsServer
 from tests.support.certificates import Authority, Mounted
 

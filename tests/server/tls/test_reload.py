@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.errors import TlsError
-from server.tls.files import TlsFiles
-from server.tls.metrics import TlsMetrics
-from server.tls.reload import CertificateReloader
+from attention_serving.server.errors import TlsError
+from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tls.metrics import TlsMetrics
+from attention_serving.server.tls.reload import CertificateReloader
 from tests.support.certificates import HOUR, Authority, Mounted, Pair, key_pem, new_key
 
 AUTHORITY = Authority()
@@ -127,7 +127,7 @@ def test_a_certificate_is_taken_once_it_is_valid(watching: Watching, monkeypatch
     watching.looks(2)
     assert watching.counted == (0, 1)
     # An hour later: what was refused is looked at again although it has not changed.
-    monkeypatch.setattr("server.tls.certificates._check_valid_now", lambda *_: None)
+    monkeypatch.setattr("attention_serving.server.tls.certificates._check_valid_now", lambda *_: None)
     watching.looks(1)
     assert watching.reloader.current().contents.certificate == early.certificate
     assert watching.counted == (1, 1)
@@ -140,7 +140,7 @@ def test_the_first_files_must_be_good(tmp_path: Path) -> None:
 
 
 def test_the_thread_looks_by_itself(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.tls.reload.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("attention_serving.server.tls.reload.CHECK_SECONDS", 0.01)
     watching.mounted.write(AUTHORITY.issue(), AUTHORITY.pem)
     first = watching.reloader.current()
     watching.reloader.start()

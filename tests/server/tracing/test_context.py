@@ -7,9 +7,9 @@ from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from server.rpc.records import TraceContext
-from server.tracing.context import PARENT, STATE, Head, headers, parse
-from server.tracing.options import TraceOptions
+from attention_serving.server.rpc.records import TraceContext
+from attention_serving.server.tracing.context import PARENT, STATE, Head, headers, parse
+from attention_serving.server.tracing.options import TraceOptions
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.tracing.export import GROUP, Pipeline
-from server.tracing.messages import SpanTemplate
+from attention_serving.server.tracing.export import GROUP, Pipeline
+from attention_serving.server.tracing.messages import SpanTemplate
 from tests.support.collector import PATIENCE_SECONDS, QUICKLY, Collector, collecting
 
 ADDED = 400  # by each of four threads: fewer than the queue holds

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 
-from server.engine.timeline import Reference
-from server.tracing.messages import (
+from attention_serving.server.engine.timeline import Reference
+from attention_serving.server.tracing.messages import (
     LOCAL,
     MAX_LINKS,
     REMOTE,

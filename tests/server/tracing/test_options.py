@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from server.tracing.options import TraceOptions, trace_options
+from attention_serving.server.tracing.options import TraceOptions, trace_options
 from tests.server.samples import ROOT
 
 URL = "http://127.0.0.1:4317"
@@ -97,8 +97,11 @@ def test_what_is_not_valid_is_reported(environment: dict[str, str], caplog: pyte
 
 def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
     code = (
-        "import sys, pathlib; from server import application; from server.recorder import call_recorder\n"
-        "from server.http import application as http; from server.settings import Settings\n"
+        "import sys, pathlib\n"
+        "from attention_serving.server import application\n"
+        "from attention_serving.server.recorder import call_recorder\n"
+        "from attention_serving.server.http import application as http\n"
+        "from attention_serving.server.settings import Settings\n"
         "settings = Settings(model_repository=pathlib.Path('.'), log_requests='all')\n"
         "assert call_recorder(settings) is not None\n"
         "print(*[name for name in sys.modules if name.startswith('opentelemetry')])"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.workers.folder import PREFIX, temporary_folder
+from attention_serving.server.workers.folder import PREFIX, temporary_folder
 from tests.server.samples import ROOT
 
 
@@ -36,7 +36,7 @@ def test_a_folder_in_use_stays(temporary: Path) -> None:
 
 def test_the_folder_of_a_killed_process_is_removed_by_the_next(temporary: Path) -> None:
     code = (
-        "import os; from server.workers.folder import temporary_folder\n"
+        "import os; from attention_serving.server.workers.folder import temporary_folder\n"
         "with temporary_folder() as folder: (folder / 'counter_0.db').touch(); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)

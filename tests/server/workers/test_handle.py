@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from server import cores
-from server.settings import Settings
-from server.workers.assignment import State
-from server.workers.handle import WorkerHandle
-from server.workers.supervisor import assignments
+from attention_serving.server import cores
+from attention_serving.server.child_process import State
+from attention_serving.server.settings import Settings
+from attention_serving.server.workers.handle import WorkerHandle
+from attention_serving.server.workers.supervisor import assignments
 
 
 @pytest.fixture(autouse=True)

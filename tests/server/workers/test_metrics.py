@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import values
 
-from server.engine.observer import EngineLoad
-from server.gauges import FOLDER_VARIABLE
-from server.metrics import Metrics
-from server.rpc.dispatcher import CallLoad
-from server.workers.metrics import MultiprocessMetrics, write_to
+from attention_serving.server.engine.observer import EngineLoad
+from attention_serving.server.gauges import FOLDER_VARIABLE
+from attention_serving.server.metrics import Metrics
+from attention_serving.server.rpc.dispatcher import CallLoad
+from attention_serving.server.workers.metrics import MultiprocessMetrics, write_to
 from tests.server.test_metrics import HOST, scrape, value
 
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from server.errors import BindError
-from server.workers.reservation import reserved
+from attention_serving.server.errors import BindError
+from attention_serving.server.workers.reservation import reserved
 
 HOST = "127.0.0.1"
 

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.server.test_application import REQUEST, SERVING, OpenStream
 from tests.server.test_metrics import HOST, Samples, scrape, value

@@ -26,6 +26,7 @@ from attention_client._values import (
     AttentionResult,
     EmbeddingInputs,
     HeadSelection,
+    InferResult,
     TextInputs,
     TokenInputs,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "EncoderInfo",
     "FailedPreconditionError",
     "HeadSelection",
+    "InferResult",
     "InternalError",
     "InvalidArgumentError",
     "LimitExceededError",

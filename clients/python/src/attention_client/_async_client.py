@@ -1,6 +1,6 @@
 """The asynchronous client, on grpc.aio."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from numpy.typing import ArrayLike
@@ -11,6 +11,7 @@ from attention_client._embeddings import EmbedInputs, EmbedOptions, decode_embed
 from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
+from attention_client._named import decode_infer, encode_infer
 from attention_client._stream_async import StreamCall, async_iterator_of, attend_stream
 from attention_client._streaming import stream_settings
 from attention_client._text_spans import SpanList, SpanLists
@@ -23,6 +24,7 @@ from attention_client._values import (
     AttentionResult,
     EmbedCallOptions,
     FloatArray,
+    InferResult,
     PaddedOptions,
     RequestOptions,
     ReturnWeights,
@@ -181,6 +183,20 @@ class AsyncAttentionClient(AsyncConnection):
         call = encode_embeddings(options, inputs, asked)
         responses = [await self._call(self._stub.Attend, request, timeout) for request in call.requests]
         return decode_embeddings(responses, call)
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Arrays],
+        *,
+        outputs: Sequence[str] | None = None,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> InferResult:
+        """As `AttentionClient.infer`."""
+        options = self._options(model, version, return_weights=False)
+        call = encode_infer(options, inputs, outputs)
+        return decode_infer(await self._call(self._stub.Attend, call.request, timeout), call)
 
     @overload
     def attend_stream(

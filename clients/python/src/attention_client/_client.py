@@ -4,7 +4,7 @@ Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows
 d elements of a row.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from numpy.typing import ArrayLike
@@ -15,6 +15,7 @@ from attention_client._embeddings import EmbedInputs, EmbedOptions, decode_embed
 from attention_client._encoding import EncodedCall, encode_texts, encode_tokens, encode_vectors
 from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._models import ModelInfo
+from attention_client._named import decode_infer, encode_infer
 from attention_client._stream_sync import StreamCall, attend_stream
 from attention_client._streaming import iterator_of, stream_settings
 from attention_client._text_spans import SpanList, SpanLists
@@ -27,6 +28,7 @@ from attention_client._values import (
     AttentionResult,
     EmbedCallOptions,
     FloatArray,
+    InferResult,
     PaddedOptions,
     RequestOptions,
     ReturnWeights,
@@ -302,6 +304,37 @@ class AttentionClient(Connection):
         call = encode_embeddings(options, inputs, asked)
         responses = [self._call(self._stub.Attend, request, timeout) for request in call.requests]
         return decode_embeddings(responses, call)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Arrays],
+        *,
+        outputs: Sequence[str] | None = None,
+        timeout: float | None = None,
+        version: Version = "",
+    ) -> InferResult:
+        """Computes any model's outputs from its inputs, by the names that `model()` lists.
+
+        Args:
+            model: Name of the model.
+            inputs: By name, real numbers, sent as float32, or integers or booleans. One sequence without the
+                batch axis, such as (T, d) or (T,); a batch, with it; or a list, tuple or Series with one
+                array for each sequence, where an axis is a sequence. Nested lists of numbers are an array if
+                their lengths agree, and a list of sequences otherwise. The input `attention_mask` is (Tk,),
+                (Tq, Tk) or (H, Tq, Tk) for each sequence, True = may attend.
+            outputs: Names of the outputs to return; None means those that are not optional.
+            timeout: Seconds; None means the client's timeout.
+            version: Version of the model as an integer or a str; empty means the highest that is ready.
+
+        Raises:
+            InvalidArgumentError: An input has a wrong name, type or shape; `field` names it.
+            LimitExceededError: The request is larger than a limit of the server or of the client.
+            AttentionClientError: The call failed for another reason.
+        """
+        options = self._options(model, version, return_weights=False)
+        call = encode_infer(options, inputs, outputs)
+        return decode_infer(self._call(self._stub.Attend, call.request, timeout), call)
 
     @overload
     def attend_stream(

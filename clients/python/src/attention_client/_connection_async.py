@@ -30,6 +30,7 @@ from attention_client._failures import (
     deadline_error,
     failure_of,
     is_local_deadline,
+    with_hint,
 )
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._readiness import HEALTH_REQUEST, Readiness, is_serving, wait_until_ready_async
@@ -109,7 +110,7 @@ class AsyncConnection:
             with translated_async():
                 await wait_until_ready_async(self._health, readiness, self._settings.metadata)
         except (AttentionClientError, aio.BaseError) as error:
-            raise as_client_error(error, closed=self._closed) from error.__cause__
+            raise await self._refined(error) from error.__cause__
 
     async def _call(
         self,
@@ -142,7 +143,7 @@ class AsyncConnection:
             raise await self._refined(error, limit) from error.__cause__
 
     def _open(
-        self, method: aio.StreamStreamMultiCallable[_RequestT, _ResponseT], timeout: float | None
+        self, method: "aio.StreamStreamMultiCallable[_RequestT, _ResponseT]", timeout: float | None
     ) -> aio.StreamStreamCall[_RequestT, _ResponseT]:
         span = start_span("AttendStreamRequest", self._settings.targets)
         try:
@@ -172,9 +173,10 @@ class AsyncConnection:
     async def _refined(self, error: Exception, timeout: float | None = None) -> AttentionClientError:
         """The error to raise, with what the connection knows and the call's status does not."""
         found = as_client_error(error, closed=self._closed)
-        if not is_local_deadline(found):
-            return found
-        return deadline_error(found, self._settings.name, timeout, await self._connection_failure())
+        if is_local_deadline(found):
+            failure = await self._connection_failure()
+            found = deadline_error(found, self._settings.name, timeout, failure)
+        return with_hint(found, self._settings)
 
     async def _connection_failure(self) -> str:
         """The reason if the channel is not connected; otherwise empty. A waiting call does not report it."""

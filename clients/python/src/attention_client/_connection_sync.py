@@ -26,6 +26,7 @@ from attention_client._failures import (
     deadline_error,
     failure_of,
     is_local_deadline,
+    with_hint,
 )
 from attention_client._generated.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_client._readiness import HEALTH_REQUEST, Readiness, is_serving, wait_until_ready
@@ -117,6 +118,8 @@ class Connection:
         readiness = Readiness(self._settings.name, seconds(timeout, default=self._settings.timeout))
         try:
             wait_until_ready(self._health, readiness, self._settings.metadata)
+        except AttentionClientError as error:
+            raise self._refined(error) from error.__cause__
         except ValueError as error:
             raise self._refined(error) from error
 
@@ -181,9 +184,9 @@ class Connection:
     def _refined(self, error: Exception, timeout: float | None = None) -> AttentionClientError:
         """The error to raise, with what the connection knows and the call's status does not."""
         found = as_client_error(error, closed=self._closed)
-        if not is_local_deadline(found):
-            return found
-        return deadline_error(found, self._settings.name, timeout, self._connection_failure())
+        if is_local_deadline(found):
+            found = deadline_error(found, self._settings.name, timeout, self._connection_failure())
+        return with_hint(found, self._settings)
 
     def _connection_failure(self) -> str:
         """The reason if the channel is not connected; otherwise empty. A waiting call does not report it."""

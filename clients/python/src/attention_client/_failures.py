@@ -1,12 +1,16 @@
-"""What a connection adds to a failed call's status: whether the client was closed or never connected."""
+"""What a connection adds to a failed call's status: a closed client, a missing connection, hints."""
+
+import re
 
 import grpc
 
+from attention_client._connection import ConnectionSettings
 from attention_client.errors import (
     AttentionClientError,
     CallCancelledError,
     ClientClosedError,
     DeadlineExceededError,
+    UnauthenticatedError,
     UnavailableError,
     from_rpc_error,
 )
@@ -16,6 +20,10 @@ from attention_client.errors import (
 PROBE_SECONDS = 0.05
 # How gRPC's core ends a call whose last attempt was not answered in time; the status is CANCELLED.
 _ATTEMPT_ENDED = "perAttemptRecvTimeout"
+# How gRPC's core reports that a server with TLS closed an unencrypted connection before its first frame, and
+# that a server answered a TLS handshake without TLS.
+_CLOSED_AT_ONCE = re.compile(r"last error: .*(?:Socket closed|Connection reset by peer)")
+_NOT_TLS = "WRONG_VERSION_NUMBER"
 
 
 def as_client_error(error: Exception, *, closed: bool) -> AttentionClientError:
@@ -52,6 +60,27 @@ def deadline_error(
         return UnavailableError(f"no connection to {name} {within}: {failure}")
     message = error.message if timeout is None else f"{name} did not answer {within}"
     return DeadlineExceededError(message, reason="DEADLINE_EXCEEDED", request_id=error.request_id)
+
+
+def with_hint(error: AttentionClientError, settings: ConnectionSettings) -> AttentionClientError:
+    """The error; its message says how to pass a token or credentials if that may be why the call failed."""
+    if hint := _hint(error, settings):
+        error.message = f"{error.message}; {hint}"
+        error.args = (error.message,)
+    return error
+
+
+def _hint(error: AttentionClientError, settings: ConnectionSettings) -> str:
+    if isinstance(error, UnauthenticatedError):
+        if any(key == "authorization" for key, _ in settings.metadata):
+            return ""
+        return "pass token= to the client (--token or ATTENTION_TOKEN on the command line)"
+    if settings.credentials is not None:
+        if _NOT_TLS in error.message:
+            return "the server does not use TLS: omit credentials (--tls, --ca, --certificate)"
+    elif _CLOSED_AT_ONCE.search(error.message):
+        return "if the server uses TLS, pass credentials=TlsFiles(ca=FILE) (--tls or --ca FILE)"
+    return ""
 
 
 def failure_of(error: grpc.RpcError) -> str:

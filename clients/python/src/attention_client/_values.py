@@ -4,7 +4,7 @@ Notation: "..." the leading axes of a batch, T rows of a sequence, Tq query rows
 d elements of a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
 
@@ -63,6 +63,26 @@ class AttentionResult(Generic[ArraysT]):
     offsets: NDArray[np.int64] | list[NDArray[np.int64]] | None = None
     token_counts: tuple[int, ...] = ()
     truncated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferResult:
+    """The outputs of one call by name, in the form of its inputs.
+
+    The arrays are writable and belong to the caller. Those of a list are views of one buffer: each keeps
+    the memory of all of them in use.
+
+    Attributes:
+        outputs: By name, in the order of the request or of the model: an array of float32, int64 or bool with
+            the axes that `model()` lists, without the batch for one sequence; if an input is a list, a list
+            with one array for each sequence.
+        model_name: Name of the model that computed the result.
+        model_version: Version of that model.
+    """
+
+    outputs: Mapping[str, Any]
+    model_name: str
+    model_version: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

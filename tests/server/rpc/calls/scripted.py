@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import grpc
 
-from server.rpc.transport.seam import Call, Callback, Metadata
+from attention_serving.server.rpc.transport.seam import Call, Callback, Metadata
 
 
 class ScriptedCall(Call):
@@ -45,6 +45,9 @@ class ScriptedCall(Call):
 
     def peer_identities(self) -> tuple[str, ...]:
         return ()
+
+    def client(self) -> str:
+        return ""
 
     @property
     def is_receiving(self) -> bool:

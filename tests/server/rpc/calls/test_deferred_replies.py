@@ -7,13 +7,13 @@ from functools import partial
 import grpc
 import pytest
 
-from server.engine.errors import DeadlineExceededError
-from server.engine.types import Result
-from server.rpc.calls.deferred import DeferredReply
-from server.rpc.calls.ordered_stream import OrderedStream
-from server.rpc.calls.route import Route, Send, ordered_stream, server_streaming, unary
-from server.rpc.calls.single_request import ServerStream, UnaryCall
-from server.rpc.transport.seam import Call
+from attention_serving.server.engine.errors import DeadlineExceededError
+from attention_serving.server.engine.types import Result
+from attention_serving.server.rpc.calls.deferred import DeferredReply
+from attention_serving.server.rpc.calls.ordered_stream import OrderedStream
+from attention_serving.server.rpc.calls.route import Route, Send, ordered_stream, server_streaming, unary
+from attention_serving.server.rpc.calls.single_request import ServerStream, UnaryCall
+from attention_serving.server.rpc.transport.seam import Call
 from tests.server.rpc.calls.scripted import FREELY, ScriptedCall
 
 CALL_DEADLINE, REPLY_DEADLINE = 100.0, 10.0

@@ -10,16 +10,16 @@ import grpc
 import numpy as np
 import pytest
 
-from server.engine.budget import MemoryBudget, Reservation
-from server.engine.errors import InvalidRequestError, OverloadedError
-from server.engine.types import Result
-from server.rpc.calls.codec_threads import CodecThreads
-from server.rpc.calls.deferred import DeferredReply
-from server.rpc.calls.intake import LARGE_BYTES, LARGE_REPLY_BYTES, Intake
-from server.rpc.calls.ordered_stream import OrderedStream
-from server.rpc.calls.route import CallKind, Route, tensors
-from server.rpc.calls.single_request import UnaryCall
-from server.rpc.transport.seam import Call, Callback
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.errors import InvalidRequestError, OverloadedError
+from attention_serving.server.engine.types import Result
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
+from attention_serving.server.rpc.calls.deferred import DeferredReply
+from attention_serving.server.rpc.calls.intake import LARGE_BYTES, LARGE_REPLY_BYTES, Intake
+from attention_serving.server.rpc.calls.ordered_stream import OrderedStream
+from attention_serving.server.rpc.calls.route import CallKind, Route, tensors
+from attention_serving.server.rpc.calls.single_request import UnaryCall
+from attention_serving.server.rpc.transport.seam import Call, Callback
 from tests.server.rpc.calls.scripted import FREELY, ScriptedCall
 from tests.server.seams import PATIENCE_SECONDS
 

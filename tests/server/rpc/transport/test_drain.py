@@ -2,18 +2,19 @@
 
 import os
 import queue
+import resource
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import grpc
 import pytest
 
-from server.rpc.transport import TransportKind, create_transport
-from server.rpc.transport.connections import Connection, connections, stop_listening
-from server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport import TransportKind, create_transport
+from attention_serving.server.rpc.transport.connections import Connection, connections, stop_listening
+from attention_serving.server.rpc.transport.seam import Call
 from tests.server.seams import PATIENCE_SECONDS
 
 HOST = "127.0.0.1"
@@ -97,6 +98,17 @@ def test_bytes_are_unsent_until_the_peer_has_received_them() -> None:
         while received < sent:
             received += len(peer.recv(1 << 20))
         assert connection.unsent_bytes == 0
+
+
+def test_connections_are_counted_while_no_descriptor_is_free() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connected() as (connection, accepted, _), ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (accepted.fileno() + 8, hard))
+        with suppress(OSError):
+            while True:
+                taken.enter_context(socket.socket())
+        assert connections([accepted.getsockname()[1]]) == [connection]
 
 
 def test_a_connection_that_is_closed_ends_for_both() -> None:

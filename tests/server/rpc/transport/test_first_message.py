@@ -5,8 +5,8 @@ from typing import Any
 
 import grpc
 
-from server.rpc.transport.completion_queue import CompletionQueueTransport
-from server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.completion_queue import CompletionQueueTransport
+from attention_serving.server.rpc.transport.seam import Call
 from tests.server.seams import PATIENCE_SECONDS
 
 

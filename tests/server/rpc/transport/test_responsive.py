@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from server.rpc.transport import TransportKind, create_transport
-from server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport import TransportKind, create_transport
+from attention_serving.server.rpc.transport.seam import Call
 from tests.server.seams import PATIENCE_SECONDS
 
 

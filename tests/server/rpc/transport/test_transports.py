@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
-from server.rpc.transport import TransportKind, create_transport
-from server.rpc.transport.seam import Call, Transport
+from attention_serving.server.rpc.transport import TransportKind, create_transport
+from attention_serving.server.rpc.transport.seam import Call, Transport
 from tests.server.samples import ROOT
 from tests.server.seams import PATIENCE_SECONDS
 
@@ -349,15 +349,15 @@ def test_a_port_is_in_use_until_the_transport_stops_also_without_a_start(kind: T
 def test_the_threaded_server_does_not_load_the_adapter_on_the_internal_api() -> None:
     code = """if True:
         import sys
-        from server.rpc.options import RpcOptions
-        from server.rpc.server import RpcServer
-        from server.rpc.transport import TransportKind
+        from attention_serving.server.rpc.options import RpcOptions
+        from attention_serving.server.rpc.server import RpcServer
+        from attention_serving.server.rpc.transport import TransportKind
         options = RpcOptions(host="127.0.0.1", port=0, max_message_bytes=1, max_concurrent_calls=1,
                              max_streams=1, stream_window=1, transport=TransportKind.THREADED)
         server = RpcServer(options, None)
         assert server.bind()
         server.stop(0)
-        print("server.rpc.transport.completion_queue" in sys.modules)
+        print("attention_serving.server.rpc.transport.completion_queue" in sys.modules)
     """
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False"]

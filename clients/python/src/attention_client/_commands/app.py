@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attention_client import __version__
-from attention_client._commands.compute import attend, embed, text, tokens
+from attention_client._commands.compute import attend, embed, infer, text, tokens
 from attention_client._commands.models import describe, health, models
 from attention_client._commands.session import add_command, add_options, fail
 from attention_client._commands.weights import weights
@@ -63,7 +63,7 @@ def _enrich(ctx: typer.Context) -> None:
 
 app.callback()(add_options(_root))
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Compute": (attend, embed, text, tokens, weights),
+    "Compute": (attend, infer, embed, text, tokens, weights),
     "Inspect": (models, describe, health),
 }
 for _panel, _commands in _PANELS.items():

@@ -8,7 +8,7 @@ import io
 import json
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -106,6 +106,34 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         np.savez(path, *(arrays if isinstance(arrays, list) else [arrays]))
     else:
         np.save(path, arrays)
+
+
+def labelled(name: str, arrays: Arrays) -> list[tuple[str, Array]]:
+    """The array of an output by its name; those of a list by its name and their index."""
+    if not isinstance(arrays, list):
+        return [(name, arrays)]
+    return [(f"{name}[{index}]", array) for index, array in enumerate(arrays)]
+
+
+def write_named(option: str, path: Path, outputs: Mapping[str, Arrays]) -> None:
+    """Writes outputs by their names, in the format of the file's suffix.
+
+    Raises:
+        typer.BadParameter: A .npy file is named for several arrays.
+    """
+    if path.suffix == ".json":
+        path.write_text(json.dumps({name: as_lists(found) for name, found in outputs.items()}))
+        return
+    arrays: dict[str, Any] = dict(pair for name, found in outputs.items() for pair in labelled(name, found))
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif len(arrays) == 1:
+        np.save(path, next(iter(arrays.values())))
+    else:
+        message = (
+            f"{path}: a .npy file holds one array; the outputs are {', '.join(arrays)}; name a .npz file"
+        )
+        raise typer.BadParameter(message, param_hint=option)
 
 
 def as_lists(arrays: Arrays | None) -> Any:

@@ -1,19 +1,23 @@
-"""Commands that compute: attend, embed, text, tokens. weights.py has the last one."""
+"""Commands that compute: attend, infer, embed, text, tokens. weights.py has the last one."""
 
 from collections.abc import Sized
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 import typer
 
 from attention_client._commands.arrays import (
+    as_lists,
     check_inputs,
     check_output,
     is_list_of_sequences,
+    labelled,
     read_array,
     read_texts,
     read_token_ids,
     write_arrays,
+    write_named,
 )
 from attention_client._commands.models import ModelName, ModelVersion
 from attention_client._commands.results import Output, print_result
@@ -22,6 +26,8 @@ from attention_client._commands.tables import print_json, vectors_table
 
 _ARRAY = "a .npy, .npz or JSON file, - for standard input, or a JSON list"
 _INPUTS, _OUTPUT = "Inputs", "Output"
+# Larger outputs are printed in part.
+_MOST_SHOWN = 100
 _ValueT = TypeVar("_ValueT", bound=Sized)
 
 
@@ -90,6 +96,70 @@ def attend(
     output = Output(out, weights, several=is_list_of_sequences(arrays["query"], rank=2))
     result = session.client.attend(model, version=version, return_weights=output.wants_weights, **arrays)
     print_result(session, result, output)
+
+
+def infer(
+    session: Session,
+    *,
+    model: ModelName,
+    version: ModelVersion = "",
+    inputs: Annotated[
+        list[str],
+        input_option(
+            "--input",
+            f"An input by its name, one sequence or a batch; a .npz file holds one sequence in each of its "
+            f"arrays. Repeat for each input. ARRAY is {_ARRAY}.",
+            "NAME=ARRAY",
+        ),
+    ],
+    names: Annotated[
+        list[str] | None,
+        output_option(
+            "--output-name", "Return this output; repeat for several. Default: all but optional ones.", "NAME"
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        output_option(
+            "--output",
+            "Write the outputs to this file rather than print them: .npz or .json by their names (NAME[0], "
+            "NAME[1], ... for a list), .npy for one array.",
+        ),
+    ] = None,
+) -> None:
+    """Compute the outputs of any model from its inputs, by name. `describe` lists both."""
+    given = _named(inputs)
+    check_inputs(list(given.values()))
+    check_output("--output", output, several=False)
+    arrays = {name: read_array(f"--input {name}", value) for name, value in given.items()}
+    result = session.client.infer(model, arrays, outputs=names, version=version)
+    if output is not None:
+        write_named("--output", output, result.outputs)
+    if session.json:
+        shown = {name: as_lists(found) for name, found in result.outputs.items()}
+        answer = {"outputs": shown} if output is None else {"output": str(output)}
+        print_json({"model_name": result.model_name, "model_version": result.model_version, **answer})
+        return
+    where = "" if output is None else f"{output}: "
+    for name, found in result.outputs.items():
+        for label, array in labelled(name, found):
+            typer.echo(
+                f"{where}{label}  {array.shape} {array.dtype}, {result.model_name} {result.model_version}"
+            )
+            if output is None:
+                typer.echo(np.array2string(array, precision=4, suppress_small=True, threshold=_MOST_SHOWN))
+
+
+def _named(inputs: list[str]) -> dict[str, str]:
+    """What each input is read from, by its name."""
+    given: dict[str, str] = {}
+    for each in inputs:
+        name, equals, value = each.partition("=")
+        if not name or not equals or not value or name in given:
+            problem = "is given twice" if name in given else "must be NAME=ARRAY, such as x=x.npy"
+            raise typer.BadParameter(f"{each}: {problem}", param_hint="--input")
+        given[name] = value
+    return given
 
 
 def text(

@@ -1,16 +1,15 @@
 """Commands that inspect a server: models, describe, health."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from attention_client._commands.session import Session, complete_model
 from attention_client._commands.tables import description, print_json, print_models
 
-ModelName = Annotated[
-    str, typer.Option("--model", metavar="NAME", help="Name of the model.", autocompletion=complete_model)
-]
+_NAME: dict[str, Any] = {"metavar": "NAME", "help": "Name of the model.", "autocompletion": complete_model}
+ModelName = Annotated[str, typer.Option("--model", **_NAME)]
 ModelVersion = Annotated[
     str,
     typer.Option(
@@ -31,9 +30,21 @@ def models(session: Session) -> None:
         print_models(found)
 
 
-def describe(session: Session, *, model: ModelName, version: ModelVersion = "") -> None:
+def describe(
+    session: Session,
+    *,
+    name: Annotated[str | None, typer.Argument(**_NAME, show_default=False)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", **_NAME | {"help": "The name, in place of NAME."}, show_default=False),
+    ] = None,
+    version: ModelVersion = "",
+) -> None:
     """Print all that the server states about a model."""
-    found = session.client.model(model, version)
+    given = name or model
+    if given is None or (name and model):
+        raise typer.BadParameter("give the name of one model: describe NAME", param_hint="NAME")
+    found = session.client.model(given, version)
     if session.json:
         print_json(asdict(found))
     else:

@@ -83,10 +83,16 @@ def weights_table(labels: Sequence[str], weights: FloatArray, rows: Sequence[str
         labels: One for each key.
         weights: The weights.
         rows: One for each query; None means the labels of the keys.
+
+    White space within a label is shown as one space, and a label of white space only as a dot.
     """
     numbers = ([f"{number:.2f}" for number in row] for row in weights)
-    body = [("  " + label, *row) for label, row in zip(rows or labels, numbers, strict=True)]
-    return table([("", *labels), *body], numbers=True)
+    body = [("  " + _one_line(label), *row) for label, row in zip(rows or labels, numbers, strict=True)]
+    return table([("", *map(_one_line, labels)), *body], numbers=True)
+
+
+def _one_line(label: str) -> str:
+    return " ".join(label.split()) or "·"
 
 
 def description(model: ModelInfo) -> str:

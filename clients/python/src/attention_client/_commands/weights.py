@@ -13,7 +13,7 @@ from attention_client._commands.arrays import check_inputs, is_list_of_sequences
 from attention_client._commands.compute import Mask, input_option, output_option
 from attention_client._commands.models import ModelName, ModelVersion
 from attention_client._commands.session import Session, fail
-from attention_client._commands.tables import print_json, weights_table, word_labels
+from attention_client._commands.tables import print_json, weights_table
 from attention_client._values import AnyResult, FloatArray
 from attention_client._weights_page import PageAnswer, save
 
@@ -104,7 +104,7 @@ def weights(
         _write_page(session, results, inputs, html)
         return
     found = _layer(result.weights, layer)
-    heads, labels = _heads(head, len(found)), word_labels(text or "", found.shape[-1])
+    heads, labels = _heads(head, len(found)), _labels(inputs, result, found.shape[-1])
     if heat_maps is not None:
         if found.shape[1] != found.shape[2]:
             fail("--plot draws as many queries as keys; --html draws any number")
@@ -116,7 +116,7 @@ def weights(
         print_json({**model_names, "labels": labels, "heads": shown})
         return
     typer.echo(f"{_subject(inputs)}  {found.shape}, {result.title}; rows are queries, columns keys")
-    rows = labels if found.shape[1] == len(labels) else word_labels("", found.shape[1])
+    rows = _labels(inputs, result, found.shape[1])
     for index in heads:
         typer.echo(f"\nhead {index}\n{weights_table(labels, found[index], rows)}", nl=False)
 

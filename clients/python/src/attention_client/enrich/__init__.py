@@ -13,6 +13,7 @@ enrich("in.parquet", "out.parquet", model="my-encoder", text_column="text", serv
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -88,6 +89,6 @@ def enrich(
         token=token,
     )
     try:
-        return run_job(source, output, backend, read)
+        return replace(run_job(source, output, backend, read), server_failures=dict(backend.failures))
     finally:
         backend.close()

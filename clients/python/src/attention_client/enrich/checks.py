@@ -110,6 +110,5 @@ def check_first_rows(source: TableSource, model: ModelSpec, options: JobOptions)
         try:
             check_widths(rows.column(options.columns[role]), width)
         except EnrichError as error:
-            raise EnrichError(
-                f"column {options.columns[role]!r} {error}, in each of the first {rows.num_rows:,} rows"
-            ) from error
+            where = "the first row" if rows.num_rows == 1 else f"each of the first {rows.num_rows:,} rows"
+            raise EnrichError(f"column {options.columns[role]!r} {error}, in {where}") from error

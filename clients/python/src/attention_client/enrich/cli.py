@@ -29,6 +29,7 @@ from attention_client.enrich.cli_options import (
     Token,
     with_job_arguments,
 )
+from attention_client.enrich.summary import counted, were_refused
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 INTERRUPTED = 130
@@ -104,7 +105,7 @@ def _json(summary: Summary) -> str:
 
 
 def _text(summary: Summary) -> str:
-    lines = [f"{summary.output}: {summary.rows:,} rows"]
+    lines = [f"{summary.output}: {counted(summary.rows, 'row', 'rows')}"]
     if summary.already_complete:
         lines[0] += "; the job is already complete, nothing was computed"
     else:
@@ -115,17 +116,19 @@ def _text(summary: Summary) -> str:
         f"model {summary.model}, version {summary.version}; largest difference from eager PyTorch {parity}"
     )
     if summary.resumed_rows and not summary.already_complete:
-        lines.append(f"{summary.resumed_rows:,} rows were computed by earlier runs")
+        earlier = counted(summary.resumed_rows, "row was", "rows were")
+        lines.append(f"{earlier} computed by earlier runs")
     if summary.passages:
-        lines.append(f"{summary.passages:,} passages")
+        lines.append(counted(summary.passages, "passage", "passages"))
     if summary.truncated:
-        lines.append(
-            f"{summary.truncated:,} rows have texts that were cut to the tokens that the model takes"
-        )
+        cut = counted(summary.truncated, "row has a text that was", "rows have texts that were")
+        lines.append(f"{cut} cut to the tokens that the model takes")
     if summary.nulls:
-        lines.append(f"{summary.nulls:,} rows are null: nothing to compute")
+        lines.append(f"{counted(summary.nulls, 'row is', 'rows are')} null: nothing to compute")
     if summary.rejects:
-        lines.append(f"{summary.refused:,} rows were refused: {summary.rejects}")
+        lines.append(f"{were_refused(summary.refused)}: {summary.rejects}")
+    for server, failures in summary.server_failures.items():
+        lines.append(f"server {server} failed {counted(failures, 'time', 'times')}")
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,9 @@ from attention_client.enrich.packing import pack, sizes
 from attention_client.enrich.pooling import POOLS, Pool
 from attention_client.enrich.summary import Refusal
 
+# Reason of a text with too many tokens.
+LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
+
 
 @dataclass(frozen=True)
 class EnrichedBatch:
@@ -158,4 +161,6 @@ class PendingBatch:
         return sum(int(lengths[sequences].sum()) for lengths in counted)
 
     def _refuse(self, row: int, reason: str, message: str) -> None:
+        if reason == LIMIT_EXCEEDED and self._backend.model.encoder and not self._options.truncate:
+            message += "; --truncate (truncate=True) cuts texts to the tokens that the model takes"
         self._refusals.setdefault(row, Refusal(self._inputs.batch.first + row, reason, message))

@@ -8,7 +8,7 @@ from attention_client.enrich.errors import EnrichError
 from attention_client.enrich.journal import ChunkRecord
 from attention_client.enrich.plan import JobPlan
 from attention_client.enrich.storage import Json, Location
-from attention_client.enrich.summary import Refusal
+from attention_client.enrich.summary import Refusal, were_refused
 
 REJECTS = ".rejects.jsonl"
 
@@ -65,13 +65,13 @@ def check_refusals(records: Sequence[ChunkRecord], *, skip: bool) -> None:
     refusals = all_refusals(records)
     if refusals and not skip:
         raise EnrichError(
-            f"{len(refusals):,} rows were refused and skipped by an earlier run; pass --on-error skip "
+            f"{were_refused(len(refusals))} and skipped by an earlier run; pass --on-error skip "
             "(on_error='skip') to accept them"
         )
     if refusals and not any(record.tokens for record in records):
         first = refusals[0]
         raise NothingComputedError(
-            f"nothing was computed: {len(refusals):,} rows were refused; the first is row {first.row}: "
+            f"nothing was computed: {were_refused(len(refusals))}; the first is row {first.row}: "
             f"{first.message}"
         )
 
@@ -93,7 +93,7 @@ class ErrorBudget:
         if self._limit is not None and self._refused > self._limit:
             last = record.refusals[-1]
             raise EnrichError(
-                f"{self._refused:,} rows are refused, more than max_errors={self._limit}; the last is row "
+                f"{were_refused(self._refused)}, more than max_errors={self._limit}; the last is row "
                 f"{last.row}: {last.message}. Finished chunks are kept: --resume with a larger --max-errors "
                 "continues"
             )

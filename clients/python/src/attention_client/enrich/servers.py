@@ -5,6 +5,7 @@ import queue
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -53,6 +54,9 @@ class ServerBackend:
 
     Requests of a server that fails are sent again to any server. If none has answered for `retry_seconds`,
     the job ends.
+
+    Attributes:
+        failures: How often each server failed, by its address.
     """
 
     def __init__(
@@ -70,6 +74,8 @@ class ServerBackend:
     ) -> None:
         """Connects to each server and asks it for the model.
 
+        Waits until one server is ready. The job begins without those that are not, and asks them again.
+
         Args:
             targets: Servers as HOST:PORT. Each address of a host name is a server of its own.
             model: Name of the model.
@@ -82,16 +88,18 @@ class ServerBackend:
             token: Sent with every call.
 
         Raises:
-            ServersUnavailableError: A server is not ready.
+            ServersUnavailableError: No server is ready; or, if `retry_seconds` is 0, one of them is not.
             EnrichError: A server does not have the model, or has another version of it; or the credentials
                 cannot be used.
         """
         if not retry_seconds >= 0:
             raise EnrichError(f"retry_seconds is {retry_seconds:g}; it must be 0 or more")
         self._clients = _connect(targets, credentials, token)
-        patience = min(retry_seconds, START_SECONDS)
-        found = [_describe(client, model, version, patience) for client in self._clients.values()]
-        self.model = spec_of(_only_version(found)).shortened(embed.dimensions)
+        # Each key is counted by the thread of that server alone.
+        self.failures: Counter[str] = Counter()
+        found = self._describe(model, version, retry_seconds)
+        self.model = spec_of(_only_version(list(found.values()))).shortened(embed.dimensions)
+        self._first = self._clients[next(iter(found))]
         self.tokenizer = tokenizer
         self._embed = embed if self.model.encoder else None
         self.concurrency = MAX_IN_FLIGHT * len(self._clients)
@@ -113,11 +121,10 @@ class ServerBackend:
         return EncodedTexts(texts)
 
     def count_tokens(self, text: str, *, prompt: str | None) -> int:
-        """See Backend. Asks the first server."""
-        client = next(iter(self._clients.values()))
+        """See Backend. Asks the first server that was ready."""
         asked = [EmbeddingInputs([text], prompt=prompt)]
         try:
-            (result,) = client.attend_stream(self.model.name, asked, version=self.model.version)
+            (result,) = self._first.attend_stream(self.model.name, asked, version=self.model.version)
         except AttentionClientError as error:
             raise EnrichError(f"{self.model.name}: {error.message}") from error
         return int(result.token_counts[0])
@@ -138,19 +145,43 @@ class ServerBackend:
         for thread in self._threads:
             thread.join()
 
+    def _describe(self, model: str, version: str, retry_seconds: float) -> dict[str, ModelInfo]:
+        """The model on each server that is ready, by its address."""
+        until, pause = time.monotonic() + min(retry_seconds, START_SECONDS), MIN_BACKOFF_SECONDS
+        while True:
+            found: dict[str, ModelInfo] = {}
+            failed: dict[str, AttentionClientError] = {}
+            for target, client in self._clients.items():
+                try:
+                    found[target] = _ask(client, model, version)
+                except TRANSIENT as error:
+                    failed[target] = error
+                except AttentionClientError as error:
+                    raise EnrichError(str(error)) from error
+            if found or time.monotonic() > until:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+        if failed and not (found and retry_seconds):
+            raise ServersUnavailableError("; ".join(f"{target}: {each}" for target, each in failed.items()))
+        for target, cause in failed.items():
+            log.warning("the job begins without the server %s: %s", target, cause)
+            self.failures[target] += 1
+        return found
+
     def _serve(self, target: str, client: AttentionClient) -> None:
         """Keeps a stream to one server until the job ends. Any error ends the job, not only this thread."""
         backoff = MIN_BACKOFF_SECONDS
         try:
             while not self._closing.is_set() and not self._failure:
-                backoff = self._wait(self._run_stream(client, backoff))
+                backoff = self._wait(self._run_stream(target, client, backoff))
         except Exception as error:
             log.exception("unexpected error in the stream to %s", target)
             self._failure = EnrichError(f"unexpected error in the stream to {target}: {error!r}")
             self._failure.__cause__ = error
         self._fail_queued()
 
-    def _run_stream(self, client: AttentionClient, backoff: float) -> float:
+    def _run_stream(self, target: str, client: AttentionClient, backoff: float) -> float:
         """Sends requests until the stream ends; returns the seconds to wait before the next stream."""
         requests = StreamRequests(self._requests, self._closing, self._embed)
         too_large: AttentionClientError | None = None
@@ -163,13 +194,13 @@ class ServerBackend:
                 max_in_flight=MAX_IN_FLIGHT,
                 version=self.model.version,
             ):
-                if self._resolve(requests.pop_answered(), outcome):
+                if self._resolve(target, requests.pop_answered(), outcome):
                     backoff = MIN_BACKOFF_SECONDS
                 else:
                     backoff = self._wait(backoff)
         except AttentionClientError as error:
             too_large = error if isinstance(error, MessageTooLargeError) else None
-            self._note_failure(error)
+            self._note_failure(target, error)
         finally:
             requests.requeue(too_large)
         return backoff
@@ -179,7 +210,9 @@ class ServerBackend:
         self._closing.wait(backoff * random.uniform(0.5, 1))  # noqa: S311 - spreads the retries of many clients
         return min(2 * backoff, MAX_BACKOFF_SECONDS)
 
-    def _resolve(self, queued: QueuedRequest, outcome: AttentionResult[Any] | AttentionClientError) -> bool:
+    def _resolve(
+        self, target: str, queued: QueuedRequest, outcome: AttentionResult[Any] | AttentionClientError
+    ) -> bool:
         """Resolves the future of an answered request; returns False if the server has no capacity now."""
         if not isinstance(outcome, AttentionClientError):
             self._answered_at = time.monotonic()
@@ -195,16 +228,18 @@ class ServerBackend:
             self._answered_at = time.monotonic()
             queued.future.set_exception(RefusedError(outcome.message, outcome.reason))
         elif isinstance(outcome, TRANSIENT):
-            self._note_failure(outcome)
+            self._note_failure(target, outcome)
             self._requests.put(queued)
             return False
         else:
             queued.future.set_exception(EnrichError(f"{self.model.name}: {outcome.message}"))
         return True
 
-    def _note_failure(self, error: AttentionClientError) -> None:
-        """Ends the job if the error is permanent, or if no server has answered for too long."""
-        log.info("a request failed and is sent again: %s", error)
+    def _note_failure(self, target: str, error: AttentionClientError) -> None:
+        """Counts a failure; ends the job if it is permanent, or if no server has answered for too long."""
+        log.info("a request to %s failed and is sent again: %s", target, error)
+        if not isinstance(error, ResourceExhaustedError):
+            self.failures[target] += 1
         if not isinstance(error, TRANSIENT):
             self._failure = EnrichError(str(error))
         elif time.monotonic() - self._answered_at > self._retry_seconds:
@@ -251,15 +286,11 @@ def _connect(
     return clients
 
 
-def _describe(client: AttentionClient, model: str, version: str, patience: float) -> ModelInfo:
-    try:
-        if patience > 0:
-            client.wait_until_ready(patience)
-        return client.model(model, version)
-    except TRANSIENT as error:
-        raise ServersUnavailableError(str(error)) from error
-    except AttentionClientError as error:
-        raise EnrichError(str(error)) from error
+def _ask(client: AttentionClient, model: str, version: str) -> ModelInfo:
+    """The model on a server that is ready."""
+    if not client.is_ready():
+        raise UnavailableError("the server is not ready")
+    return client.model(model, version)
 
 
 def _only_version(found: Sequence[ModelInfo]) -> ModelInfo:

@@ -4,7 +4,7 @@ import json
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,20 +24,22 @@ class Location:
     Attributes:
         system: Its file system.
         path: Its path in the file system.
+        given: The path or URL as the caller wrote it, for messages; empty for `path`.
     """
 
     system: fs.FileSystem
     path: str
+    given: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return self.path
+        return self.given or self.path
 
     def __truediv__(self, name: str) -> "Location":
-        return Location(self.system, posixpath.join(self.path, name))
+        return Location(self.system, posixpath.join(self.path, name), posixpath.join(str(self), name))
 
     def with_suffix(self, suffix: str) -> "Location":
         """The location in the same folder whose name has `suffix` appended."""
-        return Location(self.system, self.path + suffix)
+        return Location(self.system, self.path + suffix, f"{self}{suffix}")
 
     @property
     def parent(self) -> "Location":
@@ -134,11 +136,13 @@ def locate(address: str) -> Location:
         EnrichError: No file system is known for the URL.
     """
     if "://" not in address:
-        return Location(fs.LocalFileSystem(), Path(address).expanduser().absolute().as_posix())
+        path = Path(address).expanduser().absolute().as_posix()
+        return Location(fs.LocalFileSystem(), path, address)
     try:
-        return Location(*fs.FileSystem.from_uri(address))
+        system, path = fs.FileSystem.from_uri(address)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as unknown:
         return _locate_with_fsspec(address, unknown)
+    return Location(system, path, address)
 
 
 def _locate_with_fsspec(address: str, unknown: Exception) -> Location:
@@ -150,4 +154,4 @@ def _locate_with_fsspec(address: str, unknown: Exception) -> Location:
         system, path = fsspec.core.url_to_fs(address)
     except (ValueError, ImportError) as error:
         raise EnrichError(f"{address}: {error}") from error
-    return Location(fs.PyFileSystem(fs.FSSpecHandler(system)), path)
+    return Location(fs.PyFileSystem(fs.FSSpecHandler(system)), path, address)

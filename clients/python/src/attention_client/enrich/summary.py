@@ -1,10 +1,21 @@
 """What a finished job reports."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """A number with the words for one or for several: "1 row is", "2 rows are"."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def were_refused(rows: int) -> str:
+    """The number of rows that were refused, for messages."""
+    return f"{counted(rows, 'row was', 'rows were')} refused"
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,8 @@ class Summary:
         table: The result, if no output was named.
         already_complete: Whether the output was complete before this run. `nulls`, `passages`, `truncated`,
             `tokens`, `seconds` and `tokens_per_second` are then 0, because the output does not state them.
+        server_failures: For each server that failed in this run, how often it did, by its address. A request
+            that a server has no capacity for does not count.
     """
 
     output: str | None
@@ -65,3 +78,4 @@ class Summary:
     refusals: tuple[Refusal, ...]
     table: "pa.Table | None" = None
     already_complete: bool = False
+    server_failures: Mapping[str, int] = field(default_factory=dict)

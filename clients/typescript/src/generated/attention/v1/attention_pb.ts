@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file attention/v1/attention.proto.
  */
 export const file_attention_v1_attention: GenFile = /*@__PURE__*/
-  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiYgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCRITCgZwcm9tcHQYAiABKAlIAIgBARIVCgh0cnVuY2F0ZRgDIAEoCEgBiAEBQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlIjYKBVNwYW5zEg8KB2xlbmd0aHMYASADKA0SDgoGc3RhcnRzGAIgAygHEgwKBGVuZHMYAyADKAciSgoQRW1iZWRkaW5nT3B0aW9ucxISCgpkaW1lbnNpb25zGAEgASgNEiIKBXNwYW5zGAIgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zIpoBCg1BdHRlbnRpb25NYXNrEi4KBGtpbmQYASABKA4yIC5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzay5LaW5kEgwKBGJpdHMYAiABKAwiSwoES2luZBIUChBLSU5EX1VOU1BFQ0lGSUVEEAASDQoJS0lORF9LRVlTEAESDgoKS0lORF9QQUlSUxACEg4KCktJTkRfSEVBRFMQAyK7BAoNQXR0ZW5kUmVxdWVzdBISCgptb2RlbF9uYW1lGAEgASgJEhUKDW1vZGVsX3ZlcnNpb24YAiABKAkSLgoFcXVlcnkYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzSAASMQoJdG9rZW5faWRzGAQgASgLMhwuYXR0ZW50aW9uLnYxLlRva2VuU2VxdWVuY2VzSAASKwoEdGV4dBgFIAEoCzIbLmF0dGVudGlvbi52MS5UZXh0U2VxdWVuY2VzSAASKgoDa2V5GAYgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlcxIsCgV2YWx1ZRgHIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSKQoEbWFzaxgIIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbnRpb25NYXNrEhYKDnJldHVybl93ZWlnaHRzGAkgASgIEhEKCXBvc2l0aW9ucxgKIAMoAxIwChBvdXRwdXRfZGF0YV90eXBlGAsgASgOMhYuYXR0ZW50aW9uLnYxLkRhdGFUeXBlEjEKCWVtYmVkZGluZxgMIAEoCzIeLmF0dGVudGlvbi52MS5FbWJlZGRpbmdPcHRpb25zEhYKDnJldHVybl9vZmZzZXRzGA0gASgIEjMKDmhlYWRfc2VsZWN0aW9uGA4gASgLMhsuYXR0ZW50aW9uLnYxLkhlYWRTZWxlY3Rpb25CDQoLcXVlcnlfaW5wdXQiLgoNSGVhZFNlbGVjdGlvbhIOCgZsYXllcnMYASADKA0SDQoFaGVhZHMYAiADKA0ingEKEEF0dGVudGlvbldlaWdodHMSKQoJZGF0YV90eXBlGAEgASgOMhYuYXR0ZW50aW9uLnYxLkRhdGFUeXBlEhEKCW51bV9oZWFkcxgCIAEoDRIVCg1xdWVyeV9sZW5ndGhzGAMgAygNEhMKC2tleV9sZW5ndGhzGAQgAygNEgwKBGRhdGEYBSABKAwSEgoKbnVtX2xheWVycxgGIAEoDSKDAgoOQXR0ZW5kUmVzcG9uc2USEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEjYKD2NvbnRleHRfdmVjdG9ycxgDIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSOQoRYXR0ZW50aW9uX3dlaWdodHMYBCABKAsyHi5hdHRlbnRpb24udjEuQXR0ZW50aW9uV2VpZ2h0cxIUCgx0b2tlbl9jb3VudHMYBSADKA0SEQoJdHJ1bmNhdGVkGAYgAygNEioKDXRva2VuX29mZnNldHMYByABKAsyEy5hdHRlbnRpb24udjEuU3BhbnMiTwoTQXR0ZW5kU3RyZWFtUmVxdWVzdBIKCgJpZBgBIAEoCRIsCgdyZXF1ZXN0GAIgASgLMhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QiSwoLU3RyZWFtRXJyb3ISDAoEY29kZRgBIAEoBRIOCgZyZWFzb24YAiABKAkSDwoHbWVzc2FnZRgDIAEoCRINCgVmaWVsZBgEIAEoCSKKAQoUQXR0ZW5kU3RyZWFtUmVzcG9uc2USCgoCaWQYASABKAkSMAoIcmVzcG9uc2UYAiABKAsyHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2VIABIqCgVlcnJvchgDIAEoCzIZLmF0dGVudGlvbi52MS5TdHJlYW1FcnJvckgAQggKBnJlc3VsdCI2CgRBeGlzEgwKBG5hbWUYASABKAkSDAoEc2l6ZRgCIAEoAxISCgptYXhfbGVuZ3RoGAMgASgEInUKBlRlbnNvchIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIgCgRheGVzGAMgAygLMhIuYXR0ZW50aW9uLnYxLkF4aXMSEAoIb3B0aW9uYWwYBCABKAgiYAoGUGFyaXR5EhoKEnJlbGF0aXZlX3RvbGVyYW5jZRgBIAEoARIaChJhYnNvbHV0ZV90b2xlcmFuY2UYAiABKAESHgoWbWVhc3VyZWRfbWF4X2Fic19lcnJvchgDIAEoASJOCgRDb3N0EhcKD2Zsb3BzX3Blcl9xdWVyeRgBIAEoBBIVCg1mbG9wc19wZXJfa2V5GAIgASgEEhYKDmZsb3BzX3Blcl9wYWlyGAMgASgEIp4BCgtUZXh0RW5jb2RlchISCgpudW1fbGF5ZXJzGAEgASgNEhcKD2VtYmVkZGluZ193aWR0aBgCIAEoDRISCgpub3JtYWxpc2VkGAMgASgIEhIKCmRpbWVuc2lvbnMYBCADKA0SDwoHcHJvbXB0cxgFIAMoCRIWCg5kZWZhdWx0X3Byb21wdBgGIAEoCRIRCgl0cnVuY2F0ZXMYByABKAgiMgoQQXR0ZW50aW9uUGF0dGVybhIOCgZjYXVzYWwYASABKAgSDgoGd2luZG93GAIgASgNIrIECgVNb2RlbBIMCgRuYW1lGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSKAoFc3RhdGUYAyABKA4yGS5hdHRlbnRpb24udjEuTW9kZWwuU3RhdGUSFAoMc3RhdGVfcmVhc29uGAQgASgJEhMKC2Rlc2NyaXB0aW9uGAUgASgJEiQKBmlucHV0cxgGIAMoCzIULmF0dGVudGlvbi52MS5UZW5zb3ISJQoHb3V0cHV0cxgHIAMoCzIULmF0dGVudGlvbi52MS5UZW5zb3ISFgoJbnVtX2hlYWRzGAggASgNSACIAQESDgoGY2F1c2FsGAkgASgIEhQKDGFjY2VwdHNfdGV4dBgKIAEoCBIkCgZwYXJpdHkYCyABKAsyFC5hdHRlbnRpb24udjEuUGFyaXR5EhIKCnBhcmFtZXRlcnMYDCABKAQSIAoEY29zdBgNIAEoCzISLmF0dGVudGlvbi52MS5Db3N0EhAKCHByb3ZpZGVyGA4gASgJEi8KDHRleHRfZW5jb2RlchgPIAEoCzIZLmF0dGVudGlvbi52MS5UZXh0RW5jb2RlchI6ChJhdHRlbnRpb25fcGF0dGVybnMYECADKAsyHi5hdHRlbnRpb24udjEuQXR0ZW50aW9uUGF0dGVybiJBCgVTdGF0ZRIVChFTVEFURV9VTlNQRUNJRklFRBAAEg8KC1NUQVRFX1JFQURZEAESEAoMU1RBVEVfRkFJTEVEEAJCDAoKX251bV9oZWFkcyITChFMaXN0TW9kZWxzUmVxdWVzdCI5ChJMaXN0TW9kZWxzUmVzcG9uc2USIwoGbW9kZWxzGAEgAygLMhMuYXR0ZW50aW9uLnYxLk1vZGVsIjAKD0dldE1vZGVsUmVxdWVzdBIMCgRuYW1lGAEgASgJEg8KB3ZlcnNpb24YAiABKAkiNgoQR2V0TW9kZWxSZXNwb25zZRIiCgVtb2RlbBgBIAEoCzITLmF0dGVudGlvbi52MS5Nb2RlbCqgAQoIRGF0YVR5cGUSGQoVREFUQV9UWVBFX1VOU1BFQ0lGSUVEEAASEgoOREFUQV9UWVBFX0ZQMzIQARISCg5EQVRBX1RZUEVfRlAxNhACEhIKDkRBVEFfVFlQRV9CRjE2EAMSEwoPREFUQV9UWVBFX0lOVDY0EAQSEgoOREFUQV9UWVBFX0JPT0wQBRIUChBEQVRBX1RZUEVfU1RSSU5HEAYyzgIKEEF0dGVudGlvblNlcnZpY2USQwoGQXR0ZW5kEhsuYXR0ZW50aW9uLnYxLkF0dGVuZFJlcXVlc3QaHC5hdHRlbnRpb24udjEuQXR0ZW5kUmVzcG9uc2USWQoMQXR0ZW5kU3RyZWFtEiEuYXR0ZW50aW9uLnYxLkF0dGVuZFN0cmVhbVJlcXVlc3QaIi5hdHRlbnRpb24udjEuQXR0ZW5kU3RyZWFtUmVzcG9uc2UoATABEk8KCkxpc3RNb2RlbHMSHy5hdHRlbnRpb24udjEuTGlzdE1vZGVsc1JlcXVlc3QaIC5hdHRlbnRpb24udjEuTGlzdE1vZGVsc1Jlc3BvbnNlEkkKCEdldE1vZGVsEh0uYXR0ZW50aW9uLnYxLkdldE1vZGVsUmVxdWVzdBoeLmF0dGVudGlvbi52MS5HZXRNb2RlbFJlc3BvbnNlYgZwcm90bzM");
+  fileDesc("ChxhdHRlbnRpb24vdjEvYXR0ZW50aW9uLnByb3RvEgxhdHRlbnRpb24udjEiagoPVmVjdG9yU2VxdWVuY2VzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRINCgV3aWR0aBgCIAEoDRIPCgdsZW5ndGhzGAMgAygNEgwKBGRhdGEYBCABKAwiLgoOVG9rZW5TZXF1ZW5jZXMSDwoHbGVuZ3RocxgBIAMoDRILCgNpZHMYAiADKAMiYgoNVGV4dFNlcXVlbmNlcxINCgV0ZXh0cxgBIAMoCRITCgZwcm9tcHQYAiABKAlIAIgBARIVCgh0cnVuY2F0ZRgDIAEoCEgBiAEBQgkKB19wcm9tcHRCCwoJX3RydW5jYXRlInoKDE5hbWVkVGVuc29ycxIMCgRuYW1lGAEgASgJEikKCWRhdGFfdHlwZRgCIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRITCgtudW1fdGVuc29ycxgDIAEoDRIOCgZzaGFwZXMYBCADKA0SDAoEZGF0YRgFIAEoDCI2CgVTcGFucxIPCgdsZW5ndGhzGAEgAygNEg4KBnN0YXJ0cxgCIAMoBxIMCgRlbmRzGAMgAygHIkoKEEVtYmVkZGluZ09wdGlvbnMSEgoKZGltZW5zaW9ucxgBIAEoDRIiCgVzcGFucxgCIAEoCzITLmF0dGVudGlvbi52MS5TcGFucyKaAQoNQXR0ZW50aW9uTWFzaxIuCgRraW5kGAEgASgOMiAuYXR0ZW50aW9uLnYxLkF0dGVudGlvbk1hc2suS2luZBIMCgRiaXRzGAIgASgMIksKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEg0KCUtJTkRfS0VZUxABEg4KCktJTkRfUEFJUlMQAhIOCgpLSU5EX0hFQURTEAMi/QQKDUF0dGVuZFJlcXVlc3QSEgoKbW9kZWxfbmFtZRgBIAEoCRIVCg1tb2RlbF92ZXJzaW9uGAIgASgJEi4KBXF1ZXJ5GAMgASgLMh0uYXR0ZW50aW9uLnYxLlZlY3RvclNlcXVlbmNlc0gAEjEKCXRva2VuX2lkcxgEIAEoCzIcLmF0dGVudGlvbi52MS5Ub2tlblNlcXVlbmNlc0gAEisKBHRleHQYBSABKAsyGy5hdHRlbnRpb24udjEuVGV4dFNlcXVlbmNlc0gAEioKA2tleRgGIAEoCzIdLmF0dGVudGlvbi52MS5WZWN0b3JTZXF1ZW5jZXMSLAoFdmFsdWUYByABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEikKBG1hc2sYCCABKAsyGy5hdHRlbnRpb24udjEuQXR0ZW50aW9uTWFzaxIWCg5yZXR1cm5fd2VpZ2h0cxgJIAEoCBIRCglwb3NpdGlvbnMYCiADKAMSMAoQb3V0cHV0X2RhdGFfdHlwZRgLIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIxCgllbWJlZGRpbmcYDCABKAsyHi5hdHRlbnRpb24udjEuRW1iZWRkaW5nT3B0aW9ucxIWCg5yZXR1cm5fb2Zmc2V0cxgNIAEoCBIzCg5oZWFkX3NlbGVjdGlvbhgOIAEoCzIbLmF0dGVudGlvbi52MS5IZWFkU2VsZWN0aW9uEioKBmlucHV0cxgPIAMoCzIaLmF0dGVudGlvbi52MS5OYW1lZFRlbnNvcnMSFAoMb3V0cHV0X25hbWVzGBAgAygJQg0KC3F1ZXJ5X2lucHV0Ii4KDUhlYWRTZWxlY3Rpb24SDgoGbGF5ZXJzGAEgAygNEg0KBWhlYWRzGAIgAygNIp4BChBBdHRlbnRpb25XZWlnaHRzEikKCWRhdGFfdHlwZRgBIAEoDjIWLmF0dGVudGlvbi52MS5EYXRhVHlwZRIRCgludW1faGVhZHMYAiABKA0SFQoNcXVlcnlfbGVuZ3RocxgDIAMoDRITCgtrZXlfbGVuZ3RocxgEIAMoDRIMCgRkYXRhGAUgASgMEhIKCm51bV9sYXllcnMYBiABKA0isAIKDkF0dGVuZFJlc3BvbnNlEhIKCm1vZGVsX25hbWUYASABKAkSFQoNbW9kZWxfdmVyc2lvbhgCIAEoCRI2Cg9jb250ZXh0X3ZlY3RvcnMYAyABKAsyHS5hdHRlbnRpb24udjEuVmVjdG9yU2VxdWVuY2VzEjkKEWF0dGVudGlvbl93ZWlnaHRzGAQgASgLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvbldlaWdodHMSFAoMdG9rZW5fY291bnRzGAUgAygNEhEKCXRydW5jYXRlZBgGIAMoDRIqCg10b2tlbl9vZmZzZXRzGAcgASgLMhMuYXR0ZW50aW9uLnYxLlNwYW5zEisKB291dHB1dHMYCCADKAsyGi5hdHRlbnRpb24udjEuTmFtZWRUZW5zb3JzIk8KE0F0dGVuZFN0cmVhbVJlcXVlc3QSCgoCaWQYASABKAkSLAoHcmVxdWVzdBgCIAEoCzIbLmF0dGVudGlvbi52MS5BdHRlbmRSZXF1ZXN0IksKC1N0cmVhbUVycm9yEgwKBGNvZGUYASABKAUSDgoGcmVhc29uGAIgASgJEg8KB21lc3NhZ2UYAyABKAkSDQoFZmllbGQYBCABKAkiigEKFEF0dGVuZFN0cmVhbVJlc3BvbnNlEgoKAmlkGAEgASgJEjAKCHJlc3BvbnNlGAIgASgLMhwuYXR0ZW50aW9uLnYxLkF0dGVuZFJlc3BvbnNlSAASKgoFZXJyb3IYAyABKAsyGS5hdHRlbnRpb24udjEuU3RyZWFtRXJyb3JIAEIICgZyZXN1bHQiNgoEQXhpcxIMCgRuYW1lGAEgASgJEgwKBHNpemUYAiABKAMSEgoKbWF4X2xlbmd0aBgDIAEoBCJ1CgZUZW5zb3ISDAoEbmFtZRgBIAEoCRIpCglkYXRhX3R5cGUYAiABKA4yFi5hdHRlbnRpb24udjEuRGF0YVR5cGUSIAoEYXhlcxgDIAMoCzISLmF0dGVudGlvbi52MS5BeGlzEhAKCG9wdGlvbmFsGAQgASgIImAKBlBhcml0eRIaChJyZWxhdGl2ZV90b2xlcmFuY2UYASABKAESGgoSYWJzb2x1dGVfdG9sZXJhbmNlGAIgASgBEh4KFm1lYXN1cmVkX21heF9hYnNfZXJyb3IYAyABKAEiTgoEQ29zdBIXCg9mbG9wc19wZXJfcXVlcnkYASABKAQSFQoNZmxvcHNfcGVyX2tleRgCIAEoBBIWCg5mbG9wc19wZXJfcGFpchgDIAEoBCKeAQoLVGV4dEVuY29kZXISEgoKbnVtX2xheWVycxgBIAEoDRIXCg9lbWJlZGRpbmdfd2lkdGgYAiABKA0SEgoKbm9ybWFsaXNlZBgDIAEoCBISCgpkaW1lbnNpb25zGAQgAygNEg8KB3Byb21wdHMYBSADKAkSFgoOZGVmYXVsdF9wcm9tcHQYBiABKAkSEQoJdHJ1bmNhdGVzGAcgASgIIjIKEEF0dGVudGlvblBhdHRlcm4SDgoGY2F1c2FsGAEgASgIEg4KBndpbmRvdxgCIAEoDSKyBAoFTW9kZWwSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEigKBXN0YXRlGAMgASgOMhkuYXR0ZW50aW9uLnYxLk1vZGVsLlN0YXRlEhQKDHN0YXRlX3JlYXNvbhgEIAEoCRITCgtkZXNjcmlwdGlvbhgFIAEoCRIkCgZpbnB1dHMYBiADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEiUKB291dHB1dHMYByADKAsyFC5hdHRlbnRpb24udjEuVGVuc29yEhYKCW51bV9oZWFkcxgIIAEoDUgAiAEBEg4KBmNhdXNhbBgJIAEoCBIUCgxhY2NlcHRzX3RleHQYCiABKAgSJAoGcGFyaXR5GAsgASgLMhQuYXR0ZW50aW9uLnYxLlBhcml0eRISCgpwYXJhbWV0ZXJzGAwgASgEEiAKBGNvc3QYDSABKAsyEi5hdHRlbnRpb24udjEuQ29zdBIQCghwcm92aWRlchgOIAEoCRIvCgx0ZXh0X2VuY29kZXIYDyABKAsyGS5hdHRlbnRpb24udjEuVGV4dEVuY29kZXISOgoSYXR0ZW50aW9uX3BhdHRlcm5zGBAgAygLMh4uYXR0ZW50aW9uLnYxLkF0dGVudGlvblBhdHRlcm4iQQoFU3RhdGUSFQoRU1RBVEVfVU5TUEVDSUZJRUQQABIPCgtTVEFURV9SRUFEWRABEhAKDFNUQVRFX0ZBSUxFRBACQgwKCl9udW1faGVhZHMiEwoRTGlzdE1vZGVsc1JlcXVlc3QiOQoSTGlzdE1vZGVsc1Jlc3BvbnNlEiMKBm1vZGVscxgBIAMoCzITLmF0dGVudGlvbi52MS5Nb2RlbCIwCg9HZXRNb2RlbFJlcXVlc3QSDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJIjYKEEdldE1vZGVsUmVzcG9uc2USIgoFbW9kZWwYASABKAsyEy5hdHRlbnRpb24udjEuTW9kZWwqoAEKCERhdGFUeXBlEhkKFURBVEFfVFlQRV9VTlNQRUNJRklFRBAAEhIKDkRBVEFfVFlQRV9GUDMyEAESEgoOREFUQV9UWVBFX0ZQMTYQAhISCg5EQVRBX1RZUEVfQkYxNhADEhMKD0RBVEFfVFlQRV9JTlQ2NBAEEhIKDkRBVEFfVFlQRV9CT09MEAUSFAoQREFUQV9UWVBFX1NUUklORxAGMs4CChBBdHRlbnRpb25TZXJ2aWNlEkMKBkF0dGVuZBIbLmF0dGVudGlvbi52MS5BdHRlbmRSZXF1ZXN0GhwuYXR0ZW50aW9uLnYxLkF0dGVuZFJlc3BvbnNlElkKDEF0dGVuZFN0cmVhbRIhLmF0dGVudGlvbi52MS5BdHRlbmRTdHJlYW1SZXF1ZXN0GiIuYXR0ZW50aW9uLnYxLkF0dGVuZFN0cmVhbVJlc3BvbnNlKAEwARJPCgpMaXN0TW9kZWxzEh8uYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXF1ZXN0GiAuYXR0ZW50aW9uLnYxLkxpc3RNb2RlbHNSZXNwb25zZRJJCghHZXRNb2RlbBIdLmF0dGVudGlvbi52MS5HZXRNb2RlbFJlcXVlc3QaHi5hdHRlbnRpb24udjEuR2V0TW9kZWxSZXNwb25zZWIGcHJvdG8z");
 
 /**
  * Sequences of vectors: all rows of all sequences, concatenated in order.
@@ -130,6 +130,58 @@ export const TextSequencesSchema: GenMessage<TextSequences> = /*@__PURE__*/
   messageDesc(file_attention_v1_attention, 2);
 
 /**
+ * One input or output of a model by its name: a tensor for each sequence.
+ *
+ * @generated from message attention.v1.NamedTensors
+ */
+export type NamedTensors = Message<"attention.v1.NamedTensors"> & {
+  /**
+   * Name of the input or output, as GetModel lists it.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Element type; as for VectorSequences.
+   *
+   * @generated from field: attention.v1.DataType data_type = 2;
+   */
+  dataType: DataType;
+
+  /**
+   * Number of tensors: one for each sequence, at least 1. If it is 1, the tensor
+   * may have the batch axis in addition, and holds as many sequences as that axis
+   * has elements.
+   *
+   * @generated from field: uint32 num_tensors = 3;
+   */
+  numTensors: number;
+
+  /**
+   * The shapes of all tensors, concatenated: the sizes of the axes that GetModel
+   * lists, without the batch. All tensors have the same number of axes.
+   *
+   * @generated from field: repeated uint32 shapes = 4;
+   */
+  shapes: number[];
+
+  /**
+   * The elements of all tensors in row-major order, concatenated.
+   *
+   * @generated from field: bytes data = 5;
+   */
+  data: Uint8Array;
+};
+
+/**
+ * Describes the message attention.v1.NamedTensors.
+ * Use `create(NamedTensorsSchema)` to create a new message.
+ */
+export const NamedTensorsSchema: GenMessage<NamedTensors> = /*@__PURE__*/
+  messageDesc(file_attention_v1_attention, 3);
+
+/**
  * Ranges of characters of texts, or of tokens, of all sequences in order.
  * Characters are Unicode code points, not bytes and not UTF-16 code units.
  *
@@ -163,7 +215,7 @@ export type Spans = Message<"attention.v1.Spans"> & {
  * Use `create(SpansSchema)` to create a new message.
  */
 export const SpansSchema: GenMessage<Spans> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 3);
+  messageDesc(file_attention_v1_attention, 4);
 
 /**
  * Asks a text encoder for one vector for each text.
@@ -198,7 +250,7 @@ export type EmbeddingOptions = Message<"attention.v1.EmbeddingOptions"> & {
  * Use `create(EmbeddingOptionsSchema)` to create a new message.
  */
 export const EmbeddingOptionsSchema: GenMessage<EmbeddingOptions> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 4);
+  messageDesc(file_attention_v1_attention, 5);
 
 /**
  * Which keys each query row may attend to, one mask per sequence.
@@ -231,7 +283,7 @@ export type AttentionMask = Message<"attention.v1.AttentionMask"> & {
  * Use `create(AttentionMaskSchema)` to create a new message.
  */
 export const AttentionMaskSchema: GenMessage<AttentionMask> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 5);
+  messageDesc(file_attention_v1_attention, 6);
 
 /**
  * The shape of one sequence's mask.
@@ -272,10 +324,11 @@ export enum AttentionMask_Kind {
  * Describes the enum attention.v1.AttentionMask.Kind.
  */
 export const AttentionMask_KindSchema: GenEnum<AttentionMask_Kind> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 5, 0);
+  enumDesc(file_attention_v1_attention, 6, 0);
 
 /**
- * Asks a model for the context vectors of one or more sequences.
+ * Asks a model for the context vectors of one or more sequences, or for its
+ * outputs by name.
  *
  * @generated from message attention.v1.AttendRequest
  */
@@ -296,7 +349,8 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
 
   /**
    * The query sequences, in a form that the model takes. For non-attention
-   * modules, query, key and value are the first, second and third input.
+   * modules, query, key and value are the first, second and third input; `inputs`
+   * carries any inputs, and returns all outputs.
    *
    * @generated from oneof attention.v1.AttendRequest.query_input
    */
@@ -395,6 +449,24 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
    * @generated from field: attention.v1.HeadSelection head_selection = 14;
    */
   headSelection?: HeadSelection | undefined;
+
+  /**
+   * Inputs by name, for any model: as many sequences in each. Only model_name,
+   * model_version, output_data_type and output_names may be set beside them. The
+   * input attention_mask has a tensor (Tk), (Tq, Tk) or (H, Tq, Tk) for each
+   * sequence, in which true means that the query row may attend to the key.
+   *
+   * @generated from field: repeated attention.v1.NamedTensors inputs = 15;
+   */
+  inputs: NamedTensors[];
+
+  /**
+   * With inputs: the outputs to return, in this order; if empty, those that are
+   * not optional.
+   *
+   * @generated from field: repeated string output_names = 16;
+   */
+  outputNames: string[];
 };
 
 /**
@@ -402,7 +474,7 @@ export type AttendRequest = Message<"attention.v1.AttendRequest"> & {
  * Use `create(AttendRequestSchema)` to create a new message.
  */
 export const AttendRequestSchema: GenMessage<AttendRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 6);
+  messageDesc(file_attention_v1_attention, 7);
 
 /**
  * Some layers and heads of attention weights.
@@ -431,7 +503,7 @@ export type HeadSelection = Message<"attention.v1.HeadSelection"> & {
  * Use `create(HeadSelectionSchema)` to create a new message.
  */
 export const HeadSelectionSchema: GenMessage<HeadSelection> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 7);
+  messageDesc(file_attention_v1_attention, 8);
 
 /**
  * Attention weights of all sequences.
@@ -488,7 +560,7 @@ export type AttentionWeights = Message<"attention.v1.AttentionWeights"> & {
  * Use `create(AttentionWeightsSchema)` to create a new message.
  */
 export const AttentionWeightsSchema: GenMessage<AttentionWeights> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 8);
+  messageDesc(file_attention_v1_attention, 9);
 
 /**
  * The response to one AttendRequest.
@@ -512,7 +584,7 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
 
   /**
    * Context vectors: one row for each query row, in the order of the request. For
-   * non-attention modules, the first output. If the request asked for embeddings,
+   * non-attention modules, the first output; `outputs` has all of them. If the request asked for embeddings,
    * one row for each sequence; with spans, one row for each span, and so a length
    * of 0 for a sequence without spans.
    *
@@ -551,6 +623,15 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
    * @generated from field: attention.v1.Spans token_offsets = 7;
    */
   tokenOffsets?: Spans | undefined;
+
+  /**
+   * The outputs, if the request names its inputs; the fields above are then absent
+   * except for the model's name and version. If every input has the batch axis, so
+   * has every output; otherwise there is one tensor for each sequence.
+   *
+   * @generated from field: repeated attention.v1.NamedTensors outputs = 8;
+   */
+  outputs: NamedTensors[];
 };
 
 /**
@@ -558,7 +639,7 @@ export type AttendResponse = Message<"attention.v1.AttendResponse"> & {
  * Use `create(AttendResponseSchema)` to create a new message.
  */
 export const AttendResponseSchema: GenMessage<AttendResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 9);
+  messageDesc(file_attention_v1_attention, 10);
 
 /**
  * One request of a stream.
@@ -586,7 +667,7 @@ export type AttendStreamRequest = Message<"attention.v1.AttendStreamRequest"> & 
  * Use `create(AttendStreamRequestSchema)` to create a new message.
  */
 export const AttendStreamRequestSchema: GenMessage<AttendStreamRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 10);
+  messageDesc(file_attention_v1_attention, 11);
 
 /**
  * Why one request of a stream failed.
@@ -628,7 +709,7 @@ export type StreamError = Message<"attention.v1.StreamError"> & {
  * Use `create(StreamErrorSchema)` to create a new message.
  */
 export const StreamErrorSchema: GenMessage<StreamError> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 11);
+  messageDesc(file_attention_v1_attention, 12);
 
 /**
  * One response of a stream.
@@ -672,7 +753,7 @@ export type AttendStreamResponse = Message<"attention.v1.AttendStreamResponse"> 
  * Use `create(AttendStreamResponseSchema)` to create a new message.
  */
 export const AttendStreamResponseSchema: GenMessage<AttendStreamResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 12);
+  messageDesc(file_attention_v1_attention, 13);
 
 /**
  * One axis of a tensor.
@@ -708,7 +789,7 @@ export type Axis = Message<"attention.v1.Axis"> & {
  * Use `create(AxisSchema)` to create a new message.
  */
 export const AxisSchema: GenMessage<Axis> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 13);
+  messageDesc(file_attention_v1_attention, 14);
 
 /**
  * A named input or output of a model.
@@ -751,7 +832,7 @@ export type Tensor = Message<"attention.v1.Tensor"> & {
  * Use `create(TensorSchema)` to create a new message.
  */
 export const TensorSchema: GenMessage<Tensor> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 14);
+  messageDesc(file_attention_v1_attention, 15);
 
 /**
  * How close served results are to eager PyTorch. A result is accepted if, for
@@ -788,7 +869,7 @@ export type Parity = Message<"attention.v1.Parity"> & {
  * Use `create(ParitySchema)` to create a new message.
  */
 export const ParitySchema: GenMessage<Parity> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 15);
+  messageDesc(file_attention_v1_attention, 16);
 
 /**
  * Floating-point operations of a model; a multiply-add counts as two.
@@ -823,7 +904,7 @@ export type Cost = Message<"attention.v1.Cost"> & {
  * Use `create(CostSchema)` to create a new message.
  */
 export const CostSchema: GenMessage<Cost> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 16);
+  messageDesc(file_attention_v1_attention, 17);
 
 /**
  * What sets a text encoder apart from a single attention module.
@@ -886,7 +967,7 @@ export type TextEncoder = Message<"attention.v1.TextEncoder"> & {
  * Use `create(TextEncoderSchema)` to create a new message.
  */
 export const TextEncoderSchema: GenMessage<TextEncoder> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 17);
+  messageDesc(file_attention_v1_attention, 18);
 
 /**
  * Which keys a query row may attend to, by the rule of the model itself.
@@ -915,7 +996,7 @@ export type AttentionPattern = Message<"attention.v1.AttentionPattern"> & {
  * Use `create(AttentionPatternSchema)` to create a new message.
  */
 export const AttentionPatternSchema: GenMessage<AttentionPattern> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 18);
+  messageDesc(file_attention_v1_attention, 19);
 
 /**
  * One version of one model.
@@ -1043,7 +1124,7 @@ export type Model = Message<"attention.v1.Model"> & {
  * Use `create(ModelSchema)` to create a new message.
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 19);
+  messageDesc(file_attention_v1_attention, 20);
 
 /**
  * Whether a model can be used.
@@ -1077,7 +1158,7 @@ export enum Model_State {
  * Describes the enum attention.v1.Model.State.
  */
 export const Model_StateSchema: GenEnum<Model_State> = /*@__PURE__*/
-  enumDesc(file_attention_v1_attention, 19, 0);
+  enumDesc(file_attention_v1_attention, 20, 0);
 
 /**
  * Asks for the description of every model.
@@ -1092,7 +1173,7 @@ export type ListModelsRequest = Message<"attention.v1.ListModelsRequest"> & {
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 20);
+  messageDesc(file_attention_v1_attention, 21);
 
 /**
  * Describes every model of the repository.
@@ -1113,7 +1194,7 @@ export type ListModelsResponse = Message<"attention.v1.ListModelsResponse"> & {
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 21);
+  messageDesc(file_attention_v1_attention, 22);
 
 /**
  * Asks for the description of one model.
@@ -1141,7 +1222,7 @@ export type GetModelRequest = Message<"attention.v1.GetModelRequest"> & {
  * Use `create(GetModelRequestSchema)` to create a new message.
  */
 export const GetModelRequestSchema: GenMessage<GetModelRequest> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 22);
+  messageDesc(file_attention_v1_attention, 23);
 
 /**
  * Describes one model.
@@ -1162,7 +1243,7 @@ export type GetModelResponse = Message<"attention.v1.GetModelResponse"> & {
  * Use `create(GetModelResponseSchema)` to create a new message.
  */
 export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*/
-  messageDesc(file_attention_v1_attention, 23);
+  messageDesc(file_attention_v1_attention, 24);
 
 /**
  * Element types, all little-endian.
@@ -1233,7 +1314,8 @@ export const DataTypeSchema: GenEnum<DataType> = /*@__PURE__*/
  */
 export const AttentionService: GenService<{
   /**
-   * Computes the context vectors of every sequence of one request.
+   * Computes the context vectors of every sequence of one request; or, if the
+   * request names its inputs, the outputs of any model by their names.
    *
    * @generated from rpc attention.v1.AttentionService.Attend
    */

@@ -62,7 +62,8 @@ class AttentionServiceServicer:
     """
 
     def Attend(self, request, context):
-        """Computes the context vectors of every sequence of one request.
+        """Computes the context vectors of every sequence of one request; or, if the
+        request names its inputs, the outputs of any model by their names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,9 @@ class AttentionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AttentionServiceAsyncStub: ...
     Attend: _grpc.UnaryUnaryMultiCallable[_attention_pb2.AttendRequest, _attention_pb2.AttendResponse]
-    """Computes the context vectors of every sequence of one request."""
+    """Computes the context vectors of every sequence of one request; or, if the
+    request names its inputs, the outputs of any model by their names.
+    """
     AttendStream: _grpc.StreamStreamMultiCallable[_attention_pb2.AttendStreamRequest, _attention_pb2.AttendStreamResponse]
     """Computes context vectors for many requests on one stream. Responses come in
     the order of the requests. A request that fails is answered with an error in
@@ -56,7 +58,9 @@ class AttentionServiceAsyncStub(AttentionServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attend: _aio.UnaryUnaryMultiCallable[_attention_pb2.AttendRequest, _attention_pb2.AttendResponse]  # type: ignore[assignment]
-    """Computes the context vectors of every sequence of one request."""
+    """Computes the context vectors of every sequence of one request; or, if the
+    request names its inputs, the outputs of any model by their names.
+    """
     AttendStream: _aio.StreamStreamMultiCallable[_attention_pb2.AttendStreamRequest, _attention_pb2.AttendStreamResponse]  # type: ignore[assignment]
     """Computes context vectors for many requests on one stream. Responses come in
     the order of the requests. A request that fails is answered with an error in
@@ -76,7 +80,9 @@ class AttentionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _attention_pb2.AttendRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_attention_pb2.AttendResponse, _abc.Awaitable[_attention_pb2.AttendResponse]]:
-        """Computes the context vectors of every sequence of one request."""
+        """Computes the context vectors of every sequence of one request; or, if the
+        request names its inputs, the outputs of any model by their names.
+        """
 
     @_abc_1.abstractmethod
     def AttendStream(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.workers.watchdog import Watchdog
+from attention_serving.server.watchdog import Watchdog
 
 
 def passed(watchdog: Watchdog, ticks: int, *, responsive: bool | None = None) -> None:

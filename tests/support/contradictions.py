@@ -1,0 +1,302 @@
+"""Requests whose shapes, counts and encodings contradict each other: good ones, changed field by field."""
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from attention_serving.protos.attention.v1 import attention_pb2 as typed
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from tests.server.samples import CROSS, SELF, TEXT
+from tests.support.mutations import ATTEND, DATATYPES, EDGES, INFER, MAX_MUTATIONS, Good, good_requests
+
+# Larger bodies are tested one by one, by tests/chaos/test_hostile_messages.py.
+MAX_BYTES = 64 << 10
+TYPES: dict[str, type[Message]] = {ATTEND: typed.AttendRequest, INFER: pb.ModelInferRequest}
+WORDS = (
+    *DATATYPES,
+    *(SELF, CROSS, TEXT, "sentence", ""),
+    *("query", "key", "value", "token_ids", "text", "positions", "attention_mask", "key_lengths"),
+    *("context_vectors", "attention_weights", "embedding", "lengths", "tokens"),
+    *("shared_memory_region", "shared_memory_byte_size", "binary_data", "binary_data_size", "dimensions"),
+)
+HOLLOW_SHARE = 0.1
+COUNTS = (2, 3, 64, 4097, 20_000)
+NUMBERS = (*EDGES, -1, -(2**31), -(2**63))
+INTEGERS = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_ENUM: (-(2**31), 2**31 - 1),
+}
+
+
+def contradicted(good: Good, rng: random.Random) -> bytes:
+    """A message with up to four changes; the good one if it became too large."""
+    message = TYPES[good.method].FromString(good.data)
+    if isinstance(message, pb.ModelInferRequest) and rng.random() < HOLLOW_SHARE:
+        tensor = rng.choice(message.inputs)
+        tensor.shape[:] = _hollow(rng)
+        tensor.ClearField("contents")
+        message.raw_input_contents[:] = [b""] * len(message.raw_input_contents)
+    for _ in range(rng.randint(0, MAX_MUTATIONS)):
+        _change_message(message, rng)
+    data = message.SerializeToString()
+    return data if len(data) <= MAX_BYTES else good.data
+
+
+def _hollow(rng: random.Random) -> list[int]:
+    """A shape of any size that has no elements."""
+    shape = [rng.choice([number for number in EDGES if number < 2**63]) for _ in range(rng.randint(0, 3))]
+    shape.insert(rng.randrange(len(shape) + 1), 0)
+    return shape
+
+
+def _change_message(message: Message, rng: random.Random) -> None:
+    """Changes one field, which is set or not, of a message or of one inside it."""
+    # A message to another model is refused before the rest of it is read.
+    present = [field for field, _ in message.ListFields() if field.name != "model_name"]
+    field = rng.choice(present if present and rng.random() < 0.9 else message.DESCRIPTOR.fields)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        _change_message(getattr(message, field.name)[rng.choice(WORDS)], rng)
+    elif field.is_repeated:
+        _change_repeated(getattr(message, field.name), field, rng)
+    elif field.message_type is None:
+        setattr(message, field.name, _scalar(field, getattr(message, field.name), rng))
+    elif rng.random() < 0.1:
+        message.ClearField(field.name)
+    else:
+        _change_message(getattr(message, field.name), rng)
+
+
+def _change_repeated(values: Any, field: FieldDescriptor, rng: random.Random) -> None:
+    is_message = field.message_type is not None
+    if not values:
+        values.add() if is_message else values.append(_scalar(field, _default(field), rng))
+        return
+    at = rng.randrange(len(values))
+    match rng.randrange(4):
+        case 0:
+            del values[at]
+        case 1:
+            # What is repeated often is small: numbers, and names.
+            count = rng.choice(COUNTS) if not is_message else 2
+            values.extend([values[at]] * min(count, MAX_BYTES // (1 + _size(values[at]))))
+        case _ if is_message:
+            _change_message(values[at], rng)
+        case _:
+            values[at] = _scalar(field, values[at], rng)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, Message):
+        return value.ByteSize()
+    return len(value) if isinstance(value, bytes | str) else 1
+
+
+def _default(field: FieldDescriptor) -> Any:
+    return {FieldDescriptor.CPPTYPE_STRING: b"" if field.type == FieldDescriptor.TYPE_BYTES else ""}.get(
+        field.cpp_type, 0
+    )
+
+
+def _scalar(field: FieldDescriptor, value: Any, rng: random.Random) -> Any:
+    if field.cpp_type in INTEGERS:
+        least, most = INTEGERS[field.cpp_type]
+        return rng.choice([number for number in NUMBERS if least <= number <= most])
+    if isinstance(value, bytes):
+        return _content(value, rng)
+    if isinstance(value, str):
+        return rng.choice(WORDS)
+    if isinstance(value, bool) or field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        return not value
+    return rng.choice((0.0, -1.0, 1e38, float("nan"), float("inf")))
+
+
+def _content(content: bytes, rng: random.Random) -> bytes:
+    """Elements of a tensor: fewer, more, none, or of bytes that its type does not have."""
+    return rng.choice(
+        (
+            b"",
+            content[: rng.randrange(len(content) + 1)],
+            content + content[:8],
+            bytes([rng.choice((0, 1, 2, 255))]) * len(content),
+        )
+    )
+
+
+class Body(NamedTuple):
+    """The body of a request over HTTP.
+
+    Attributes:
+        path: Where it is posted.
+        document: Its JSON.
+        binary: The binary tensors after the JSON; None if it has none.
+    """
+
+    path: str
+    document: dict[str, Any]
+    binary: bytes | None = None
+
+    def sent(self) -> "Sent":
+        """As a good client sends it."""
+        data = json.dumps(self.document).encode()
+        if self.binary is None:
+            return Sent(self.path, data, {})
+        return Sent(self.path, data + self.binary, {"Inference-Header-Content-Length": str(len(data))})
+
+
+class Sent(NamedTuple):
+    """What goes over the wire: path, body and headers."""
+
+    path: str
+    data: bytes
+    headers: dict[str, str]
+
+
+def good_bodies() -> list[Body]:
+    """One body of each form that HTTP takes."""
+    rows = np.linspace(-1, 1, 24, dtype=np.float32)
+    query = {"name": "query", "shape": [2, 3, 4], "datatype": "FP32"}
+    mask = {"name": "attention_mask", "shape": [2, 3], "datatype": "BOOL"}
+    lengths = {"name": "key_lengths", "shape": [2], "datatype": "INT64", "data": [3, 2]}
+    text = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["Life is", "short"]}
+    infer, nested = f"/v2/models/{SELF}/infer", rows.reshape(2, 3, 4).tolist()
+    sizes = {"binary_data_size": rows.nbytes}, {"binary_data_size": 6}
+    return [
+        Body(
+            infer,
+            {
+                "id": "7",
+                "inputs": [{**query, "data": nested}, lengths],
+                "outputs": [{"name": "context_vectors"}],
+            },
+        ),
+        Body(infer, {"inputs": [{**query, "data": rows.tolist()}, {**mask, "data": [True, False] * 3}]}),
+        Body(
+            infer,
+            {
+                "inputs": [{**query, "parameters": sizes[0]}, {**mask, "parameters": sizes[1]}],
+                "parameters": {"binary_data_output": True},
+            },
+            rows.tobytes() + b"\1\0\1\1\1\0",
+        ),
+        Body(f"/v2/models/{TEXT}/infer", {"inputs": [text], "parameters": {"timeout": 30_000_000}}),
+        Body("/v1/embeddings", {"model": "sentence", "input": ["Life is", "short"], "dimensions": 8}),
+        Body("/v1/embeddings", {"model": "sentence", "input": [[1, 2, 3], [4]], "encoding_format": "float"}),
+    ]
+
+
+def contradicted_body(good: Body, rng: random.Random) -> Sent:
+    """A body with changes of its JSON, of its binary tensors, or of how it is encoded."""
+    document, binary = json.loads(json.dumps(good.document)), good.binary
+    if "inputs" in document and rng.random() < HOLLOW_SHARE:
+        rng.choice(document["inputs"]).update(shape=_hollow(rng), data=[])
+    for _ in range(rng.randint(0, MAX_MUTATIONS)):
+        document = _changed(document, rng)
+    if binary is not None and rng.random() < 0.5:
+        binary = _content(binary, rng)
+    sent = Body(good.path, document, binary).sent()
+    if len(sent.data) > MAX_BYTES:
+        sent = good.sent()
+    return rng.choice(ENCODINGS)(sent, rng)
+
+
+def _changed(value: Any, rng: random.Random) -> Any:
+    """A JSON value with one change."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        return _changed_object(value, rng)
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        return _changed_array(value, rng)
+    return rng.choice((*NUMBERS, *WORDS, 2**70, 0.5, 1e308, True, None, [], {}, [[]], [0] * 1000, ""))
+
+
+def _changed_object(value: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    name = rng.choice(list(value))
+    if rng.random() < 0.1:
+        return {own: each for own, each in value.items() if own != name}
+    return {**value, rng.choice(WORDS) if rng.random() < 0.1 else name: _changed(value[name], rng)}
+
+
+def _changed_array(value: list[Any], rng: random.Random) -> list[Any]:
+    at = rng.randrange(len(value))
+    match rng.randrange(6):
+        case 0:
+            return value[:at] + value[at + 1 :]
+        case 1:
+            count = min(rng.choice(COUNTS), MAX_BYTES // (2 + len(json.dumps(value[at]))))
+            return value + [value[at]] * count
+        case 2:
+            return [value]
+        case _:
+            return [*value[:at], _changed(value[at], rng), *value[at + 1 :]]
+
+
+def _as_it_is(sent: Sent, _rng: random.Random) -> Sent:
+    return sent
+
+
+def _compressed(sent: Sent, rng: random.Random) -> Sent:
+    """Compressed, perhaps in another way than its header says, cut, or damaged."""
+    name = rng.choice(("gzip", "deflate"))
+    data = gzip.compress(sent.data) if rng.random() < 0.5 else zlib.compress(sent.data)
+    if rng.random() < 0.5:
+        data = gzip.compress(sent.data) if name == "gzip" else zlib.compress(sent.data)
+    if rng.random() < 0.2:
+        data = data[: rng.randrange(len(data))]
+    elif rng.random() < 0.2:
+        at = rng.randrange(len(data))
+        data = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+    return sent._replace(data=data, headers={**sent.headers, "Content-Encoding": name})
+
+
+def _another_header(sent: Sent, rng: random.Random) -> Sent:
+    length = str(rng.choice((*NUMBERS, len(sent.data), len(sent.data) + 1, "x", "1e3", "0x10")))
+    header = rng.choice(
+        (
+            {"Inference-Header-Content-Length": length},
+            {"Content-Encoding": rng.choice(("gzip", "deflate", "br", "identity", "gzip, gzip"))},
+            {"Content-Type": rng.choice(("text/plain", "application/octet-stream", ""))},
+        )
+    )
+    return sent._replace(headers={**sent.headers, **header})
+
+
+def _cut(sent: Sent, rng: random.Random) -> Sent:
+    return sent._replace(data=sent.data[: rng.randrange(len(sent.data) + 1)])
+
+
+ENCODINGS: tuple[Callable[[Sent, random.Random], Sent], ...] = (
+    *(_as_it_is,) * 4,
+    _compressed,
+    _another_header,
+    _cut,
+)
+
+
+class Made(NamedTuple):
+    """A request to send: of gRPC, or of HTTP."""
+
+    method: str
+    data: bytes
+    headers: dict[str, str] | None = None
+
+
+def good_and_contradicted() -> list[tuple[Made, Callable[[random.Random], Made]]]:
+    """Each good request of both protocols and of HTTP, and what makes contradictory ones of it."""
+
+    def of_message(good: Good) -> Callable[[random.Random], Made]:
+        return lambda rng: Made(good.method, contradicted(good, rng))
+
+    def of_body(good: Body) -> Callable[[random.Random], Made]:
+        return lambda rng: Made(*contradicted_body(good, rng))
+
+    calls = [(Made(good.method, good.data), of_message(good)) for good in good_requests()]
+    return calls + [(Made(*good.sent()), of_body(good)) for good in good_bodies()]

@@ -1,0 +1,523 @@
+"""Modules as people write them with PyTorch and Hugging Face, with masks of every kind: a table to export."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH, HEADS, IDS = 16, 2, 20
+DTYPES = {"bool": torch.bool, "float": torch.float32, "ids": torch.int64}
+AXES = {"B": "batch", "T": "length", "S": "memory_length"}
+EXAMPLE_SIZES = {"B": 2, "T": 3, "S": 5}
+causal_mask = nn.Transformer.generate_square_subsequent_mask
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input as a line of the table states it: "B T 16", "B T bool", "B 1 T S float"."""
+
+    text: str
+
+    @property
+    def sizes(self) -> list[str]:
+        return [part for part in self.text.split() if part not in DTYPES]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES.get(self.text.split()[-1], torch.float32)
+
+    @property
+    def axes(self) -> dict[int, str]:
+        return {at: AXES[size] for at, size in enumerate(self.sizes) if size in AXES}
+
+    @property
+    def example(self) -> Tensor:
+        shape = [EXAMPLE_SIZES.get(size) or int(size) for size in self.sizes]
+        return (
+            torch.full(shape, IDS - 1) if self.dtype is torch.int64 else torch.zeros(shape, dtype=self.dtype)
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A module, its inputs, what is stated about its masks, and its outputs."""
+
+    make: Callable[[], nn.Module]
+    signature: str
+    masks: Mapping[str, str] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ("context_vectors",)
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        named = (part.split(": ") for part in self.signature.split("; "))
+        return {name: Input(text) for name, text in named}
+
+    def module(self) -> nn.Module:
+        torch.manual_seed(1)
+        return self.make().eval()
+
+
+class SelfAttention(nn.Module):
+    """nn.MultiheadAttention over one sequence, with options that its caller fixes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.options = {"need_weights": False} | options
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Any:
+        context, weights = self.attention(x, x, x, key_padding_mask=key_padding_mask, **self.options)
+        return context if weights is None else (context, weights)
+
+
+class PairMaskedSelfAttention(SelfAttention):
+    """The same with a mask of pairs that a caller gives for each sequence, not for each head."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor) -> Any:  # type: ignore[override]
+        for_each_head = attn_mask.repeat_interleave(HEADS, dim=0)
+        context, weights = self.attention(x, x, x, attn_mask=for_each_head, **self.options)
+        return context if weights is None else (context, weights)
+
+
+class CausalSelfAttention(SelfAttention):
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Any:
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        context, weights = self.attention(
+            x, x, x, attn_mask=mask, is_causal=True, key_padding_mask=key_padding_mask, **self.options
+        )
+        return context if weights is None else (context, weights)
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.options = {"need_weights": False} | options
+
+    def forward(self, x: Tensor, memory: Tensor, memory_key_padding_mask: Tensor | None = None) -> Any:
+        context, weights = self.attention(
+            x, memory, memory, key_padding_mask=memory_key_padding_mask, **self.options
+        )
+        return context if weights is None else (context, weights)
+
+
+class PairMaskedCrossAttention(CrossAttention):
+    def forward(self, x: Tensor, memory: Tensor, attn_mask: Tensor) -> Any:  # type: ignore[override]
+        context, weights = self.attention(
+            x, memory, memory, attn_mask=attn_mask.repeat_interleave(HEADS, dim=0), **self.options
+        )
+        return context if weights is None else (context, weights)
+
+
+class WideCrossAttention(nn.Module):
+    """Query, key and value of three widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, kdim=12, vdim=20, batch_first=True)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor) -> Tensor:
+        context: Tensor = self.attention(query, key, value, key_padding_mask=key_padding_mask)[0]
+        return context
+
+
+class Sdpa(nn.Module):
+    """Projections around scaled_dot_product_attention; its classes below choose the mask."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.options = options
+
+    def attend(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            rows.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for rows in (self.q(x), self.k(memory), self.v(memory))
+        )
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
+        joined: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        return joined
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x, x)
+
+
+class KeyMaskedSdpa(Sdpa):
+    """A boolean (B, 1, 1, Tk) from a mask in the style of Hugging Face."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return self.attend(x, x, attention_mask[:, None, None, :])
+
+
+class AddedKeyMaskSdpa(Sdpa):
+    """A float (B, 1, 1, Tk) that is added."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        added = (1.0 - attention_mask) * torch.finfo(x.dtype).min
+        return self.attend(x, x, added[:, None, None, :])
+
+
+class CrossSdpa(Sdpa):
+    """Takes its mask as scaled_dot_product_attention does."""
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return self.attend(x, memory, mask)
+
+
+class NamedMaskSdpa(Sdpa):
+    """A mask whose name says nothing: it is an input like any other."""
+
+    def forward(self, x: Tensor, caption: Tensor, shown: Tensor) -> Tensor:  # type: ignore[override]
+        return self.attend(x, caption, shown[:, None, None, :])
+
+
+class BufferedCausalSdpa(Sdpa):
+    """A (1, 1, T, T) cut from a buffer, as in nanoGPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", torch.ones(600, 600, dtype=torch.bool).tril()[None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        return self.attend(x, x, self.bias[:, :, :length, :length])  # type: ignore[index]
+
+
+class AlibiSdpa(Sdpa):
+    """A float (1, H, T, T) of distances."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[1])
+        slopes = torch.tensor([0.25, 0.0625])[None, :, None, None]
+        return self.attend(x, x, -slopes * (rows[:, None] - rows).abs())
+
+
+class WindowSdpa(Sdpa):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[1])
+        return self.attend(x, x, (rows[:, None] - rows).abs() < 4)
+
+
+class SingleHeadSdpa(nn.Module):
+    """No heads: (B, T, d) and a mask (B, 1, Tk)."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, :])
+
+
+class GroupedSdpa(nn.Module):
+    """Two key and value heads for four query heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        q = self.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(-1, (4, 4)).transpose(1, 2).chunk(2, dim=1)
+        mask = attention_mask[:, None, None, :]
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        return heads.transpose(1, 2).flatten(2)
+
+
+class WrittenOut(nn.Module):
+    """Attention without any fused operator, with its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(WIDTH // HEADS)
+        weights = scores.masked_fill(attention_mask[:, None, None, :] == 0, float("-inf")).softmax(-1)
+        return torch.einsum("bhqk,bhkd->bqhd", weights, v).flatten(2), weights
+
+
+class Encoder(nn.Module):
+    def __init__(self, *, causal: bool = False, **options: Any) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True, **options)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.causal = causal
+
+    def forward(self, x: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
+        mask = causal_mask(x.shape[1]) if self.causal else None
+        encoded: Tensor = self.encoder(x, mask=mask, src_key_padding_mask=src_key_padding_mask)
+        return encoded
+
+
+class Decoder(nn.Module):
+    def __init__(self, *, causal: bool = False, **options: Any) -> None:
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=True, **options)
+        self.decoder = nn.TransformerDecoder(layer, 1)
+        self.causal = causal
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        decoded: Tensor = self.decoder(
+            x,
+            memory,
+            tgt_mask=causal_mask(x.shape[1]) if self.causal else None,
+            memory_mask=None if memory_mask is None else memory_mask.repeat_interleave(HEADS, dim=0),
+            tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=memory_key_padding_mask,
+        )
+        return decoded
+
+
+class EncoderDecoder(nn.Module):
+    """nn.Transformer over two sequences of vectors."""
+
+    def __init__(self, *, causal: bool = False) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(WIDTH, HEADS, 1, 1, 32, batch_first=True)
+        self.causal = causal
+
+    def forward(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        transformed: Tensor = self.transformer(
+            src,
+            tgt,
+            tgt_mask=causal_mask(tgt.shape[1]) if self.causal else None,
+            src_key_padding_mask=src_key_padding_mask,
+            tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=src_key_padding_mask,
+        )
+        return transformed
+
+
+class Translator(nn.Module):
+    """A whole encoder-decoder over token ids, which hides padding by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(IDS, WIDTH)
+        self.transformer = EncoderDecoder(causal=True)
+        self.head = nn.Linear(WIDTH, IDS)
+
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_attention_mask: Tensor, tgt_attention_mask: Tensor
+    ) -> Tensor:
+        rows = self.transformer(
+            self.embedding(src), self.embedding(tgt), src_attention_mask == 0, tgt_attention_mask == 0
+        )
+        logits: Tensor = self.head(rows)
+        return logits
+
+
+class Layers(nn.Module):
+    """The layers of a Hugging Face model that take rows only."""
+
+    def __init__(self, layers: nn.ModuleList, **options: Any) -> None:
+        super().__init__()
+        self.layers, self.options = layers, options
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for layer in self.layers:
+            out = layer(rows, **self.options)
+            rows = out if isinstance(out, Tensor) else out[0]
+        return rows
+
+
+SIZES: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 32,
+}
+T5_SIZES: dict[str, Any] = {
+    "d_model": WIDTH,
+    "d_kv": 8,
+    "d_ff": 32,
+    "num_layers": 1,
+    "num_heads": HEADS,
+    "vocab_size": IDS,
+    "decoder_start_token_id": 0,
+}
+WHISPER_SIZES: dict[str, Any] = {
+    "d_model": WIDTH,
+    "encoder_layers": 1,
+    "encoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 32,
+}
+
+
+def bert(attention: str) -> nn.Module:
+    from transformers import BertConfig, BertModel  # noqa: PLC0415 - slow to import
+
+    config = BertConfig(**SIZES | {"vocab_size": IDS, "attn_implementation": attention})
+    return BertModel(config, add_pooling_layer=False)
+
+
+def vit(attention: str) -> nn.Module:
+    from transformers import ViTConfig, ViTModel  # noqa: PLC0415
+
+    return Layers(ViTModel(ViTConfig(**SIZES | {"attn_implementation": attention})).layers)
+
+
+def whisper(attention: str) -> nn.Module:
+    from transformers import WhisperConfig  # noqa: PLC0415
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder  # noqa: PLC0415
+
+    config = WhisperConfig(**WHISPER_SIZES | {"attn_implementation": attention})
+    return Layers(WhisperEncoder(config).layers, attention_mask=None)
+
+
+class T5(nn.Module):
+    """T5's encoder over vectors, whose positions are biases of the scores."""
+
+    def __init__(self, attention: str) -> None:
+        super().__init__()
+        from transformers import T5Config, T5EncoderModel  # noqa: PLC0415
+
+        config = T5Config(**T5_SIZES | {"attn_implementation": attention})
+        self.encoder = T5EncoderModel(config).encoder
+
+    def forward(self, inputs_embeds: Tensor, attention_mask: Tensor) -> Tensor:
+        encoded = self.encoder(inputs_embeds=inputs_embeds, attention_mask=attention_mask)
+        rows: Tensor = encoded.last_hidden_state
+        return rows
+
+
+class T5Decoder(nn.Module):
+    """T5's decoder: causal self-attention, and cross-attention under a mask."""
+
+    def __init__(self, attention: str) -> None:
+        super().__init__()
+        from transformers import T5Config, T5ForConditionalGeneration  # noqa: PLC0415
+
+        config = T5Config(**T5_SIZES | {"attn_implementation": attention})
+        self.decoder = T5ForConditionalGeneration(config).decoder
+
+    def forward(self, rows: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor) -> Tensor:
+        decoded = self.decoder(
+            inputs_embeds=rows,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            use_cache=False,
+        )
+        out: Tensor = decoded.last_hidden_state
+        return out
+
+
+X = "x: B T 16"
+XM = f"{X}; memory: B S 16"
+SRC_TGT = "src: B S 16; tgt: B T 16"
+WITH_WEIGHTS = ("context_vectors", "weights")
+of = functools.partial
+ROWS: dict[str, Row] = {
+    # nn.MultiheadAttention over one sequence
+    "self": Row(SelfAttention, X),
+    "self, weights": Row(of(SelfAttention, need_weights=True), X, outputs=WITH_WEIGHTS),
+    "self, keys": Row(SelfAttention, f"{X}; key_padding_mask: B T bool"),
+    "self, keys added": Row(SelfAttention, f"{X}; key_padding_mask: B T float"),
+    "self, keys, weights": Row(
+        of(SelfAttention, need_weights=True), f"{X}; key_padding_mask: B T bool", outputs=WITH_WEIGHTS
+    ),
+    "self, keys, weights of heads": Row(
+        of(SelfAttention, need_weights=True, average_attn_weights=False),
+        f"{X}; key_padding_mask: B T bool",
+        outputs=WITH_WEIGHTS,
+    ),
+    "self, pairs": Row(PairMaskedSelfAttention, f"{X}; attn_mask: B T T bool", {"attn_mask": "True hides"}),
+    "self, pairs added": Row(PairMaskedSelfAttention, f"{X}; attn_mask: B T T float"),
+    "self, pairs, weights": Row(
+        of(PairMaskedSelfAttention, need_weights=True),
+        f"{X}; attn_mask: B T T bool",
+        {"attn_mask": "True hides"},
+        outputs=WITH_WEIGHTS,
+    ),
+    "self, causal": Row(CausalSelfAttention, X),
+    "self, causal, weights": Row(of(CausalSelfAttention, need_weights=True), X, outputs=WITH_WEIGHTS),
+    "self, causal, keys": Row(CausalSelfAttention, f"{X}; key_padding_mask: B T bool"),
+    # nn.MultiheadAttention over two sequences
+    "cross": Row(CrossAttention, XM),
+    "cross, keys": Row(CrossAttention, f"{XM}; memory_key_padding_mask: B S bool"),
+    "cross, keys, weights": Row(
+        of(CrossAttention, need_weights=True),
+        f"{XM}; memory_key_padding_mask: B S bool",
+        outputs=WITH_WEIGHTS,
+    ),
+    "cross, pairs": Row(
+        PairMaskedCrossAttention, f"{XM}; attn_mask: B T S bool", {"attn_mask": "True hides"}
+    ),
+    "cross, pairs added, weights": Row(
+        of(PairMaskedCrossAttention, need_weights=True), f"{XM}; attn_mask: B T S float", outputs=WITH_WEIGHTS
+    ),
+    "cross, three widths": Row(
+        WideCrossAttention, "query: B T 16; key: B S 12; value: B S 20; key_padding_mask: B S bool"
+    ),
+    # scaled_dot_product_attention
+    "sdpa": Row(Sdpa, X),
+    "sdpa, is_causal": Row(of(Sdpa, is_causal=True), X),
+    "sdpa, (B, 1, 1, Tk)": Row(KeyMaskedSdpa, f"{X}; attention_mask: B T bool"),
+    "sdpa, (B, 1, 1, Tk) added": Row(AddedKeyMaskSdpa, f"{X}; attention_mask: B T float"),
+    "sdpa, (1, 1, Tq, Tk) of a buffer": Row(BufferedCausalSdpa, X),
+    "sdpa, (1, H, Tq, Tk) added, ALiBi": Row(AlibiSdpa, X),
+    "sdpa, (Tq, Tk), window": Row(WindowSdpa, X),
+    "sdpa, one head": Row(SingleHeadSdpa, f"{X}; attention_mask: B T bool"),
+    "sdpa, grouped heads": Row(GroupedSdpa, f"{X}; attention_mask: B T bool"),
+    "cross sdpa, given (B, 1, 1, Tk)": Row(CrossSdpa, f"{XM}; mask: B 1 1 S bool", {"mask": "True attends"}),
+    "cross sdpa, given (B, 1, 1, Tk) added": Row(CrossSdpa, f"{XM}; mask: B 1 1 S float"),
+    "cross sdpa, given (B, 1, Tq, Tk)": Row(CrossSdpa, f"{XM}; mask: B 1 T S bool", {"mask": "True attends"}),
+    "cross sdpa, given (B, H, Tq, Tk) added": Row(CrossSdpa, f"{XM}; mask: B 2 T S float"),
+    "cross sdpa, a mask of any name": Row(NamedMaskSdpa, "x: B T 16; caption: B S 16; shown: B S bool"),
+    "written out, weights": Row(WrittenOut, f"{X}; attention_mask: B T ids", outputs=WITH_WEIGHTS),
+    # PyTorch's layers
+    "encoder": Row(Encoder, X),
+    "encoder, keys": Row(Encoder, f"{X}; src_key_padding_mask: B T bool"),
+    "encoder, causal": Row(of(Encoder, causal=True), X),
+    "encoder, causal, keys, norm first": Row(
+        of(Encoder, causal=True, norm_first=True, activation="gelu"), f"{X}; src_key_padding_mask: B T bool"
+    ),
+    "decoder": Row(Decoder, XM),
+    "decoder, causal": Row(of(Decoder, causal=True), XM),
+    "decoder, memory keys": Row(Decoder, f"{XM}; memory_key_padding_mask: B S bool"),
+    "decoder, target keys": Row(Decoder, f"{XM}; tgt_key_padding_mask: B T bool"),
+    "decoder, causal, both keys, norm first": Row(
+        of(Decoder, causal=True, norm_first=True),
+        f"{XM}; tgt_key_padding_mask: B T bool; memory_key_padding_mask: B S bool",
+    ),
+    "decoder, memory pairs": Row(Decoder, f"{XM}; memory_mask: B T S bool", {"memory_mask": "True hides"}),
+    "encoder-decoder": Row(EncoderDecoder, SRC_TGT),
+    "encoder-decoder, causal, both keys": Row(
+        of(EncoderDecoder, causal=True),
+        f"{SRC_TGT}; src_key_padding_mask: B S bool; tgt_key_padding_mask: B T bool",
+    ),
+    "translator of ids": Row(
+        Translator, "src: B S ids; tgt: B T ids; src_attention_mask: B S ids; tgt_attention_mask: B T ids"
+    ),
+    # Hugging Face
+    "BERT, eager": Row(of(bert, "eager"), "input_ids: B T ids; attention_mask: B T ids"),
+    "BERT, sdpa": Row(of(bert, "sdpa"), "input_ids: B T ids; attention_mask: B T ids"),
+    "ViT, eager": Row(of(vit, "eager"), "rows: B T 16"),
+    "ViT, sdpa": Row(of(vit, "sdpa"), "rows: B T 16"),
+    "Whisper's encoder, eager": Row(of(whisper, "eager"), "rows: B T 16"),
+    "Whisper's encoder, sdpa": Row(of(whisper, "sdpa"), "rows: B T 16"),
+    "T5's encoder, eager": Row(of(T5, "eager"), "inputs_embeds: B T 16; attention_mask: B T ids"),
+    "T5's encoder, sdpa": Row(of(T5, "sdpa"), "inputs_embeds: B T 16; attention_mask: B T ids"),
+    "T5's decoder, eager": Row(
+        of(T5Decoder, "eager"), "rows: B T 16; encoder_hidden_states: B S 16; encoder_attention_mask: B S ids"
+    ),
+    "T5's decoder, sdpa": Row(
+        of(T5Decoder, "sdpa"), "rows: B T 16; encoder_hidden_states: B S 16; encoder_attention_mask: B S ids"
+    ),
+}
