@@ -6,7 +6,7 @@ when `flush` is called: a worker's metrics are not collected by its own process.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -83,9 +83,14 @@ class BufferedHistogram(_Buffered, Histogram):
             amount: The value.
             exemplar: Ignored.
         """
+        self.observe_all((amount,))
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Observes several values."""
         with self._buffer_lock:
-            self._buffered[bisect_left(self._upper_bounds, amount)] += 1
-            self._buffered_sum += amount
+            for amount in amounts:
+                self._buffered[bisect_left(self._upper_bounds, amount)] += 1
+            self._buffered_sum += sum(amounts)
 
     def _publish(self) -> None:
         with self._buffer_lock:

@@ -14,7 +14,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.model_changes import ChangeKind, ModelChange
 from attention_serving.server.engine.observer import BatchReport, EngineLoad, ExpiryStage
 from attention_serving.server.engine.repository import Repository
-from attention_serving.server.rpc.dispatcher import CallLoad
+from attention_serving.server.rpc.calls.calls import CallLoad
 from attention_serving.server.tls.metrics import TlsMetrics
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -280,10 +280,10 @@ class Metrics:
         for metric in self._buffered:
             metric.flush()
 
-    def called(self, method: str, code: str, seconds: float) -> None:
-        """Counts a call that ended."""
-        self._calls(method, code).inc()
-        self._call_seconds(method).observe(seconds)
+    def calls_ended(self, method: str, code: str, seconds: Sequence[float]) -> None:
+        """Counts calls that ended."""
+        self._calls(method, code).inc(len(seconds))
+        self._call_seconds(method).observe_all(seconds)
 
     def batch_completed(self, report: BatchReport) -> None:
         """Counts a batch that ran."""
@@ -292,15 +292,12 @@ class Metrics:
         self._sequences(report.model).inc(report.sequences)
         self._tokens(report.model).inc(report.tokens)
         self._padding(report.model).inc(report.padding)
-        for seconds in report.queue_seconds:
-            self._queue_seconds(report.model).observe(seconds)
+        self._queue_seconds(report.model).observe_all(report.queue_seconds)
 
     def requests_answered(self, model: str, seconds: Sequence[float]) -> None:
         """Counts requests that have their results."""
         self._model_requests(model, ANSWERED).inc(len(seconds))
-        observe = self._model_seconds(model).observe
-        for duration in seconds:
-            observe(duration)
+        self._model_seconds(model).observe_all(seconds)
 
     def request_failed(self, model: str, code: str) -> None:
         """Counts a request that was refused or has no result."""

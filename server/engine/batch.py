@@ -2,18 +2,11 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from concurrent.futures import InvalidStateError
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.embeddings import shortened
-from attention_serving.server.engine.execute import Outputs, gather
-from attention_serving.server.engine.fair_shares import CallerShare
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.types import Result
-from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.types import SequenceInputs
 
 # A run that takes this many times its fixed cost does not accept sequences of other requests.
 FULL_AT_CALL_COSTS = 20
@@ -35,89 +28,6 @@ class Extent(NamedTuple):
     seconds_alone: float
 
 
-@dataclass(eq=False, slots=True)
-class PendingRequest:
-    """A queued request and the results that it has so far.
-
-    Attributes:
-        number: Place in the order of arrival, of its first sequence.
-        queued_at: When it was queued, in seconds on the clock of the caller of the queue.
-        missing: Number of sequences without a result.
-        started: Whether one of its sequences is part of a batch.
-        longest_seconds: Longest expected duration of a run of one of its sequences alone.
-        least_seconds: The same if each run has all threads.
-        queued_seconds: Sum of these durations for the sequences in the queue.
-        share: The caller of the request, among those in the queue.
-    """
-
-    request: ValidatedRequest
-    number: int
-    queued_at: float
-    share: CallerShare
-    results: list[Outputs] = field(init=False)
-    missing: int = field(init=False)
-    started: bool = field(init=False, default=False)
-    longest_seconds: float = field(init=False, default=0.0)
-    least_seconds: float = field(init=False)
-    queued_seconds: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        sequences = self.request.sequences
-        self.missing = len(sequences)
-        self.least_seconds = max([sequence.shape.least_seconds for sequence in sequences])
-        self.results = [{}] * self.missing
-
-    def deliver(self, index: int, outputs: Outputs) -> bool:
-        """Stores the outputs of one sequence; returns whether the request is complete."""
-        self.results[index] = outputs
-        self.missing -= 1
-        return not self.missing
-
-    def resolve(self) -> None:
-        """Resolves the request's future with its results."""
-        outputs = gather(self.results)
-        if self.request.dimensions:
-            outputs = shortened(outputs, self.request.model, self.request.dimensions)
-        result = Result(outputs)
-        with suppress(InvalidStateError):  # cancelled during the run
-            self.request.future.set_result(result)
-
-
-class QueuedSequence:
-    """One sequence in the queue.
-
-    Attributes:
-        number: Place in the order of arrival.
-        lengths: Query and key length.
-        graph: The graph that runs this sequence alone.
-        seconds: Expected duration of a run of this sequence alone.
-        run_bytes: Expected memory of that run.
-        turn: When it is its turn; see `server.engine.batch_queue`.
-    """
-
-    __slots__ = (
-        "graph",
-        "index",
-        "inputs",
-        "lengths",
-        "number",
-        "pending",
-        "request",
-        "run_bytes",
-        "seconds",
-        "turn",
-    )
-
-    def __init__(self, pending: PendingRequest, index: int, number: int) -> None:
-        self.pending = pending
-        self.request = pending.request
-        self.index = index
-        self.number = number
-        self.turn = 0.0
-        self.inputs = self.request.sequences[index]
-        _, self.lengths, self.graph, self.seconds, self.run_bytes, _, _ = self.inputs.shape
-
-
 class Batch:
     """Sequences that run together on one graph.
 
@@ -133,7 +43,7 @@ class Batch:
     def __init__(
         self,
         limits: Limits,
-        head: QueuedSequence,
+        head: SequenceInputs,
         max_bytes: float = math.inf,
         max_seconds: float = math.inf,
     ) -> None:
@@ -150,15 +60,15 @@ class Batch:
         self._max_seconds = max_seconds
         self._lengths = head.lengths
         self.model = head.request.model
-        self.graph = head.graph
-        self._runs_alone = self.model.runs_alone or head.inputs.is_in_blocks
+        self.graph = head.shape.graph
+        self._runs_alone = self.model.runs_alone or head.is_in_blocks
         self.sequences = [head]
-        head.pending.started = True
-        self.seconds = self.seconds_alone = head.seconds
+        head.request.started = True
+        self.seconds = self.seconds_alone = head.shape.seconds
         self.is_parallel = False
         self._call_seconds = self.model.cost(self.graph).call
 
-    def __iter__(self) -> Iterator[QueuedSequence]:
+    def __iter__(self) -> Iterator[SequenceInputs]:
         return iter(self.sequences)
 
     def __len__(self) -> int:
@@ -182,33 +92,33 @@ class Batch:
     @property
     def has_spans(self) -> bool:
         """Whether spans are pooled after the run, which the expected durations do not include."""
-        return any(queued.inputs.spans is not None for queued in self.sequences)
+        return any(queued.spans is not None for queued in self.sequences)
 
     @property
     def is_abandoned(self) -> bool:
         """Whether no caller waits for a result of the batch any more."""
-        return all(queued.request.future.done() for queued in self.sequences)
+        return all(queued.request.is_done for queued in self.sequences)
 
-    def add(self, sequence: QueuedSequence) -> bool:
+    def add(self, sequence: SequenceInputs) -> bool:
         """Adds a sequence of the same lengths as all others, which pads nothing, if the limits allow it."""
         if not self._admits(sequence):
             return False
         count = len(self.sequences) + 1
-        if self.graph is sequence.graph:  # the usual case: the costs are those of the sequence, repeated
-            run_bytes = count * sequence.run_bytes
-            seconds = self._call_seconds + count * (sequence.seconds - self._call_seconds)
+        if self.graph is sequence.shape.graph:  # the usual case: costs are repeated
+            run_bytes = count * sequence.shape.run_bytes
+            seconds = self._call_seconds + count * (sequence.shape.seconds - self._call_seconds)
         else:
             run_bytes = self.model.run_bytes(self.graph, count, *self._lengths)
             seconds = self.model.seconds(self.graph, count, *self._lengths)
         if run_bytes > self._max_bytes:
             return False
-        sequence.pending.started = True
+        sequence.request.started = True
         self.sequences.append(sequence)
         self.seconds = seconds
-        self.seconds_alone += sequence.seconds
+        self.seconds_alone += sequence.shape.seconds
         return True
 
-    def mix(self, nearest: Iterable[QueuedSequence]) -> None:
+    def mix(self, nearest: Iterable[SequenceInputs]) -> None:
         """Adds those of some sequences that save the most time, compared with runs of their own.
 
         The first one may have to pay for the graph that takes unequal lengths, and costs more than it saves:
@@ -235,9 +145,9 @@ class Batch:
                 most, best = saved, self._extent
         self._extent = best
         for sequence in self.sequences:
-            sequence.pending.started = True
+            sequence.request.started = True
 
-    def _pad(self, sequence: QueuedSequence) -> float | None:
+    def _pad(self, sequence: SequenceInputs) -> float | None:
         """Adds a sequence and pads all to the longest, unless that costs more than a run of its own.
 
         Returns:
@@ -249,13 +159,13 @@ class Batch:
         # Once mixed, a batch keeps the graph that it needs for that.
         graph = self.model.batch_graph(self.graph, equal_lengths=False)
         seconds = self.model.seconds(graph, count, *lengths)
-        gain = self.seconds + sequence.seconds - seconds
+        gain = self.seconds + sequence.shape.seconds - seconds
         if gain < 0 and graph is self.graph:
             return None
         if self.model.run_bytes(graph, count, *lengths) > self._max_bytes:
             return None
         self.sequences.append(sequence)
-        self._extent = Extent(count, graph, lengths, seconds, self.seconds_alone + sequence.seconds)
+        self._extent = Extent(count, graph, lengths, seconds, self.seconds_alone + sequence.shape.seconds)
         return gain
 
     @property
@@ -281,13 +191,13 @@ class Batch:
         if seconds < self.seconds:
             self.is_parallel, self.seconds = True, seconds
 
-    def _admits(self, sequence: QueuedSequence) -> bool:
+    def _admits(self, sequence: SequenceInputs) -> bool:
         """Whether the batch may become larger, and is not so long that the sequence should run in another."""
-        if self.is_full or sequence.graph is not sequence.request.graph:  # in blocks, and therefore alone
+        if self.is_full or sequence.shape.graph is not sequence.request.graph:  # in blocks: alone
             return False
         if sequence.request is not self.sequences[0].request and self._takes(FULL_AT_CALL_COSTS):
             return False
-        exceeds_share = self.seconds_alone + sequence.seconds > self._max_seconds
+        exceeds_share = self.seconds_alone + sequence.shape.seconds > self._max_seconds
         return not (exceeds_share and self._takes(DIVIDED_AT_CALL_COSTS))
 
     def _takes(self, call_costs: int) -> bool:

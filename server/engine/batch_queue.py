@@ -21,11 +21,12 @@ from heapq import merge
 from operator import attrgetter
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.batch import Batch, PendingRequest, QueuedSequence
+from attention_serving.server.engine.batch import Batch
 from attention_serving.server.engine.caller import ANYONE, Caller
 from attention_serving.server.engine.fair_shares import CallerShare, FairShares
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import SequenceInputs
 from attention_serving.server.engine.validation import ValidatedRequest
 
 # How many sequences behind the oldest are considered for its batch.
@@ -33,7 +34,7 @@ LOOK_AHEAD = 256
 # Sequences of one bucket run on the same graph of the same model, and are of the same caller. They are in the
 # order of their turns.
 BucketKey = tuple[LoadedModel, GraphKind, CallerShare]
-Bucket = deque[QueuedSequence]
+Bucket = deque[SequenceInputs]
 _turn = attrgetter("turn")
 _order = attrgetter("turn", "number")
 
@@ -52,9 +53,9 @@ class BatchQueue:
         self._limits = limits
         self._buckets: dict[BucketKey, Bucket] = {}
         self._shares = FairShares()
-        self._pending: dict[int, PendingRequest] = {}
+        self._requests: dict[int, ValidatedRequest] = {}
         # Those of several sequences.
-        self._bulk: dict[int, PendingRequest] = {}
+        self._bulk: dict[int, ValidatedRequest] = {}
         self._next_number = 0
 
     def __bool__(self) -> bool:
@@ -63,7 +64,7 @@ class BatchQueue:
     @property
     def oldest(self) -> float | None:
         """When the sequence whose turn is next was queued; None if the queue is empty."""
-        return self._next_bucket()[0].pending.queued_at if self._buckets else None
+        return self._next_bucket()[0].request.queued_at if self._buckets else None
 
     def seconds_before(self, own: float, caller: Caller = ANYONE) -> float:
         """Expected duration of the runs that come before the end of a request that is queued now.
@@ -75,73 +76,75 @@ class BatchQueue:
         """
         if self._shares.is_single and caller is ANYONE:
             return self._seconds_left(self.seconds, own, self._bulk.values())
-        bulk = [pending for pending in self._bulk.values() if pending.request.caller == caller]
+        bulk = [request for request in self._bulk.values() if request.caller == caller]
         of_caller = self._seconds_left(self._shares.seconds_of(caller), own, bulk)
         return of_caller + self._shares.seconds_before(caller, of_caller + own)
 
     @staticmethod
-    def _seconds_left(seconds: float, own: float, bulk: Iterable[PendingRequest]) -> float:
+    def _seconds_left(seconds: float, own: float, bulk: Iterable[ValidatedRequest]) -> float:
         """Those of some seconds of one caller that come before the end of its next request."""
-        later = [pending.queued_seconds - pending.longest_seconds - own for pending in bulk]
+        later = [request.queued_seconds - request.longest_seconds - own for request in bulk]
         return max(0.0, seconds - sum(more for more in later if more > 0))
 
-    def add(self, request: ValidatedRequest, now: float) -> int:
-        """Queues a request and returns the number to release it by."""
-        number = self._next_number
-        pending = PendingRequest(request, number, now, self._shares.of(request.caller))
-        count = len(request.sequences)
-        queued = [QueuedSequence(pending, index, number + index) for index in range(count)]
-        self._give_turns(pending, queued)
-        self._pending[number] = pending
+    def add(self, request: ValidatedRequest, now: float) -> None:
+        """Queues a request."""
+        number, sequences = self._next_number, request.sequences
+        share = request.share = self._shares.of(request.caller)
+        request.number, request.queued_at = number, now
+        request.missing = count = len(sequences)
+        request.results = [{}] * count
+        turn, longest, least = share.turn, 0.0, 0.0
+        for index, sequence in enumerate(sequences):
+            sequence.request, sequence.index, sequence.number, sequence.turn = (
+                request,
+                index,
+                number + index,
+                turn,
+            )
+            shape = sequence.shape
+            turn += shape.seconds
+            longest, least = max(longest, shape.seconds), max(least, shape.least_seconds)
+        seconds = turn - share.turn
+        request.longest_seconds, request.least_seconds, request.queued_seconds = longest, least, seconds
+        self._requests[number] = request
         if count > 1:
-            self._bulk[number] = pending
-        key = (request.model, request.graph, pending.share)
+            self._bulk[number] = request
+        key = (request.model, request.graph, share)
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = deque()
-        _insert(bucket, queued)
+        _insert(bucket, sequences)
         self._next_number += count
         self.sequences += count
-        self.seconds += pending.queued_seconds
-        pending.share.sequences += count
-        pending.share.seconds += pending.queued_seconds
-        return number
+        self.seconds += seconds
+        share.sequences += count
+        share.seconds += seconds
 
-    def _give_turns(self, pending: PendingRequest, queued: list[QueuedSequence]) -> None:
-        turn, longest = pending.share.turn, 0.0
-        for sequence in queued:
-            sequence.turn = turn
-            turn += sequence.seconds
-            longest = max(longest, sequence.seconds)
-        pending.longest_seconds, pending.queued_seconds = longest, turn - pending.share.turn
-
-    def holds(self, number: int) -> bool:
-        """Whether a request has neither ended nor been given up. For any thread."""
-        return number in self._pending
-
-    def release(self, number: int) -> PendingRequest | None:
-        """Removes a request that ended or was given up; None if it was removed before."""
-        pending = self._pending.pop(number, None)
-        self._bulk.pop(number, None)
-        if pending and pending.missing:
-            self._remove(pending)
-        return pending
+    def release(self, request: ValidatedRequest) -> bool:
+        """Removes a request that has its result or was given up; returns whether it had not ended before."""
+        if request.is_done:
+            return False
+        request.is_done = True
+        del self._requests[request.number]
+        if request.missing:
+            self._remove(request)
+        if self._bulk:
+            self._bulk.pop(request.number, None)
+        return True
 
     def clear(self) -> list[ValidatedRequest]:
-        """Removes and returns every request that has not ended."""
-        requests = [pending.request for pending in self._pending.values()]
-        self._pending.clear()
+        """Takes every sequence out of the queue; returns the requests, which are yet to be released."""
         self._bulk.clear()
         self._buckets.clear()
         self._count_left([])
-        return requests
+        return list(self._requests.values())
 
     def due(self, now: float) -> float:
         """When the next batch may run: now, unless a batching delay lets its first sequence wait."""
         bucket = self._next_bucket()
         if not self._limits.batch_delay_seconds or len(bucket) >= self._limits.max_batch_sequences:
             return now
-        return bucket[0].pending.queued_at + self._limits.batch_delay_seconds
+        return bucket[0].request.queued_at + self._limits.batch_delay_seconds
 
     def next(
         self, now: float, free_bytes: float = math.inf, slots: int = 1, free_slots: int = 1
@@ -173,15 +176,15 @@ class BatchQueue:
                 self._serve(head)
                 batch = self._batch(Batch(self._limits, head, free_bytes, share), bucket, now, expired)
             if not bucket:
-                del self._buckets[head.request.model, head.request.graph, head.pending.share]
+                del self._buckets[head.request.model, head.request.graph, head.request.share]
             self._count_left(batch.sequences if batch else [head])
             if batch:
                 self._charge(batch)
                 return batch, expired
         return None, expired
 
-    def _serve(self, head: QueuedSequence) -> None:
-        share = head.pending.share
+    def _serve(self, head: SequenceInputs) -> None:
+        share = head.request.share
         share.turn = max(share.turn, head.turn)
         if not self._shares.is_single:
             self._shares.served(share)
@@ -190,39 +193,38 @@ class BatchQueue:
         """Advances the clocks of the callers, unless there is one only, whose turn it is in any case."""
         if not self._shares.is_single:
             for queued in batch.sequences:
-                queued.pending.share.ran(queued.seconds)
+                queued.request.share.ran(queued.shape.seconds)
 
     def _first_that_fits(self, free_bytes: float, slots: int) -> tuple[Bucket, int] | None:
         """The bucket and place of the first sequence whose run fits into the memory."""
         bucket = self._next_bucket()
-        if bucket[0].run_bytes <= free_bytes:
+        if bucket[0].shape.run_bytes <= free_bytes:
             return bucket, 0
-        limit = min(free_bytes, (self._limits.max_run_bytes - bucket[0].run_bytes) / slots)
+        limit = min(free_bytes, (self._limits.max_run_bytes - bucket[0].shape.run_bytes) / slots)
         for bucket in sorted(self._buckets.values(), key=_first):
             for at in range(min(len(bucket), LOOK_AHEAD)):
-                if bucket[at].run_bytes <= limit:
+                if bucket[at].shape.run_bytes <= limit:
                     return bucket, at
         return None
 
-    def _remove(self, pending: PendingRequest) -> None:
-        request = pending.request
-        key = (request.model, request.graph, pending.share)
+    def _remove(self, request: ValidatedRequest) -> None:
+        key = (request.model, request.graph, request.share)
         bucket = self._buckets.pop(key, ())
         kept = deque(queued for queued in bucket if queued.request is not request)
         if kept:
             self._buckets[key] = kept
         self._count_left([queued for queued in bucket if queued.request is request])
 
-    def _count_left(self, left: list[QueuedSequence]) -> None:
+    def _count_left(self, left: list[SequenceInputs]) -> None:
         """Records that sequences have left the queue."""
         for queued in left:
-            pending, seconds = queued.pending, queued.seconds
-            pending.queued_seconds -= seconds
-            pending.share.sequences -= 1
-            pending.share.seconds -= seconds
+            request, seconds = queued.request, queued.shape.seconds
+            request.queued_seconds -= seconds
+            request.share.sequences -= 1
+            request.share.seconds -= seconds
         if self._buckets:
             self.sequences -= len(left)
-            self.seconds -= sum([queued.seconds for queued in left])
+            self.seconds -= sum([queued.shape.seconds for queued in left])
         else:  # rounding errors do not add up
             self.sequences, self.seconds = 0, 0.0
             self._shares.clear()
@@ -244,9 +246,9 @@ class BatchQueue:
         buckets = [bucket] if self._shares.is_single else self._buckets_like(head)
         most = max(1, LOOK_AHEAD // max(1, len(buckets)))
         window = [own.popleft() for own in buckets for _ in range(min(len(own), most))]
-        unwanted: list[QueuedSequence] = []
+        unwanted: list[SequenceInputs] = []
 
-        def is_wanted(queued: QueuedSequence) -> bool:
+        def is_wanted(queued: SequenceInputs) -> bool:
             if _is_wanted(queued, now, expired):
                 return True
             unwanted.append(queued)
@@ -270,29 +272,29 @@ class BatchQueue:
             self._put_back(rest, head)
         return batch
 
-    def _buckets_like(self, head: QueuedSequence) -> list[Bucket]:
+    def _buckets_like(self, head: SequenceInputs) -> list[Bucket]:
         """The buckets of all callers for the same graph of the same model, in the order of their turns."""
         model, graph = head.request.model, head.request.graph
         found = [own for key, own in self._buckets.items() if own and key[0] is model and key[1] is graph]
         return sorted(found, key=_first)
 
-    def _put_back(self, rest: list[QueuedSequence], head: QueuedSequence) -> None:
+    def _put_back(self, rest: list[SequenceInputs], head: SequenceInputs) -> None:
         """Puts sequences of several callers back. Removes empty buckets, except that of the head."""
         for queued in reversed(rest):
             request = queued.request
-            self._buckets[request.model, request.graph, queued.pending.share].appendleft(queued)
+            self._buckets[request.model, request.graph, queued.request.share].appendleft(queued)
         for key in [
-            key for key, own in self._buckets.items() if not own and key[2] is not head.pending.share
+            key for key, own in self._buckets.items() if not own and key[2] is not head.request.share
         ]:
             del self._buckets[key]
 
 
 def _first(bucket: Bucket) -> tuple[float, float, int]:
     head = bucket[0]
-    return head.pending.share.clock, head.turn, head.number
+    return head.request.share.clock, head.turn, head.number
 
 
-def _insert(bucket: Bucket, queued: list[QueuedSequence]) -> None:
+def _insert(bucket: Bucket, queued: tuple[SequenceInputs, ...]) -> None:
     """Inserts the sequences of a new request, after those with the same turn."""
     if not bucket or bucket[-1].turn <= queued[0].turn:
         bucket.extend(queued)
@@ -304,12 +306,12 @@ def _insert(bucket: Bucket, queued: list[QueuedSequence]) -> None:
         bucket.extend(merged)
 
 
-def _is_wanted(queued: QueuedSequence, now: float, expired: list[ValidatedRequest]) -> bool:
+def _is_wanted(queued: SequenceInputs, now: float, expired: list[ValidatedRequest]) -> bool:
     """Whether a sequence still needs its result and can get it in time; notes its request if it cannot."""
     request = queued.request
-    if request.future.done() or request in expired:
+    if request.is_done or request in expired:
         return False
-    if now + queued.pending.least_seconds <= request.deadline:
+    if now + request.least_seconds <= request.deadline:
         return True
     expired.append(request)
     return False

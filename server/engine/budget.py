@@ -118,6 +118,12 @@ class Reservation:
         """
         self._budget._add(self, size)
 
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def release(self) -> None:
         """Frees all bytes. May be called more than once, by any thread."""
         if self._size:

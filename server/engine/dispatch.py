@@ -8,7 +8,7 @@ asks after a short run, and otherwise the engine's threads (`needs_thread`).
 import math
 from collections import deque
 
-from attention_serving.server.engine.batch import Batch, PendingRequest
+from attention_serving.server.engine.batch import Batch
 from attention_serving.server.engine.batch_queue import BatchQueue
 from attention_serving.server.engine.caller import ANYONE, Caller
 from attention_serving.server.engine.limits import Limits
@@ -77,29 +77,25 @@ class Dispatch:
         """Leaves the rest of the queue to the engine's threads, without any batching delay."""
         self._closing, self._inline_is_due = True, False
 
-    def add(self, request: ValidatedRequest, now: float, *, inline: bool) -> int:
+    def add(self, request: ValidatedRequest, now: float, *, inline: bool) -> None:
         """Queues a request.
 
         Args:
             request: The request.
             now: The current time.
             inline: Whether the caller calls `next_inline` next.
-
-        Returns:
-            The number to release the request by.
         """
-        number = self.queue.add(request, now)
+        self.queue.add(request, now)
         self._waits_for_memory = False
         if inline and not self._closing:
             self._inline_is_due = True
         else:
             self._threads_asked = True
-        return number
 
-    def release(self, number: int) -> PendingRequest | None:
-        """Removes a request that ended or was given up; None if it was removed before."""
+    def release(self, request: ValidatedRequest) -> bool:
+        """Removes a request that has its result or was given up; returns whether it had not ended before."""
         self._waits_for_memory = False  # the sequence that did not fit may be gone
-        return self.queue.release(number)
+        return self.queue.release(request)
 
     def next_inline(self, now: float, limit_seconds: float) -> Next:
         """Takes a batch to run on the inline thread, which then asks again.

@@ -1,18 +1,21 @@
-"""The engine as its callers see it: a decoded request in, a future of its result out."""
+"""The engine as its callers see it: a decoded request in, its result out."""
 
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
 
+from attention_serving.server.coroutines import suspend
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.caller import ANYONE, Caller
-from attention_serving.server.engine.errors import Code, EngineError
+from attention_serving.server.engine.errors import Code, DeadlineExceededError, EngineError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.observer import EngineLoad, NullObserver, Observer
 from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
+from attention_serving.server.engine.reports import observe
 from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.runner import observe
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.timeline import Timeline
@@ -94,24 +97,35 @@ class Engine:
         """
         return validate(request, model, self.limits)
 
-    def submit(
-        self, model: LoadedModel, request: Request, reservation: Reservation | None = None
-    ) -> Future[Result]:
-        """Validates a request and queues it.
-
-        Raises:
-            EngineError: The request is refused; nothing was queued.
-        """
-        return self.queue(self.validate(model, request), reservation)
-
-    def queue(self, validated: ValidatedRequest, reservation: Reservation | None = None) -> Future[Result]:
-        """Queues a request.
+    async def run(self, request: ValidatedRequest, reservation: Reservation) -> Result:
+        """Queues a request and waits for its result. If the coroutine is closed, the request is withdrawn.
 
         Args:
-            validated: The request.
+            request: The request.
             reservation: Holds the memory of the received message. What the request takes in addition is added
-                to it, and its owner releases it. Its timeline receives the stages of the request. Without a
-                reservation, the engine reserves the memory of the request until the future is resolved.
+                to it. Its timeline receives the stages of the request.
+
+        Raises:
+            EngineError: The request is refused, or fails.
+        """
+        try:
+            reservation.add(request.held_bytes)
+            if reservation.timeline is not None:
+                _record(request, reservation.timeline)
+            self._scheduler.submit(request, wake=threading.get_ident() != self._inline_thread)
+        except EngineError as error:
+            self.refused(request.model, error, reservation)
+            raise
+        try:
+            await suspend(lambda task: request.then(task.wake))
+        finally:
+            self._scheduler.fail(request, None)
+        return request.result()
+
+    def submit(self, model: LoadedModel, request: Request) -> Future[Result]:
+        """Validates a request and queues it, for callers who are no coroutines.
+
+        Its memory is reserved until it has ended.
 
         Returns:
             A future that resolves with the result or an `EngineError`. Cancelling it withdraws the request.
@@ -119,30 +133,51 @@ class Engine:
         Raises:
             EngineError: The request is refused; nothing was queued.
         """
-        if reservation is not None:
-            reservation.add(validated.held_bytes)
-            if reservation.timeline is not None:
-                _record(validated, reservation.timeline)
-            return self._schedule(validated)
-        own = self.budget.reserve(validated.input_bytes + validated.held_bytes)
+        return self.queue(self.validate(model, request))
+
+    def queue(self, request: ValidatedRequest) -> Future[Result]:
+        """As `submit`, for a request that was validated."""
+        future: Future[Result] = Future()
+        reservation = self.budget.reserve(request.input_bytes + request.held_bytes)
         try:
-            future = self._schedule(validated)
+            self._scheduler.submit(request)
         except EngineError:
-            own.release()
+            reservation.release()
             raise
-        future.add_done_callback(lambda _: own.release())
+
+        def resolve() -> None:
+            try:
+                outcome = request.result()
+            except EngineError as error:
+                resolved = partial(future.set_exception, error)
+            else:
+                resolved = partial(future.set_result, outcome)
+            with suppress(InvalidStateError):  # cancelled
+                resolved()
+
+        def resolved(_future: Future[Result]) -> None:
+            reservation.release()
+            self._scheduler.fail(request, None)
+
+        future.add_done_callback(resolved)
+        request.then(resolve)
         return future
 
-    def _schedule(self, validated: ValidatedRequest) -> Future[Result]:
-        return self._scheduler.submit(validated, wake=threading.get_ident() != self._inline_thread)
+    def expire(self, request: ValidatedRequest) -> None:
+        """Ends a request whose own deadline, which is before that of its call, has passed."""
+        error = DeadlineExceededError("the deadline passed before the result was computed")
+        self._scheduler.fail(request, error)
 
-    def refused(self, model: LoadedModel, error: Exception) -> None:
+    def refused(self, model: LoadedModel, error: Exception, reservation: Reservation | None = None) -> None:
         """Reports that a request was refused after its model was found, and before it was queued.
 
         Args:
             model: As returned by `model`.
             error: What was raised.
+            reservation: That of the request, whose timeline is told of the model; None without one.
         """
+        if reservation is not None and reservation.timeline is not None:
+            reservation.timeline.model, reservation.timeline.version = model.name, model.version
         code = error.code if isinstance(error, EngineError) else Code.INTERNAL
         observe(lambda: self._observer.request_failed(model.name, code))
 

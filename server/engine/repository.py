@@ -39,12 +39,17 @@ class _Snapshot:
 
 
 class Repository:
-    """Models by name and version. They may be replaced at any time; readers need no lock."""
+    """Models by name and version. They may be replaced at any time; readers need no lock.
+
+    Attributes:
+        changes: How often models were replaced.
+    """
 
     def __init__(self, models: Iterable[Model] = ()) -> None:
         """Begins with some models."""
         self._snapshot = _Snapshot(models)
         self._changing = threading.Lock()
+        self.changes = 0
 
     def __iter__(self) -> Iterator[Model]:
         """Every model, sorted by name and version."""
@@ -66,6 +71,7 @@ class Repository:
         with self._changing:
             before, kept = self._snapshot.models.values(), list(models)
             self._snapshot = _Snapshot([*(model for model in before if model.name != name), *kept])
+            self.changes += 1
             return [model for model in before if model.name == name and model not in kept]
 
     def exchange(self, old: Model, new: Model) -> bool:
@@ -79,6 +85,7 @@ class Repository:
             if models.get((old.name, old.version)) is not old:
                 return False
             self._snapshot = _Snapshot(new if model is old else model for model in models.values())
+            self.changes += 1
             return True
 
     def find(self, name: str, version: str = "") -> Model:

@@ -1,40 +1,48 @@
 """Runs queued requests, a few batches at once, on threads of its own or inline on a caller's thread.
 
-No lock is held when a future resolves, so that its callbacks may submit and cancel requests.
+No lock is held when a request ends, so that whoever waits for it may submit and withdraw requests.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
+from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server import thread_names
 from attention_serving.server.engine.admission import EARLY_RESERVE, Admission
 from attention_serving.server.engine.arena import ArenaTrimmer
-from attention_serving.server.engine.batch import Batch, PendingRequest, QueuedSequence
+from attention_serving.server.engine.batch import Batch
 from attention_serving.server.engine.caller import ANYONE, Caller
 from attention_serving.server.engine.dispatch import Dispatch, Next
+from attention_serving.server.engine.embeddings import shortened
 from attention_serving.server.engine.errors import (
     Code,
     DeadlineExceededError,
     EngineError,
+    OverloadedError,
     RunFailedError,
     ShuttingDownError,
 )
-from attention_serving.server.engine.execute import Outputs
+from attention_serving.server.engine.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.observer import EngineLoad, ExpiryStage, Observer
 from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
-from attention_serving.server.engine.runner import RUN_FAILED, Failures, Runner, fail, observe
+from attention_serving.server.engine.reports import observe, report_run
 from attention_serving.server.engine.session import RunControl
-from attention_serving.server.engine.types import Result
+from attention_serving.server.engine.types import Result, SequenceInputs
 from attention_serving.server.engine.validation import ValidatedRequest
 
 log = logging.getLogger(__name__)
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.
 TERMINABLE_SECONDS = 0.02
+RUN_FAILED = "the runtime failed on this request; see the server's log"
+OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
 EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
+
+
+# Requests that fail, each with its error.
+Failures = list[tuple[ValidatedRequest, EngineError]]
 
 
 class Scheduler:
@@ -59,7 +67,6 @@ class Scheduler:
         self._observer = observer
         self._awake_seconds = awake_seconds
         self._awake_until = 0.0
-        self._runner = Runner(observer, self._deliver)
         self._dispatch = Dispatch(limits, parallel_runs)
         self._admission = Admission()
         self._trimmer = ArenaTrimmer()
@@ -100,8 +107,8 @@ class Scheduler:
             waiting = self._dispatch.work_before(0.0, caller)
             self._admission.check(waiting, 0.0, deadline, now, reserve=EARLY_RESERVE)
 
-    def submit(self, request: ValidatedRequest, *, wake: bool = True) -> Future[Result]:
-        """Queues a request; its future resolves with the result or an `EngineError`.
+    def submit(self, request: ValidatedRequest, *, wake: bool = True) -> None:
+        """Queues a request, which ends with its result or an `EngineError`.
 
         Args:
             request: What to run.
@@ -116,11 +123,39 @@ class Scheduler:
                 raise ShuttingDownError("the server is shutting down and does not accept new requests")
             now = time.monotonic()
             self._admit(request, now)
-            number = self._dispatch.add(request, now, inline=not wake)
+            self._dispatch.add(request, now, inline=not wake)
             self._notify_if_needed()
-        # By number: a future that referred to its request would create garbage for the collector.
-        request.future.add_done_callback(lambda future: self._ended(number, future))
-        return request.future
+
+    def fail(self, request: ValidatedRequest, error: EngineError | None) -> None:
+        """Ends a request without a result, unless it has ended.
+
+        Args:
+            request: A request that was submitted.
+            error: What it ends with; None if nobody waits for it any more.
+        """
+        if request.is_done:  # the usual case, for which it takes no lock
+            return
+        with self._lock:
+            if not self._dispatch.release(request):
+                return
+            self._notify_if_needed()
+            abandoned = [control for batch, control in self._controls.items() if batch.is_abandoned]
+        for control in abandoned:
+            control.terminate()
+        self._report_failure(request, error)
+        request.end(error)
+
+    def _report_failure(self, request: ValidatedRequest, error: EngineError | None) -> None:
+        now, model = time.monotonic(), request.model
+        model.statistics.add_failure(now - request.queued_at)
+        if error is not None:
+            code = error.code
+        else:
+            code = Code.DEADLINE_EXCEEDED if now >= request.deadline else Code.CANCELLED
+        observe(lambda: self._observer.request_failed(model.name, code))
+        if code is Code.DEADLINE_EXCEEDED:
+            stage = ExpiryStage.RUNNING if request.started else ExpiryStage.QUEUED
+            observe(lambda: self._observer.request_expired(model.name, stage))
 
     def _admit(self, request: ValidatedRequest, now: float) -> None:
         if self._admission.is_certain(self._dispatch.work, request.deadline, now):
@@ -144,7 +179,8 @@ class Scheduler:
             return self._awake_until > 0 and self._stays_awake()
         with self._lock:
             batch, failures = self._take(lambda now: self._dispatch.next_inline(now, limit_seconds))
-        fail(failures)
+        for request, error in failures:
+            self.fail(request, error)
         if batch is None:
             return False
         self._run(batch, inline=True)
@@ -172,27 +208,6 @@ class Scheduler:
         if self._dispatch.needs_thread:
             self._changed.notify()
 
-    def _ended(self, number: int, future: Future[Result]) -> None:
-        """Removes a request whose future was resolved or cancelled."""
-        if not self._dispatch.queue.holds(number):  # the usual case, for which it takes no lock
-            return
-        with self._lock:
-            pending = self._dispatch.release(number)
-            if pending is None:  # it has its result
-                return
-            self._notify_if_needed()
-            queued_seconds = time.monotonic() - pending.queued_at
-            abandoned = [control for batch, control in self._controls.items() if batch.is_abandoned]
-        model = pending.request.model
-        model.statistics.add_failure(queued_seconds)
-        for control in abandoned:
-            control.terminate()
-        code = _code_of(pending.request, future)
-        observe(lambda: self._observer.request_failed(model.name, code))
-        if code is Code.DEADLINE_EXCEEDED:
-            stage = ExpiryStage.RUNNING if pending.started else ExpiryStage.QUEUED
-            observe(lambda: self._observer.request_expired(model.name, stage))
-
     def _loop(self) -> None:
         """Body of a thread. An error in it must not end the thread, which later requests need."""
         thread_names.publish()
@@ -218,7 +233,8 @@ class Scheduler:
                     batch, failures = self._take(self._dispatch.next)
                 else:
                     batch, failures = None, []
-            fail(failures)
+            for request, error in failures:
+                self.fail(request, error)
             if batch:
                 return batch
             self._trim_arena()
@@ -255,12 +271,72 @@ class Scheduler:
             model.shrink_arena()
 
     def _run(self, batch: Batch, *, inline: bool = False) -> None:
-        """Runs a batch, resolves its requests, and lets the next run start."""
+        """Runs a batch, after which its requests have ended, and lets the next run start."""
         try:
-            self._runner.run(batch, self._controls.get(batch))
+            self._compute(batch.graph, batch.sequences, self._controls.get(batch), parallel=batch.is_parallel)
+        except Exception:
+            log.exception("batch failed", extra={"model": batch.model.name})
+            for queued in batch:
+                self.fail(queued.request, RunFailedError(RUN_FAILED))
         finally:
             with self._lock:
                 self._end(batch, time.monotonic(), inline=inline)
+
+    def _compute(
+        self,
+        graph: GraphKind,
+        sequences: list[SequenceInputs],
+        control: RunControl | None,
+        *,
+        parallel: bool = False,
+    ) -> None:
+        """Runs sequences together; if that fails, one by one, so that only the request at fault fails."""
+        model, started = sequences[0].request.model, time.monotonic()
+        try:
+            result = run_batch(model, graph, sequences, control, parallel=parallel)
+        except Exception as error:
+            self._failed(sequences, control, error)
+            return
+        report_run(self._observer, graph, sequences, started, result.times)
+        complete = self._deliver(sequences, result.outputs)
+        if complete:
+            ended = time.monotonic()
+            seconds = [ended - request.queued_at for request in complete]
+            model.statistics.add_results(seconds)
+            observe(lambda: self._observer.requests_answered(model.name, seconds))
+        for request in complete:
+            outputs, request.results = gather(request.results), []
+            if request.dimensions:
+                outputs = shortened(outputs, model, request.dimensions)
+            request.end(Result(outputs))
+
+    def _failed(self, sequences: list[SequenceInputs], control: RunControl | None, error: Exception) -> None:
+        model = sequences[0].request.model
+        if all(queued.request.is_done for queued in sequences):
+            log.debug("run ended early", extra={"model": model.name})
+            observe(lambda: self._observer.run_terminated(model.name))
+            return
+        log.error("run failed", extra={"model": model.name, "sequences": len(sequences)}, exc_info=error)
+        if len(sequences) == 1:
+            is_memory = isinstance(error, MemoryError)
+            shown = OverloadedError(OUT_OF_MEMORY) if is_memory else RunFailedError(RUN_FAILED)
+            self.fail(sequences[0].request, shown)
+            return
+        for queued in sequences:
+            if not queued.request.is_done:
+                self._compute(queued.shape.graph, [queued], control)
+
+    def _deliver(self, sequences: list[SequenceInputs], outputs: list[Outputs]) -> list[ValidatedRequest]:
+        """Stores the outputs of a run and returns the requests that are complete."""
+        complete = []
+        with self._lock:
+            for queued, own in zip(sequences, outputs, strict=True):
+                request = queued.request
+                request.results[queued.index] = own
+                request.missing -= 1
+                if not request.missing and self._dispatch.release(request):
+                    complete.append(request)
+        return complete
 
     def _end(self, batch: Batch, now: float, *, inline: bool) -> None:
         self._controls.pop(batch, None)
@@ -271,21 +347,3 @@ class Scheduler:
             self._changed.notify_all()
         elif inline:  # the threads ask for the next batch by themselves
             self._notify_if_needed()
-
-    def _deliver(self, sequences: list[QueuedSequence], outputs: list[Outputs]) -> list[PendingRequest]:
-        """Stores the outputs of a run and returns the requests that are complete."""
-        with self._lock:
-            complete = [
-                queued.pending
-                for queued, own in zip(sequences, outputs, strict=True)
-                if queued.pending.deliver(queued.index, own)
-            ]
-            return [pending for pending in complete if self._dispatch.release(pending.number)]
-
-
-def _code_of(request: ValidatedRequest, future: Future[Result]) -> Code:
-    """The code that a request without a result ended with."""
-    if future.cancelled():
-        return Code.DEADLINE_EXCEEDED if time.monotonic() >= request.deadline else Code.CANCELLED
-    error = future.exception()
-    return error.code if isinstance(error, EngineError) else Code.INTERNAL

@@ -10,13 +10,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.engine.caller import ANYONE, Caller
+
+if TYPE_CHECKING:
+    from attention_serving.server.engine.validation import ValidatedRequest
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
@@ -149,8 +152,8 @@ class SequenceShape(NamedTuple):
     rows: int
 
 
-class SequenceInputs(NamedTuple):
-    """One sequence of a validated request.
+class SequenceInputs:
+    """One sequence of a validated request, and its place in the queue.
 
     Attributes:
         inputs: Arrays (T, ...) by input name.
@@ -159,13 +162,38 @@ class SequenceInputs(NamedTuple):
         spans: First and exclusive last token (n, 2) of the parts whose embeddings are returned; None for one
             embedding of the sequence.
         head_selection: Which attention weights are returned; None for all.
+        request: Its request, once that is queued.
+        index: Its place in the request.
+        number: Its place in the order of arrival.
+        turn: When it is its turn; see `server.engine.batch_queue`.
     """
 
-    inputs: Mapping[str, Array]
-    mask: NDArray[np.bool_] | None
-    shape: SequenceShape
-    spans: Array | None = None
-    head_selection: HeadSelection | None = None
+    __slots__ = (
+        "head_selection",
+        "index",
+        "inputs",
+        "mask",
+        "number",
+        "request",
+        "shape",
+        "spans",
+        "turn",
+    )
+    request: "ValidatedRequest"
+    index: int
+    number: int
+    turn: float
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Array],
+        mask: NDArray[np.bool_] | None,
+        shape: SequenceShape,
+        spans: Array | None = None,
+        head_selection: HeadSelection | None = None,
+    ) -> None:
+        self.inputs, self.mask, self.shape = inputs, mask, shape
+        self.spans, self.head_selection = spans, head_selection
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -1,6 +1,6 @@
 """Which calls the server takes: the one place of the limits on calls.
 
-A call of inference (`Route.takes_place`)
+A call of inference (`Method.is_inference`)
     waits for its first message: at most `max_waiting_calls` do, each for `receive_timeout_seconds`. It holds
     no place, so that callers who only open calls keep nobody from being served. It is refused at once if no
     place is free.
@@ -15,15 +15,16 @@ Before both, HTTP/2 bounds the calls of one connection (`max_calls_per_connectio
 makes further calls wait.
 """
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, ShuttingDownError
 from attention_serving.server.rpc.calls.ending import end_with
-from attention_serving.server.rpc.calls.route import CallKind, Route
-from attention_serving.server.rpc.timeouts import Timeouts
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.calls.method import CallKind, Method
+from attention_serving.server.rpc.transport.call import Call
 
 DRAINING = "the server is shutting down; retry on another server"
 # How long the first message of a call may still take to arrive once a drain has begun.
@@ -64,147 +65,59 @@ class CallLimits:
     stream_idle_seconds: float = 0
 
 
-class ConcurrencyLimit:
-    """Limits how many calls are open at a time.
+class Places:
+    """Places of one kind.
 
     Attributes:
-        open: Number of calls that are open.
+        taken: Number of calls that have one.
     """
 
-    def __init__(self, noun: str, limit: int) -> None:
+    def __init__(self, noun: str, number: int) -> None:
         self._noun = noun
-        self._limit = limit
-        self.open = 0
+        self._number = number
+        self.taken = 0
 
     def check(self) -> None:
-        """Raises OverloadedError if the limit is reached."""
-        if self.open >= self._limit:
+        """Raises OverloadedError if all are taken."""
+        if self.taken >= self._number:
             raise OverloadedError(
-                f"{self._limit} {self._noun} are open, which is this server's limit; try again later"
+                f"{self._number} {self._noun} are open, which is this server's limit; try again later"
             )
 
-    def acquire(self, call: Call) -> None:
-        """Admits a call, which counts until the core is done with it.
 
-        Raises:
-            OverloadedError: The limit is reached.
-        """
-        self.check()
-        self.open += 1
-        call.add_done_callback(self._release)
+class Admission:
+    """Admits the calls of a server. For the transport's thread; any thread may read the numbers.
 
-    def _release(self) -> None:
-        self.open -= 1
-
-
-class CallAdmission:
-    """Admits the calls of some methods. All methods run on the transport's thread."""
-
-    def __init__(
-        self,
-        waiting: Timeouts[Call],
-        idle: Timeouts[Call],
-        *,
-        max_waiting: int,
-        places: tuple[ConcurrencyLimit, ...] = (),
-        at_arrival: ConcurrencyLimit | None = None,
-    ) -> None:
-        """Creates an admission.
-
-        Args:
-            waiting: The calls whose first message has not arrived.
-            idle: The streams that wait for a later message.
-            max_waiting: How many calls may wait.
-            places: What a call takes when its first message has arrived.
-            at_arrival: What it takes when it arrives.
-        """
-        self._waiting = waiting
-        self._idle = idle
-        self._max_waiting = max_waiting
-        self._places = places
-        self._at_arrival = at_arrival
-
-    def arrive(self, call: Call) -> None:
-        """A call arrived. It is refused before its message is received if it could not be taken then.
-
-        Raises:
-            OverloadedError: Too many calls wait, or all places are taken.
-        """
-        for place in self._places:
-            place.check()
-        if len(self._waiting) >= self._max_waiting:
-            raise OverloadedError(
-                f"{self._max_waiting} calls wait for their messages, which is this server's limit;"
-                " try again later"
-            )
-        if self._at_arrival is not None:
-            self._at_arrival.acquire(call)
-        self._waiting.add(call, call.call_at)
-
-    def received(self, call: Call) -> None:
-        """A message of a call arrived. The first takes the call's places.
-
-        Raises:
-            OverloadedError: All places are taken.
-        """
-        if self._waiting.remove(call):
-            for place in self._places:
-                place.acquire(call)
-        else:
-            self._idle.remove(call)
-
-    def idle(self, call: Call) -> None:
-        """Every reply of a stream has been sent."""
-        self._idle.add(call, call.call_at)
-
-    def left(self, call: Call) -> None:
-        """The core is done with a call."""
-        if not self._waiting.remove(call):
-            self._idle.remove(call)
-
-
-class CallAdmissions:
-    """The admission of every method."""
+    Attributes:
+        calls: Places of inference.
+        streams: Places of streams among them.
+    """
 
     def __init__(self, limits: CallLimits) -> None:
-        """Creates the admissions of a server.
+        """Creates the admission of a server.
 
         Args:
             limits: How many calls are open at a time.
         """
-        self._limits = limits
-        self._calls = ConcurrencyLimit("calls", limits.max_calls)
-        self._streams = ConcurrencyLimit("streams", limits.max_streams)
-        self._waiting = Timeouts(limits.receive_timeout_seconds, self._not_received)
-        self._other_waiting = Timeouts(limits.receive_timeout_seconds, self._not_received)
-        idle = Timeouts(limits.stream_idle_seconds, self._is_idle)
-        most = limits.max_waiting_calls
-        self._unary = CallAdmission(self._waiting, idle, max_waiting=most, places=(self._calls,))
-        places = (self._calls, self._streams)
-        self._ordered = CallAdmission(self._waiting, idle, max_waiting=most, places=places)
-        others = ConcurrencyLimit("calls of health, metadata and reflection", most)
-        self._others = CallAdmission(self._other_waiting, idle, max_waiting=most, at_arrival=others)
-
-    @property
-    def calls(self) -> int:
-        """Number of places that are taken."""
-        return self._calls.open
-
-    @property
-    def streams(self) -> int:
-        """Number of ordered streams among them."""
-        return self._streams.open
+        self.limits = limits
+        self.calls = Places("calls", limits.max_calls)
+        self.streams = Places("streams", limits.max_streams)
+        self._others = Places("calls of health, metadata and reflection", limits.max_waiting_calls)
+        self._waiting: dict[Call, None] = {}
+        self._other_waiting: dict[Call, None] = {}
 
     @property
     def waiting(self) -> int:
         """Number of calls whose first message has not arrived."""
         return len(self._waiting) + len(self._other_waiting)
 
-    def of(self, route: Route) -> CallAdmission:
-        """The admission of a method."""
-        if not route.takes_place:
-            return self._others
-        return self._ordered if route.kind is CallKind.ORDERED_STREAM else self._unary
+    def ticket(self, call: Call, method: Method) -> "Ticket":
+        """What a new call takes, of which it has nothing yet."""
+        if not method.is_inference:
+            return Ticket(call, self.limits, self._other_waiting, (), (self._others,))
+        is_stream = method.kind is CallKind.ORDERED_STREAM
+        places = (self.calls, self.streams) if is_stream else (self.calls,)
+        return Ticket(call, self.limits, self._waiting, places)
 
     def drain(self) -> None:
         """Ends the calls whose first message does not arrive very soon: it may be on its way."""
@@ -216,10 +129,89 @@ class CallAdmissions:
         if call in self._waiting or call in self._other_waiting:
             end_with(call, ShuttingDownError(DRAINING))
 
-    def _not_received(self, call: Call) -> None:
-        seconds = self._limits.receive_timeout_seconds
-        end_with(call, ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds"))
 
-    def _is_idle(self, call: Call) -> None:
+class Ticket:
+    """What one call takes of the limits, from its arrival until the core is done with it."""
+
+    __slots__ = ("_call", "_limits", "_places", "_releases", "_taken", "_waiting")
+
+    def __init__(
+        self,
+        call: Call,
+        limits: CallLimits,
+        waiting: dict[Call, None],
+        places: tuple[Places, ...],
+        at_arrival: tuple[Places, ...] = (),
+    ) -> None:
+        """Begins with nothing.
+
+        Args:
+            call: The call.
+            limits: The limits of all calls.
+            waiting: The calls that wait for their first message.
+            places: What it takes when its first message has arrived.
+            at_arrival: What it takes when it arrives.
+        """
+        self._call, self._limits, self._waiting, self._places = call, limits, waiting, places
+        self._taken = at_arrival
+        self._releases: tuple[Callable[[], object], ...] = ()
+
+    def keep(self, *releases: Callable[[], object]) -> None:
+        """Calls functions when the core is done with the call."""
+        self._releases += releases
+
+    async def first_message(self) -> bytes | None:
+        """Waits for the first message, and takes the place of the call then.
+
+        Returns:
+            The message; None if there is none.
+
+        Raises:
+            OverloadedError: Too many calls wait, or all places are taken, before or after the message came.
+        """
+        at_arrival, self._taken = self._taken, ()
+        for place in (*self._places, *at_arrival):
+            place.check()
+        if len(self._waiting) >= self._limits.max_waiting_calls:
+            raise OverloadedError(
+                f"{self._limits.max_waiting_calls} calls wait for their messages, which is this server's"
+                " limit; try again later"
+            )
+        self._take(at_arrival)
+        call = self._call
+        self._waiting[call] = None
+        call.limit_wait(self._limits.receive_timeout_seconds, self._not_received)
+        message = await call.message()
+        call.latest = math.inf
+        self._waiting.pop(call)
+        for place in self._places:
+            place.check()
+        self._take(self._places)
+        return message
+
+    def _take(self, places: tuple[Places, ...]) -> None:
+        self._taken += places
+        for place in places:
+            place.taken += 1
+
+    def idle(self) -> None:
+        """Every reply of a stream has been sent: it waits for a request."""
+        self._call.limit_wait(self._limits.stream_idle_seconds, self._is_idle)
+
+    def give_back(self) -> None:
+        """The core is done with the call."""
+        self._waiting.pop(self._call, None)
+        for place in self._taken:
+            place.taken -= 1
+        for release in self._releases:
+            release()
+
+    def _not_received(self) -> None:
+        seconds = self._limits.receive_timeout_seconds
+        error = ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds")
+        end_with(self._call, error)
+
+    def _is_idle(self) -> None:
         seconds = self._limits.stream_idle_seconds
-        end_with(call, IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another"))
+        error = IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another")
+        end_with(self._call, error)

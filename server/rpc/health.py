@@ -8,8 +8,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from attention_serving.server.rpc.calls.ending import CallError
-from attention_serving.server.rpc.calls.route import Send
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.calls.method import LARGE_BYTES, parse
+from attention_serving.server.rpc.transport.call import Call
 
 SERVICE_NAME: str = health.SERVICE_NAME
 
@@ -41,24 +41,26 @@ class HealthService:
             self._servicer.set(name, status.SERVING if name in ready else status.NOT_SERVING)
         self._models |= ready
 
-    def check(self, request: health_pb2.HealthCheckRequest, call: Call) -> health_pb2.HealthCheckResponse:
+    def check(self, request: health_pb2.HealthCheckRequest, _call: Call) -> health_pb2.HealthCheckResponse:
         """Replies with the current status; NOT_FOUND for an unknown service."""
-        return self._servicer.Check(request, _Context(call))
+        return self._servicer.Check(request, _Context())
 
-    def watch(
-        self, request: health_pb2.HealthCheckRequest, call: Call, send: Send[health_pb2.HealthCheckResponse]
-    ) -> None:
-        """Sends the current status, and each later one until the call ends."""
+    def watch(self, message: bytes, _call: Call, send: Callable[[bytes], None]) -> Callable[[], None]:
+        """Sends the current status, and each later one; returns what ends that."""
+        request = parse(health_pb2.HealthCheckRequest.FromString, message, LARGE_BYTES)
 
         def send_status(response: Any) -> None:
             if response is not None:  # the servicer's sign that the call has ended
-                send(response)
+                send(response.SerializeToString())
 
-        self._servicer.Watch(request, _Context(call), send_status)
-        call.add_done_callback(partial(self._forget, request.service))
+        context = _Context()
+        self._servicer.Watch(request, context, send_status)
+        return partial(self._end, request.service, context)
 
-    def _forget(self, service: str) -> None:
-        """Forgets a name that nobody watches any more. The library would keep it for ever, however long."""
+    def _end(self, service: str, context: "_Context") -> None:
+        """A call that watched has ended. Forgets a name that nobody watches: the library never would."""
+        for callback in context.callbacks:
+            callback()
         watchers = self._servicer._send_response_callbacks
         with self._servicer._lock:
             if not watchers.get(service):
@@ -68,11 +70,11 @@ class HealthService:
 class _Context:
     """The part of `grpc.ServicerContext` that the library's servicer uses."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[], None]] = []
 
     def set_code(self, code: grpc.StatusCode) -> None:
         raise CallError(code, "the server has no such service")
 
     def add_callback(self, callback: Callable[[], None]) -> None:
-        self._call.add_done_callback(callback)
+        self.callbacks.append(callback)

@@ -8,11 +8,11 @@ Source: dynamic queue length thresholds, Choudhury and Hahne 1998.
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 
 from attention_serving.server.engine.budget import Account
 from attention_serving.server.engine.caller import Caller
-from attention_serving.server.rpc.transport.seam import Call
 from attention_serving.server.security.errors import IdentityLimitError
 from attention_serving.server.security.identities import Identity
 
@@ -43,8 +43,8 @@ class PlaceShares:
         self._held: defaultdict[Caller, int] = defaultdict(int)
         self._all = 0
 
-    def acquire(self, call: Call, identity: Identity, limit: int = 0) -> None:
-        """Takes a place for a call, until the core is done with it.
+    def take(self, identity: Identity, limit: int = 0) -> Callable[[], None]:
+        """Takes a place; returns what gives it back.
 
         Raises:
             IdentityLimitError: The identity holds its limit, or its share.
@@ -62,7 +62,7 @@ class PlaceShares:
             )
         self._held[caller] = held + 1
         self._all += 1
-        call.add_done_callback(partial(self._release, caller))
+        return partial(self._release, caller)
 
     def _release(self, caller: Caller) -> None:
         self._all -= 1

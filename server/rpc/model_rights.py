@@ -7,7 +7,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError, quoted
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Model, Repository
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.security.rights import Right
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 
 SERVICE_NAME: str = reflection.SERVICE_NAME
 PACKAGE_V1 = "grpc.reflection.v1"

@@ -13,12 +13,12 @@ from attention_serving.server.errors import BindError
 from attention_serving.server.model_control import ModelControl
 from attention_serving.server.rpc.access import CallAccess
 from attention_serving.server.rpc.admission import CallLimits
+from attention_serving.server.rpc.calls.calls import CallLoad, CallObserver, Calls, Recorder
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.channel_options import channel_options
-from attention_serving.server.rpc.dispatcher import CallLoad, CallObserver, Dispatcher, Recorder
 from attention_serving.server.rpc.health import HealthService
+from attention_serving.server.rpc.methods import SERVICES, all_methods
 from attention_serving.server.rpc.options import RpcOptions
-from attention_serving.server.rpc.routes import SERVICES, route_table
 from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.rpc.transport import create_transport
 from attention_serving.server.rpc.transport.connections import connections
@@ -70,7 +70,7 @@ class RpcServer:
         self._health = HealthService(SERVICES)
         self._codec_threads = CodecThreads()
         self._serving = False
-        self._dispatcher: Dispatcher | None = None
+        self._calls: Calls | None = None
         self._engine: Engine | None = None
         self.certificates = certificates
         self._sockets: list[UnixSocket] = []
@@ -119,8 +119,8 @@ class RpcServer:
             control: Loads and unloads models on request; None if the models never change.
         """
         self._engine = engine
-        self._dispatcher = dispatcher = Dispatcher(
-            route_table(
+        self._calls = calls = Calls(
+            all_methods(
                 engine,
                 self._codec_threads,
                 self._health,
@@ -139,7 +139,12 @@ class RpcServer:
         )
         # First: health checks that have waited for the start are answered at once.
         self._set_serving(serving=True)
-        self._transport.start(dispatcher.accept, engine.run_inline)
+
+        def turn() -> bool:
+            calls.report()
+            return engine.run_inline()
+
+        self._transport.start(calls.serve, turn)
 
     def stop(self, grace: float) -> float:
         """Reports NOT_SERVING, refuses new calls with UNAVAILABLE and waits for those that are open.
@@ -163,12 +168,12 @@ class RpcServer:
 
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
-        load = self._dispatcher.load() if self._dispatcher else CallLoad()
+        load = self._calls.load() if self._calls else CallLoad()
         return dataclasses.replace(load, connections=len(connections(self._transport.addresses)))
 
     def _drain(self) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.drain()
+        if self._calls is not None:
+            self._calls.drain()
 
     def show_models(self) -> None:
         """Reports the health of every model, by its name: SERVING while a version of it is ready."""

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from attention_serving.server.engine.errors import EngineError, OverloadedError
-from attention_serving.server.rpc.transport.seam import Metadata
+from attention_serving.server.rpc.transport.call import Metadata
 
 DOMAIN = "attention.v1"
 # The key under which clients of gRPC look for a google.rpc.Status.

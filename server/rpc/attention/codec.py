@@ -47,9 +47,9 @@ from attention_serving.server.rpc.attention.fields import (
 )
 from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from attention_serving.server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
-from attention_serving.server.rpc.known_requests import ModelReference
 from attention_serving.server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers, few_lengths
+from attention_serving.server.rpc.request_cache import ModelReference
 from attention_serving.server.rpc.tensors import buffers, from_bytes
 
 DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {

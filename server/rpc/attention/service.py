@@ -1,30 +1,29 @@
-"""The handlers of attention.v1."""
+"""The handlers of attention.v1: bytes, model, decode, run, encode."""
 
-from concurrent.futures import CancelledError, Future
+from collections.abc import Awaitable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.caller import ANYONE
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import LimitExceededError, OverloadedError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.rpc import model_rights
 from attention_serving.server.rpc.allowance import Allowance
-from attention_serving.server.rpc.attention import codec, named_tensors
-from attention_serving.server.rpc.attention.fields import KNOWN_FIELDS, KNOWN_STREAMED_FIELDS, STREAMED_ID
+from attention_serving.server.rpc.attention import codec, fields, named_tensors
 from attention_serving.server.rpc.attention.model_codec import describe
 from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
-from attention_serving.server.rpc.calls.deferred import DeferredReply
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.calls.ending import engine_error_of
 from attention_serving.server.rpc.half_precision import WireFloat
-from attention_serving.server.rpc.known_requests import Answered, KnownRequests, Recalled
-from attention_serving.server.rpc.notes import note_failure, note_refusal
-from attention_serving.server.rpc.protobuf_bytes import Fields, Parsed, leading_text
+from attention_serving.server.rpc.protobuf_bytes import Parsed, leading_text
+from attention_serving.server.rpc.records import RequestRecord
+from attention_serving.server.rpc.request_cache import Incoming, RequestCache
 from attention_serving.server.rpc.status import code_of
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.security.rights import Right
 
 # A response contains the id of its request.
@@ -32,14 +31,14 @@ MAX_ID_BYTES = 1024
 
 
 class _Reply(NamedTuple):
-    """What encodes the reply to a request, beside its result."""
+    """What encodes the reply to a request, beside its result and its model."""
 
     wire: WireFloat
     facts: TextFacts
     embeds: bool
     outputs: named_tensors.NamedOutputs | None
 
-    def encode(self, result: Result, model: LoadedModel, stream_id: str | None = None) -> bytes:
+    def encode(self, model: LoadedModel, stream_id: str | None, result: Result) -> bytes:
         """Serializes a result as an AttendResponse, or as an AttendStreamResponse with its id."""
         wire, facts, embeds, outputs = self
         if outputs is not None:
@@ -49,94 +48,89 @@ class _Reply(NamedTuple):
         return codec.encode_streamed(stream_id, result, model, wire, facts, embeds=embeds)
 
 
-RecalledAttend: TypeAlias = Recalled[_Reply]
-
-
 class AttentionService:
-    """Resolves the model, decodes, submits, encodes."""
+    """The handlers. Those of inference take serialized requests, and return serialized replies."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._known = KnownRequests[_Reply](engine, KNOWN_FIELDS, ())
-        self._known_streamed = KnownRequests[_Reply](engine, KNOWN_STREAMED_FIELDS, STREAMED_ID)
+    def __init__(self, engine: Engine, threads: CodecThreads) -> None:
+        """Creates the handlers.
 
-    def recall(self, message: bytes) -> RecalledAttend | None:
-        """The request of `attend` that a message is known to be."""
-        return self._known.recall(message)
+        Args:
+            engine: Computes results.
+            threads: Decode and encode what is large.
+        """
+        self._engine, self._threads = engine, threads
+        self._read, self._read_streamed = fields.reader(engine.limits), fields.streamed_reader(engine.limits)
+        models = engine.repository
+        self._cache = RequestCache[_Reply](models, fields.KNOWN_FIELDS, ())
+        self._streamed = RequestCache[_Reply](models, fields.KNOWN_STREAMED_FIELDS, fields.STREAMED_ID)
 
-    def recall_streamed(self, message: bytes) -> RecalledAttend | None:
-        """The request of `attend_stream` that a message is known to be."""
-        return self._known_streamed.recall(message)
-
-    def attend(
-        self, request: Parsed[pb.AttendRequest] | RecalledAttend, call: Call, reservation: Reservation
-    ) -> DeferredReply:
+    async def attend(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Computes the context vectors of one request."""
-        if isinstance(request, Recalled):
-            future, model, reply = self._submit_known(request, call, reservation)
-        else:
-            future, model, reply = self._submit(request.message, request, self._known, call, reservation)
-        return DeferredReply(future, lambda resolved: reply.encode(resolved.result(), model))
+        incoming = self._cache.get(message, call)
+        if incoming is None:
+            parsed = await self._threads.parse(self._read, message, call.deadline)
+            work = partial(self._decoded, self._cache, parsed, parsed.message, call, reservation)
+            incoming = await self._threads.decode(work, parsed, call.deadline, is_slow=fields.is_slow(parsed))
+        return await self._answer(incoming, None, call, reservation)
 
-    def attend_stream(
-        self, request: Parsed[pb.AttendStreamRequest] | RecalledAttend, call: Call, reservation: Reservation
-    ) -> DeferredReply | pb.AttendStreamResponse:
+    async def attend_stream(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Answers one request of a stream. If it fails, an error takes its place and the stream goes on."""
-        request_id = request.request_id if isinstance(request, Recalled) else request.message.id
-        try:
-            if isinstance(request, Recalled):
-                future, model, reply = self._submit_known(request, call, reservation)
-            else:
-                _check_id(request_id)
-                own = request.message.request
-                future, model, reply = self._submit(own, request, self._known_streamed, call, reservation)
-        except Exception as error:
-            note_failure(reservation, error)
-            return _error_reply(request_id, error)
-        return DeferredReply(future, lambda resolved: _encode_streamed(request_id, resolved, model, reply))
+        incoming = self._streamed.get(message, call)
+        if incoming is not None:
+            answer = self._answer(incoming, incoming.id, call, reservation)
+            return await _or_error(answer, incoming.id, reservation)
+        parsed = await self._threads.parse(self._read_streamed, message, call.deadline)
+        return await _or_error(self._answer_new(parsed, call, reservation), parsed.message.id, reservation)
 
-    def refuse_streamed(self, message: bytes, error: OverloadedError) -> pb.AttendStreamResponse:
+    async def _answer_new(
+        self, parsed: Parsed[pb.AttendStreamRequest], call: Call, reservation: Reservation
+    ) -> bytes:
+        """Answers a request of a stream that the cache does not have."""
+        request_id, message = parsed.message.id, parsed.message.request
+        _check_id(request_id)
+        work = partial(self._decoded, self._streamed, parsed, message, call, reservation)
+        is_slow = fields.is_slow_streamed(parsed)
+        incoming = await self._threads.decode(work, parsed, call.deadline, is_slow=is_slow)
+        return await self._answer(incoming, request_id, call, reservation)
+
+    def refuse_streamed(self, message: bytes, error: OverloadedError) -> bytes:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
         return _error_reply(leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER), error)
 
-    def _submit(
-        self,
-        message: pb.AttendRequest,
-        parsed: Parsed[Any],
-        known: KnownRequests[_Reply],
-        call: Call,
-        reservation: Reservation,
-    ) -> tuple[Future[Result], LoadedModel, _Reply]:
-        """Submits a request that is not known; `parsed` is what it was received in."""
-        named = codec.model_of(message)
-        model = model_rights.model_to_infer(self._engine, call, *named)
-        try:
-            request, reply = self._decoded(model, message, parsed.fields, call, reservation)
-            validated = self._engine.validate(model, request)
-            answered = Answered(named, request, validated, reply)
-            known.learn(parsed.data, answered, partial(codec.inputs_of, message, model))
-            return self._engine.queue(validated, reservation), model, reply
-        except Exception as error:
-            note_refusal(self._engine, reservation, model, error)
-            raise
-
-    def _submit_known(
-        self, request: RecalledAttend, call: Call, reservation: Reservation
-    ) -> tuple[Future[Result], LoadedModel, _Reply]:
-        model = request.model
+    async def _answer(
+        self, incoming: Incoming[_Reply], stream_id: str | None, call: Call, reservation: Reservation
+    ) -> bytes:
+        model = incoming.request.model
         model_rights.require(call, Right.INFER, model.name)
-        try:
-            validated = request.request(call.deadline, _caller_of(call))
-            return self._engine.queue(validated, reservation), model, request.known.reply
-        except Exception as error:
-            note_refusal(self._engine, reservation, model, error)
-            raise
+        result = await self._engine.run(incoming.request, reservation)
+        encode = partial(incoming.reply.encode, model, stream_id)
+        return await self._threads.encode(encode, result, reservation, call.deadline)
 
     def _decoded(
         self,
+        cache: RequestCache[_Reply],
+        parsed: Parsed[Any],
+        message: pb.AttendRequest,
+        call: Call,
+        reservation: Reservation,
+    ) -> Incoming[_Reply]:
+        """A request that the cache does not have; `parsed` is what it was received in."""
+        named = codec.model_of(message)
+        model = model_rights.model_to_infer(self._engine, call, *named)
+        try:
+            request, reply = self._request(model, message, parsed, call, reservation)
+            incoming = Incoming(self._engine.validate(model, request), reply)
+            cache.store(parsed.data, named, request, incoming, partial(codec.inputs_of, message, model))
+        except Exception as error:
+            self._engine.refused(model, error, reservation)
+            raise
+        return incoming
+
+    def _request(
+        self,
         model: LoadedModel,
         message: pb.AttendRequest,
-        fields: Fields,
+        parsed: Parsed[Any],
         call: Call,
         reservation: Reservation,
     ) -> tuple[Request, _Reply]:
@@ -144,13 +138,13 @@ class AttentionService:
         wire, embeds, facts = codec.output_type(message), message.HasField("embedding"), NO_FACTS
         allowance, outputs = Allowance(self._engine.limits, reservation), None
         if message.inputs:
-            request, outputs = named_tensors.decode(message, model, call.deadline, fields, allowance)
+            request, outputs = named_tensors.decode(message, model, call.deadline, parsed.fields, allowance)
         else:
             if embeds:
                 codec.check_embedding(model)
             names = codec.input_names(model)
-            request = codec.decode(message, call.deadline, names, fields, allowance)
-        request.caller = _caller_of(call)
+            request = codec.decode(message, call.deadline, names, parsed.fields, allowance)
+        request.caller = ANYONE if call.identity is None else call.identity.caller
         if request.texts:
             request = self._engine.encode_texts(model, request, reservation)
             facts = TextFacts.of(request, model)
@@ -168,31 +162,26 @@ class AttentionService:
         return pb.GetModelResponse(model=describe(model))
 
 
-def _caller_of(call: Call) -> Caller:
-    return ANYONE if call.identity is None else call.identity.caller
-
-
 def _check_id(request_id: str) -> None:
     size = len(request_id.encode())
     if size > MAX_ID_BYTES:
         raise LimitExceededError("id", f"has {size} bytes; the limit is {MAX_ID_BYTES}")
 
 
-def _encode_streamed(
-    request_id: str, resolved: Future[Result], model: LoadedModel, reply: _Reply
-) -> bytes | pb.AttendStreamResponse:
+async def _or_error(answer: Awaitable[bytes], request_id: str, reservation: Reservation) -> bytes:
+    """The reply to a request of a stream, or the error that takes its place."""
     try:
-        return reply.encode(resolved.result(), model, request_id)
-    except CancelledError:  # the call has ended
-        raise
+        return await answer
     except Exception as error:
+        if isinstance(reservation.timeline, RequestRecord):
+            reservation.timeline.failed(error)
         return _error_reply(request_id, error)
 
 
-def _error_reply(request_id: str, error: Exception) -> pb.AttendStreamResponse:
+def _error_reply(request_id: str, error: Exception) -> bytes:
     """The reply to a request that failed."""
     shown = engine_error_of(error)
     stream_error = pb.StreamError(
         code=code_of(shown).value[0], reason=shown.reason, message=shown.message, field=shown.field
     )
-    return pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error)
+    return pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error).SerializeToString()

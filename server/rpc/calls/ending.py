@@ -7,7 +7,7 @@ import grpc
 
 from attention_serving.server.engine.errors import Code, EngineError
 from attention_serving.server.rpc.status import UNEXPECTED, code_of, trailing_metadata
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 
 log = logging.getLogger(__name__)
 

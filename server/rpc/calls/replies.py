@@ -1,91 +1,123 @@
-"""Sends the replies of a stream one after the other."""
+"""The replies of streams: one for each request in their order, or whatever a handler sends."""
 
 from collections import deque
+from collections.abc import Generator
+from types import coroutine
 from typing import Any
 
-import grpc
-
-from attention_serving.server.engine.errors import EngineError
-from attention_serving.server.rpc.calls.ending import end_with
-from attention_serving.server.rpc.calls.exchange import Exchange
-from attention_serving.server.rpc.calls.route import Route
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.coroutines import Post, Task, Wait, suspend
 
 
-class ReplyQueue:
-    """Replies of one call. A deferred reply delays those behind it until it is complete."""
+class OrderedReplies:
+    """The requests of a stream whose replies have not been sent, in their order.
 
-    def __init__(self, call: Call, route: Route) -> None:
-        self._call = call
-        self._route = route
-        self._replies: deque[Exchange] = deque()
-        self._sending: Exchange | None = None
-        self._closed = self._failed = False
-        self._error: EngineError | None = None
+    Each is answered by a task of its own, which awaits its turn to send. The stream's task awaits room for
+    the next request.
+    """
 
-    def __len__(self) -> int:
-        """Number of replies that have not been sent, including one that is being sent."""
-        return len(self._replies) + (self._sending is not None)
-
-    def put(self, reply: Any) -> None:
-        """Adds a reply: a message, its serialized form, or one that comes later."""
-        self._add().answer(reply)
-
-    def receive(self, message: bytes) -> None:
-        """Adds the reply to a request, which the route handles. An error takes the place of the reply."""
-        self._add().receive(message)
-
-    def _add(self) -> Exchange:
-        exchange = Exchange(self._call, self._route, self._completed)
-        self._replies.append(exchange)
-        return exchange
-
-    def close(self, error: EngineError | None = None) -> None:
-        """Ends the call once every reply has been sent. Only the first call counts.
+    def __init__(self, window: int) -> None:
+        """Begins without requests.
 
         Args:
-            error: What the call ends with. None ends it with OK.
+            window: Number of requests that may be without a sent reply.
         """
-        if not self._closed:
-            self._closed, self._error = True, error
-            self._advance()
+        self._window = window
+        self._answering: deque[Task] = deque()
+        # Those that await their turn.
+        self._ready: set[Task] = set()
+        self._waiting: Task | None = None
+        self._most = window
 
-    def _completed(self, exchange: Exchange) -> None:
-        self._failed = self._failed or exchange.failed
-        self._advance()
+    def __len__(self) -> int:
+        """Number of requests without a sent reply."""
+        return len(self._answering)
 
-    def _sent(self, success: bool) -> None:  # noqa: FBT001 - as the transport calls it
-        sent, self._sending = self._sending, None
-        if sent is not None:
-            sent.release()
-        if success:
-            self._advance()
-            self._reply_sent()
+    def begin(self, task: Task) -> None:
+        """A request arrived, which a task answers."""
+        self._answering.append(task)
+        task.resume()
 
-    def _reply_sent(self) -> None:
-        """Called each time that a reply has been sent."""
+    @coroutine
+    def turn(self) -> Generator[Wait, Any, bool]:
+        """Waits until the replies to all earlier requests have been sent.
 
-    def _advance(self) -> None:
-        """Sends the next reply if it is complete, or ends the call after the last."""
-        if self._sending is not None or self._call.ended_with is not None:
-            return
-        if self._is_next_complete():
-            self._sending = self._replies.popleft()
-            self._send(self._sending)
-        elif self._closed and not self._replies:
-            self._end()
+        Returns:
+            Whether the next reply is ready too.
+        """
+        yield self._await_turn
+        return len(self._answering) > 1 and self._answering[1] in self._ready
 
-    def _end(self) -> None:
-        if self._error is not None:
-            end_with(self._call, self._error)
+    def _await_turn(self, task: Task) -> None:
+        self._ready.add(task)
+        if self._answering[0] is task:
+            self._next()
+
+    def sent(self) -> None:
+        """The reply whose turn it was has been sent."""
+        self._answering.popleft()
+        if self._waiting is not None and len(self._answering) < self._most:
+            task, self._waiting = self._waiting, None
+            task.resume()
+        self._next()
+
+    def _next(self) -> None:
+        if self._answering and self._answering[0] in self._ready:
+            task = self._answering[0]
+            self._ready.discard(task)
+            task.resume()
+
+    @coroutine
+    def room(self, most: int | None = None) -> Generator[Wait, Any, None]:
+        """Waits until fewer requests than the window are without a sent reply.
+
+        Args:
+            most: A smaller number in place of the window; 1 waits until all replies have been sent.
+        """
+        self._most = self._window if most is None else most
+        if len(self._answering) >= self._most:
+            yield self._await_room
+
+    def _await_room(self, task: Task) -> None:
+        self._waiting = task
+
+    def close(self) -> None:
+        """Ends all tasks: no reply can be sent any more."""
+        self._waiting = None
+        for task in self._answering:
+            task.close()
+
+
+class Outbox:
+    """What a handler sends, one message after the other. `put` and `close` are for any thread."""
+
+    def __init__(self, post: Post) -> None:
+        """Begins empty.
+
+        Args:
+            post: Runs callbacks on the thread of the task that sends.
+        """
+        self._post = post
+        self._messages: deque[bytes | None] = deque()
+        self._waiting: Task | None = None
+
+    def put(self, message: bytes | None) -> None:
+        """Adds a message; None after the last one."""
+        self._messages.append(message)
+        self._post(self._resume)
+
+    def _resume(self) -> None:
+        task, self._waiting = self._waiting, None
+        if task is not None:
+            task.resume()
+
+    async def next(self) -> bytes | None:
+        """Waits for the next message; None if there are no more."""
+        if not self._messages:
+            await suspend(self._wait)
+        return self._messages.popleft()
+
+    def _wait(self, task: Task) -> None:
+        if self._messages:  # it came in the meantime, on another thread, whose callback found nobody waiting
+            task.resume()
         else:
-            self._call.finish(grpc.StatusCode.OK)
-
-    def _is_next_complete(self) -> bool:
-        return bool(self._replies) and self._replies[0].done
-
-    def _send(self, exchange: Exchange) -> None:
-        try:
-            self._call.send(exchange.content(), self._sent, more=self._is_next_complete())
-        except BaseException as error:
-            end_with(self._call, error)
+            self._waiting = task

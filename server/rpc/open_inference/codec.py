@@ -22,7 +22,6 @@ from attention_serving.server.engine.types import Request
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
 from attention_serving.server.rpc.half_precision import WireFloat
-from attention_serving.server.rpc.known_requests import ModelReference
 from attention_serving.server.rpc.open_inference import parameters
 from attention_serving.server.rpc.open_inference.rectangle import Rectangle
 from attention_serving.server.rpc.open_inference.response import (
@@ -51,6 +50,7 @@ from attention_serving.server.rpc.protobuf_bytes import (
     Parsed,
     Submessage,
 )
+from attention_serving.server.rpc.request_cache import ModelReference
 from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 
 ID = (pb.ModelInferRequest.ID_FIELD_NUMBER,)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 
 # By setting, the level that is logged while it is on.
 SEVERITIES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}

@@ -1,13 +1,12 @@
 """The handlers of the Open Inference Protocol that describe models, load and unload them."""
 
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import Message
 
 from attention_serving.artifact.manifest import POSITIONS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.control import ModelState, index_of
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
@@ -15,11 +14,10 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.tokenizer import TEXT
 from attention_serving.server.model_control import CONTROL_IS_OFF, ModelControl
 from attention_serving.server.rpc import model_rights
-from attention_serving.server.rpc.calls.deferred import DeferredReply
 from attention_serving.server.rpc.open_inference import response
 from attention_serving.server.rpc.open_inference.statistics import describe
 from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.security.rights import Right
 
 PLATFORM = "onnxruntime_onnx"
@@ -99,34 +97,32 @@ class ModelService:
             ]
         )
 
-    def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> DeferredReply:
+    async def load(
+        self, request: pb.RepositoryModelLoadRequest, call: Call
+    ) -> pb.RepositoryModelLoadResponse:
         """Loads a model, and replies once it is served."""
         _check_repository(request.repository_name)
         for name in request.parameters:
             raise InvalidRequestError(
                 f"parameters[{name}]", "is not supported: an artifact states its own configuration"
             )
-        return _after(self._explicit().load(request.model_name), pb.RepositoryModelLoadResponse())
+        await result_of(self._explicit().load(request.model_name))
+        return pb.RepositoryModelLoadResponse()
 
-    def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> DeferredReply:
+    async def unload(
+        self, request: pb.RepositoryModelUnloadRequest, call: Call
+    ) -> pb.RepositoryModelUnloadResponse:
         """Unloads a model, and replies once it takes no more requests."""
         _check_repository(request.repository_name)
         for name in set(request.parameters) - {UNLOAD_DEPENDENTS}:
             raise InvalidRequestError(f"parameters[{name}]", "is not supported")
-        return _after(self._explicit().unload(request.model_name), pb.RepositoryModelUnloadResponse())
+        await result_of(self._explicit().unload(request.model_name))
+        return pb.RepositoryModelUnloadResponse()
 
     def _explicit(self) -> ModelControl:
         if self._control is None:
             raise UnsupportedError(CONTROL_IS_OFF)
         return self._control
-
-
-def _after(change: "Future[None]", reply: Message) -> DeferredReply:
-    def encode(made: "Future[Any]") -> Message:
-        made.result()
-        return reply
-
-    return DeferredReply(change, encode)
 
 
 def _check_repository(name: str) -> None:

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.rpc.deadlines import deadline_after
 from attention_serving.server.rpc.half_precision import WireFloat
+from attention_serving.server.rpc.transport.call import deadline_after
 
 T = TypeVar("T")
 Parameters = Mapping[str, pb.InferParameter]

@@ -3,7 +3,7 @@
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import UnsupportedError
 from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 
 NO_CUDA = "CUDA shared memory is not supported by this server; use system shared memory, or send the tensors"
 

@@ -1,33 +1,34 @@
-"""The handlers of the Open Inference Protocol that infer, and that describe the server and its models."""
+"""The handlers of the Open Inference Protocol that infer, and that describe the server."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeAlias
+from functools import partial
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.caller import ANYONE
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import EngineError
-from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.engine.types import Result
-from attention_serving.server.engine.validation import ValidatedRequest
 from attention_serving.server.model_control import ModelControl
 from attention_serving.server.rpc import model_rights
 from attention_serving.server.rpc.allowance import Allowance
-from attention_serving.server.rpc.calls.deferred import DeferredReply
-from attention_serving.server.rpc.known_requests import Answered, KnownRequests, Recalled
-from attention_serving.server.rpc.notes import note_refusal
-from attention_serving.server.rpc.open_inference import codec, parameters, response, stream
-from attention_serving.server.rpc.protobuf_bytes import Parsed
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
+from attention_serving.server.rpc.calls.ending import engine_error_of
+from attention_serving.server.rpc.open_inference import codec, parameters, response
+from attention_serving.server.rpc.protobuf_bytes import Parsed, field
+from attention_serving.server.rpc.records import RequestRecord
+from attention_serving.server.rpc.request_cache import Incoming, RequestCache
 from attention_serving.server.rpc.shared_memory import SharedMemory
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.security.rights import Right
 
 SERVER_NAME = "attention-serving"
-RecalledInfer: TypeAlias = Recalled[codec.Reply]
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics", "logging")
+RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
+IS_FINAL = "triton_final_response"
+# The parameter of a response that is the only one to its request, if the client wants to know.
+FINAL = pb.ModelInferResponse(parameters={IS_FINAL: pb.InferParameter(bool_param=True)}).SerializeToString()
 
 
 class OpenInferenceService:
@@ -36,6 +37,7 @@ class OpenInferenceService:
     def __init__(
         self,
         engine: Engine,
+        threads: CodecThreads,
         is_serving: Callable[[], bool],
         control: ModelControl | None = None,
         memory: SharedMemory | None = None,
@@ -44,6 +46,7 @@ class OpenInferenceService:
 
         Args:
             engine: Computes results.
+            threads: Decode and encode what is large.
             is_serving: Whether the server is ready for requests.
             control: Loads and unloads models on request; None if the models never change.
             memory: The regions of shared memory; None if it is switched off.
@@ -53,9 +56,10 @@ class OpenInferenceService:
             self._extensions.append("model_repository")
         if memory is not None:
             self._extensions.append("system_shared_memory")
-        self._engine = engine
+        self._engine, self._threads = engine, threads
         self._memory = memory
-        self._known = KnownRequests[codec.Reply](engine, codec.KNOWN_FIELDS, codec.ID)
+        self._read = codec.reader(engine.limits)
+        self._cache = RequestCache[codec.Reply](engine.repository, codec.KNOWN_FIELDS, codec.ID)
         self._is_serving = is_serving
 
     def server_live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
@@ -79,58 +83,92 @@ class OpenInferenceService:
         """Describes the server."""
         return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=self._extensions)
 
-    def recall(self, message: bytes) -> RecalledInfer | None:
-        """The request that a message is known to be."""
-        return self._known.recall(message)
-
-    def model_infer(
-        self, request: Parsed[pb.ModelInferRequest] | RecalledInfer, call: Call, reservation: Reservation
-    ) -> DeferredReply:
+    async def model_infer(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Computes the outputs of one request."""
-        if isinstance(request, Recalled):
-            model, request_id = request.model, request.request_id
-            model_rights.require(call, Right.INFER, model.name)
-        else:
-            request_id = request.message.id
-            model = model_rights.model_to_infer(self._engine, call, *codec.model_of(request.message))
-        caller = ANYONE if call.identity is None else call.identity.caller
+        incoming = self._cache.get(message, call)
+        if incoming is None:
+            parsed = await self._threads.parse(self._read, message, call.deadline)
+            incoming = await self._decoded(parsed, call, reservation)
+        return await self._answer(incoming, call, reservation)
+
+    async def model_stream_infer(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
+        """Answers one request of a stream. One that fails does not end it."""
+        incoming = self._cache.get(message, call)
+        if incoming is not None:
+            return await self._answer_streamed(incoming, call, reservation)
+        parsed = await self._threads.parse(self._read, message, call.deadline)
         try:
-            if isinstance(request, Recalled):
-                validated, reply = request.request(call.deadline, caller), request.known.reply
-            else:
-                validated, reply = self._decoded(model, request, call.deadline, caller, reservation)
-            future = self._engine.queue(validated, reservation)
+            incoming = await self._decoded(parsed, call, reservation)
         except Exception as error:
-            note_refusal(self._engine, reservation, model, error)
-            raise
+            return _failed(parsed.message.id, error, reservation)
+        return await self._answer_streamed(incoming, call, reservation)
 
-        def encode(resolved: Future[Result]) -> bytes:
+    async def _answer_streamed(
+        self, incoming: Incoming[codec.Reply], call: Call, reservation: Reservation
+    ) -> bytes:
+        try:
+            content = await self._answer(incoming, call, reservation)
+        except Exception as error:
+            return _failed(incoming.id, error, reservation)
+        return b"".join(field(RESPONSE, [FINAL if incoming.reply.wants_final else b"", content]))
+
+    async def _answer(self, incoming: Incoming[codec.Reply], call: Call, reservation: Reservation) -> bytes:
+        request, reply = incoming.request, incoming.reply
+        model = request.model
+        model_rights.require(call, Right.INFER, model.name)
+        cancel_timer = None
+        if request.deadline < call.deadline:  # the request has a timeout of its own
+            cancel_timer = call.call_at(request.deadline, partial(self._engine.expire, request))
+        try:
+            result = await self._engine.run(request, reservation)
+        finally:
+            if cancel_timer is not None:
+                cancel_timer()
+
+        def encode(result: Result) -> bytes:
             shapes, types, regions, texts, _ = reply
-            return response.encode(resolved.result(), shapes, model, request_id, types, regions, texts)
+            return response.encode(result, shapes, model, incoming.id, types, regions, texts)
 
-        return DeferredReply(future, encode, validated.deadline)
+        return await self._threads.encode(encode, result, reservation, call.deadline)
 
-    def _decoded(
-        self,
-        model: LoadedModel,
-        request: Parsed[pb.ModelInferRequest],
-        deadline: float,
-        caller: Caller,
-        reservation: Reservation,
-    ) -> tuple[ValidatedRequest, codec.Reply]:
-        """A request that is not known, and how it is replied to."""
-        message, allowance = request.message, Allowance(self._engine.limits, reservation)
-        decoded = codec.decode(message, model, deadline, request.fields, allowance, self._memory)
-        decoded.request.caller = caller
-        validated, reply = self._engine.validate(model, decoded.request), decoded.reply
-        # A timeout counts from the arrival of its request, and regions can be replaced.
-        if parameters.TIMEOUT not in message.parameters and not reply.regions:
-            answered = Answered(codec.model_of(message), decoded.request, validated, reply)
-            self._known.learn(request.data, answered, lambda _: [tensor.name for tensor in message.inputs])
-        return validated, reply
+    async def _decoded(
+        self, parsed: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
+    ) -> Incoming[codec.Reply]:
+        """A request that the cache does not have."""
+        work = partial(self._decode, parsed, call, reservation)
+        return await self._threads.decode(work, parsed, call.deadline, is_slow=codec.is_slow(parsed))
 
-    def model_stream_infer(
-        self, request: Parsed[pb.ModelInferRequest] | RecalledInfer, call: Call, reservation: Reservation
-    ) -> DeferredReply | pb.ModelStreamInferResponse:
-        """Answers one request of a stream."""
-        return stream.answer(self.model_infer, request, call, reservation)
+    def _decode(
+        self, parsed: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
+    ) -> Incoming[codec.Reply]:
+        message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
+        named = codec.model_of(message)
+        model = model_rights.model_to_infer(self._engine, call, *named)
+        try:
+            request, reply = codec.decode(
+                message, model, call.deadline, parsed.fields, allowance, self._memory
+            )
+            request.caller = ANYONE if call.identity is None else call.identity.caller
+            incoming = Incoming(self._engine.validate(model, request), reply, message.id)
+            # A timeout counts from the arrival of its request, and regions can be replaced.
+            if parameters.TIMEOUT not in message.parameters and not reply.regions:
+                names = [tensor.name for tensor in message.inputs]
+                self._cache.store(parsed.data, named, request, incoming, lambda _: names)
+        except Exception as error:
+            self._engine.refused(model, error, reservation)
+            raise
+        return incoming
+
+
+def refuse(_message: bytes, error: OverloadedError) -> bytes:
+    """Answers a request of a stream that is not parsed, because there is no memory for it."""
+    return _failed("", error)
+
+
+def _failed(request_id: str, error: Exception, reservation: Reservation | None = None) -> bytes:
+    """The reply to a request of a stream that failed."""
+    if reservation is not None and isinstance(reservation.timeline, RequestRecord):
+        reservation.timeline.failed(error)
+    return pb.ModelStreamInferResponse(
+        error_message=engine_error_of(error).message, infer_response=pb.ModelInferResponse(id=request_id)
+    ).SerializeToString()

@@ -1,4 +1,4 @@
-"""How calls reach the server: one seam (`seam`) and two adapters.
+"""How calls reach the server: one seam (`call`) and two adapters.
 
 `completion_queue` is the fast adapter and the only file of the server that uses grpcio's internal API.
 `threaded` uses grpcio's public API only, so that a new grpcio can be adopted at once, whatever it changed
@@ -8,7 +8,7 @@ internally.
 from collections.abc import Mapping
 from enum import StrEnum
 
-from attention_serving.server.rpc.transport.seam import Transport
+from attention_serving.server.rpc.transport.call import Transport
 
 
 class TransportKind(StrEnum):

@@ -16,11 +16,19 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 from attention_serving.server import thread_names
-from attention_serving.server.rpc.deadlines import deadline_after
-from attention_serving.server.rpc.transport.base_call import NOT_READ, BaseCall, OpenCalls
+from attention_serving.server.coroutines import Callback, Task, suspend
+from attention_serving.server.rpc.transport.call import (
+    NOT_READ,
+    OK,
+    SWEEP_SECONDS,
+    Call,
+    Metadata,
+    OpenCalls,
+    Serve,
+    deadline_after,
+)
 from attention_serving.server.rpc.transport.connections import Address, listening_address, stop_listening
 from attention_serving.server.rpc.transport.drain import Drain
-from attention_serving.server.rpc.transport.seam import Call, Callback, Metadata
 from attention_serving.server.rpc.transport.timers import Timers
 
 log = logging.getLogger(__name__)
@@ -37,26 +45,32 @@ WITHOUT_XDS = False
 AT_ONCE = 0.0
 # How long the thread waits for an event at most. Without an open call, nothing else can wake it.
 IDLE_SECONDS = 0.05
+# The core refuses no message of this size, whatever limit is set. To be told of a refusal, one must watch the
+# end of the call by itself.
+SURELY_SENT_BYTES = 64 << 10
+# The end of a call is watched once it is as old as this, in seconds, or twice: by then most are answered.
+YOUNG_SECONDS = 0.01
 # How long the core may take for what it does at once unless something is wrong.
 PATIENCE_SECONDS = 1.0
 
 
-class CompletionQueueCall(BaseCall):
+class CompletionQueueCall(Call):
     """A `Call` of gRPC's core."""
 
     def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", calls: OpenCalls) -> None:
-        super().__init__(_text(event.call_details.method), calls)
-        self.deadline = deadline_after(event.call_details.deadline - time.time())
+        details = event.call_details
+        super().__init__(_text(details.method), calls)
+        self.deadline = deadline_after(details.deadline - time.time())
         self._call = event.call
         self._metadata: Metadata = _bounded(event.invocation_metadata)
         self._timers = timers
         self._callbacks = callbacks
-        self._sent_initial_metadata = False
-        self._watches_end = False
+        self._sent_initial_metadata = self._watches_end = False
+        self._receiving: Any = None
 
     @property
     def peer(self) -> str:
-        """See `BaseCall`."""
+        """See `Call`."""
         return _text(self._call.peer())
 
     def _authentication(self) -> dict[str, list[bytes]]:
@@ -77,39 +91,39 @@ class CompletionQueueCall(BaseCall):
         """See `Call`."""
         return partial(self._timers.cancel, self._timers.add(moment, callback))
 
-    def call_soon_threadsafe(self, callback: Callback) -> None:
+    def post(self, callback: Callback) -> None:
         """See `Call`."""
         if threading.get_ident() == self._callbacks.thread:
             callback()
-        elif self.ended_with is None and self._callbacks.add(callback):
+        elif self._callbacks.add(callback) and self.ended_with is None:
             # A batch of no operations has no effect except that its event wakes the transport's thread.
             self._call.start_server_batch((), self._callbacks.run)
 
-    def receive(self, then: Callable[[bytes | None], None]) -> None:
-        """See `Call`."""
-        operation = cygrpc.ReceiveMessageOperation(NO_FLAGS)
-        self._call.start_server_batch((operation,), lambda _event: then(operation.message()))
+    def _receive(self, _task: Task) -> None:
+        self._receiving = cygrpc.ReceiveMessageOperation(NO_FLAGS)
+        self._call.start_server_batch((self._receiving,), self._message_received)
 
-    def send(self, message: bytes, then: Callable[[bool], None], *, more: bool = False) -> None:
-        """See `Call`."""
-        if self.ended_with is None:
-            # The hint would keep back the initial metadata too. Its batch completes once it is written: the
-            # next message, which is sent upon that, would never follow.
-            flags = cygrpc.WriteFlag.buffer_hint if more and self._sent_initial_metadata else NO_FLAGS
-            operations = (*self._initial_metadata(), cygrpc.SendMessageOperation(message, flags))
-            self._calls.sending(self)
-            self._call.start_server_batch(operations, partial(self._sent, then))
+    def _message_received(self, _event: Any) -> None:
+        receiving, self._receiving = self._receiving, None
+        self._received(receiving.message())
 
-    def _sent(self, then: Callable[[bool], None], event: Any) -> None:
-        if self.ended_with is None:  # otherwise the status, which follows the message, is not sent yet
-            self._calls.sent(self)
-        then(event.success)
+    async def _send(self, message: bytes, *, more: bool) -> bool:
+        # The hint would keep back the initial metadata too. Its batch completes once it is written: the next
+        # message, which is sent upon that, would never follow.
+        flags = cygrpc.WriteFlag.buffer_hint if more and self._sent_initial_metadata else NO_FLAGS
+        operations = (*self._initial_metadata(), cygrpc.SendMessageOperation(message, flags))
+        success: bool = await suspend(
+            lambda task: self._call.start_server_batch(operations, lambda event: task.resume(event.success))
+        )
+        return success
 
     def reply(self, message: bytes) -> None:
         """See `Call`."""
         if self.ended_with is None:
-            self._hand_over(grpc.StatusCode.OK)
-            self._send_status(cygrpc.SendMessageOperation(message, NO_FLAGS), code=grpc.StatusCode.OK)
+            if len(message) > SURELY_SENT_BYTES:
+                self.watch_end()
+            self._hand_over(OK)
+            self._send_status(OK, "", (), cygrpc.SendMessageOperation(message, NO_FLAGS))
 
     def finish(
         self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
@@ -117,28 +131,25 @@ class CompletionQueueCall(BaseCall):
         """See `Call`."""
         if self.ended_with is None:
             self._hand_over(code, reason)
-            self._send_status(code=code, details=details, trailing=trailing)
+            self._send_status(code, details, trailing)
 
-    def reset(self) -> None:
-        """See `BaseCall`."""
+    def abort(self) -> None:
+        """See `Call`."""
         self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], NOT_READ)
 
-    def _send_status(
-        self, *message: Any, code: grpc.StatusCode, details: str = "", trailing: Metadata = ()
-    ) -> None:
-        status = cygrpc.SendStatusFromServerOperation(
-            self._trailing(code, trailing), code.value[0], details.encode(errors="replace"), NO_FLAGS
-        )
+    def _send_status(self, code: grpc.StatusCode, details: str, trailing: Metadata, *message: Any) -> None:
+        number, text = (0, b"") if code is OK else (code.value[0], details.encode(errors="replace"))
+        status = cygrpc.SendStatusFromServerOperation(self._trailing(code, trailing), number, text, NO_FLAGS)
         operations = (*self._initial_metadata(), *message, status)
         if self._watches_end:
             self._call.start_server_batch(operations, self._status_sent)
-        else:  # refused on arrival: one batch and one event for both
+        else:  # a call that was answered soon: one batch and one event for both
             self._watches_end = True
             self._call.start_server_batch((*operations, _end()), self._closed)
 
     def _status_sent(self, event: Any) -> None:
         if not event.success and not self.is_done:  # the core refused the message; the call is open
-            self.reset()
+            self.abort()
 
     def _initial_metadata(self) -> tuple[Any, ...]:
         sent, self._sent_initial_metadata = self._sent_initial_metadata, True
@@ -146,7 +157,7 @@ class CompletionQueueCall(BaseCall):
 
     def _closed(self, _event: Any) -> None:
         """The core is done with the call: its status was sent, or it was cancelled."""
-        self._done()
+        self._end()
 
 
 class CallbackQueue:
@@ -197,9 +208,13 @@ class CompletionQueueTransport:
         """
         self._timers = Timers()
         self._callbacks = CallbackQueue()
-        self._calls = OpenCalls(self._timers.add, send_timeout_seconds)
+        self._calls = OpenCalls(send_timeout_seconds)
+        # Calls whose end is not watched yet: those since the last look at them, and those before.
+        self._young: list[CompletionQueueCall] = []
+        self._older: list[CompletionQueueCall] = []
+        self._looked_at = self._swept_at = 0.0
         self.addresses: list[Address] = []
-        self._accept: Callable[[Call], None]
+        self._serve_call: Serve
         self._run_inline: Callable[[], bool]
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server([(name.encode(), value) for name, value in options.items()], WITHOUT_XDS)
@@ -219,9 +234,9 @@ class CompletionQueueTransport:
         self.addresses.append(listening_address(address, port))
         return port
 
-    def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:
+    def start(self, serve: Serve, run_inline: Callable[[], bool]) -> None:
         """See `Transport`. `run_inline` is called whenever no event is ready."""
-        self._accept, self._run_inline = accept, run_inline
+        self._serve_call, self._run_inline = serve, run_inline
         self._start()
         for _ in range(ACCEPT_AHEAD):
             self._request_call()
@@ -268,11 +283,8 @@ class CompletionQueueTransport:
         except ValueError:  # the server began to stop at this moment
             log.debug("the server stops: no more calls are requested")
         call = CompletionQueueCall(event, self._timers, self._callbacks, self._calls)
-        self._calls.add(call)
-        try:
-            self._accept(call)
-        finally:
-            call.watch_end()
+        self._young.append(call)
+        self._calls.begin(call, self._serve_call(call))
 
     def _serve(self) -> None:
         thread_names.publish()
@@ -296,15 +308,27 @@ class CompletionQueueTransport:
 
     def _work(self) -> bool:
         """Does what is due beside events; returns whether the thread must not sleep."""
-        self._turned_at = now = time.monotonic()
+        self._turned_at = self._calls.now = now = time.monotonic()
         try:
             if not self._callbacks.is_empty:
                 self._callbacks.run()
             self._timers.run_due(now)
+            if now - self._looked_at >= YOUNG_SECONDS:
+                self._look_after(now)
             return self._run_inline()
         except Exception:  # the thread must survive, or no later call would be answered
             log.exception("the transport's thread failed")
             return False
+
+    def _look_after(self, now: float) -> None:
+        """Watches the end of calls that are not answered soon, and ends waits that take too long."""
+        self._looked_at, older = now, self._older
+        self._older, self._young = self._young, []
+        for call in older:
+            call.watch_end()
+        if now - self._swept_at >= SWEEP_SECONDS:
+            self._swept_at = now
+            self._calls.sweep(now)
 
     def _next_timer(self) -> float:
         """When to look for timers and callbacks next, on the clock of `time.time`."""

@@ -8,12 +8,12 @@ it a call.
 import threading
 import time
 from collections.abc import Callable, Collection
+from typing import TypeAlias
 
 import grpc
 
 from attention_serving.server.engine.errors import ShuttingDownError
-from attention_serving.server.rpc.timeouts import CallAt
-from attention_serving.server.rpc.transport.base_call import BaseCall, OpenCalls
+from attention_serving.server.rpc.transport.call import Call, OpenCalls
 from attention_serving.server.rpc.transport.connections import (
     Address,
     connections,
@@ -21,6 +21,8 @@ from attention_serving.server.rpc.transport.connections import (
     stop_listening,
 )
 
+# Runs a callback of the transport's thread at a moment.
+CallAt: TypeAlias = Callable[[float, Callable[[], object]], object]
 POLL_SECONDS = 0.01
 # How long what was sent may take to reach the peers, once the last call has ended.
 FLUSH_SECONDS = 1.0
@@ -41,7 +43,11 @@ class Drain:
     """
 
     def __init__(
-        self, addresses: Collection[Address], calls: OpenCalls, call_at: CallAt, grace: float
+        self,
+        addresses: Collection[Address],
+        calls: OpenCalls,
+        call_at: Callable[[float, Callable[[], object]], object],
+        grace: float,
     ) -> None:
         """Creates a drain that has not begun.
 
@@ -68,7 +74,7 @@ class Drain:
         Args:
             refuse: Called first. New calls must be refused from then on.
         """
-        self._left: set[BaseCall] = set(self._calls)
+        self._left: set[Call] = set(self._calls)
         refuse()
         stop_listening(self._addresses)
         self._connections = connections(self._addresses)

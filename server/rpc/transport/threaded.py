@@ -21,11 +21,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 
-from attention_serving.server.rpc.deadlines import deadline_after
-from attention_serving.server.rpc.transport.base_call import BaseCall, OpenCalls
+from attention_serving.server.coroutines import Callback, Task, suspend
+from attention_serving.server.rpc.transport.call import (
+    OK,
+    SWEEP_SECONDS,
+    Call,
+    Metadata,
+    OpenCalls,
+    deadline_after,
+)
+from attention_serving.server.rpc.transport.call import Serve as ServeCall
 from attention_serving.server.rpc.transport.connections import Address, listening_address, stop_listening
 from attention_serving.server.rpc.transport.drain import Drain
-from attention_serving.server.rpc.transport.seam import Call, Callback, Metadata
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +47,7 @@ Serve: TypeAlias = Callable[[str, Iterator[bytes], grpc.ServicerContext], Iterat
 
 class _Message(NamedTuple):
     content: bytes
-    then: Callable[[bool], None]
+    then: Callback
 
 
 class _Status(NamedTuple):
@@ -91,7 +98,7 @@ class CallsThread:
         return self._loop.call_at(moment, callback).cancel
 
 
-class ThreadedCall(BaseCall):
+class ThreadedCall(Call):
     """A `Call` of `grpc.server`."""
 
     def __init__(
@@ -115,7 +122,7 @@ class ThreadedCall(BaseCall):
 
     @property
     def peer(self) -> str:
-        """See `BaseCall`."""
+        """See `Call`."""
         found: str = self._context.peer()
         return found
 
@@ -132,41 +139,34 @@ class ThreadedCall(BaseCall):
         """See `Call`."""
         return self._thread.call_at(moment, callback)
 
-    def call_soon_threadsafe(self, callback: Callback) -> None:
+    def post(self, callback: Callback) -> None:
         """See `Call`."""
         if self._thread.is_current:
             callback()
-        elif self.ended_with is None:
+        else:
             self._thread.post(callback)
 
-    def receive(self, then: Callable[[bytes | None], None]) -> None:
-        """See `Call`."""
-        self._receivers.submit(self._receive, then)
+    def _receive(self, _task: Task) -> None:
+        self._receivers.submit(self._wait_for_message)
 
-    def _receive(self, then: Callable[[bytes | None], None]) -> None:
+    def _wait_for_message(self) -> None:
         """Waits for a message, on a thread of the receivers."""
         try:
             message = next(self._requests, None)
         except Exception:  # the call was cancelled
             message = None
-        self._thread.post(partial(then, message))
+        self._thread.post(partial(self._received, message))
 
-    def send(self, message: bytes, then: Callable[[bool], None], *, more: bool = False) -> None:  # noqa: ARG002
+    async def _send(self, message: bytes, *, more: bool) -> bool:  # noqa: ARG002
         """See `Call`. `more` has no effect."""
-        if self.ended_with is None:
-            self._calls.sending(self)
-            self._outgoing.put(_Message(message, partial(self._sent, then)))
-
-    def _sent(self, then: Callable[[bool], None], success: bool) -> None:  # noqa: FBT001 - as the seam calls it
-        if self.ended_with is None:  # otherwise the status, which follows the message, is not sent yet
-            self._calls.sent(self)
-        then(success)
+        await suspend(lambda task: self._outgoing.put(_Message(message, task.resume)))
+        return True
 
     def reply(self, message: bytes) -> None:
         """See `Call`."""
         if self.ended_with is None:
             self._outgoing.put(_Message(message, _nothing))
-            self.finish(grpc.StatusCode.OK)
+            self.finish(OK)
 
     def finish(
         self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
@@ -176,8 +176,8 @@ class ThreadedCall(BaseCall):
             self._outgoing.put(_Status(code, details, self._trailing(code, trailing)))
             self._hand_over(code, reason)
 
-    def reset(self) -> None:
-        """See `BaseCall`."""
+    def abort(self) -> None:
+        """See `Call`."""
         self._context.cancel()
 
     def messages(self) -> Iterator[bytes]:
@@ -189,12 +189,12 @@ class ThreadedCall(BaseCall):
                 self._context.set_trailing_metadata(outgoing.trailing)
                 return
             yield outgoing.content
-            self._thread.post(partial(outgoing.then, True))  # noqa: FBT003 - as the seam calls it
+            self._thread.post(outgoing.then)
 
     def closed(self) -> None:
         """`grpc.server` is done with the call: its status was sent, or it was cancelled. For any thread."""
         self._outgoing.put(None)
-        self._thread.post(self._done)
+        self._thread.post(self._end)
 
 
 class ThreadedTransport:
@@ -209,12 +209,12 @@ class ThreadedTransport:
             send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
         """
         self._thread = CallsThread()
-        self._calls = OpenCalls(self._thread.call_at, send_timeout_seconds)
+        self._calls = OpenCalls(send_timeout_seconds)
         self.addresses: list[Address] = []
         most = max_calls + SPARE_CALLS
         self._senders = ThreadPoolExecutor(most, thread_name_prefix="call")
         self._receivers = ThreadPoolExecutor(most, thread_name_prefix="receive")
-        self._accept: Callable[[Call], None] = _refuse
+        self._serve_call: ServeCall = _refuse
         self._started = self._stopped = False
         self._server = grpc.server(
             self._senders,
@@ -232,15 +232,21 @@ class ThreadedTransport:
         self.addresses.append(listening_address(address, port))
         return port
 
-    def start(self, accept: Callable[[Call], None], run_inline: Callable[[], bool]) -> None:  # noqa: ARG002
+    def start(self, serve: ServeCall, run_inline: Callable[[], bool]) -> None:  # noqa: ARG002
         """See `Transport`. `run_inline` is never called."""
-        self._accept = accept
+        self._serve_call = serve
         self._start()
 
     def _start(self) -> None:
         self._started = True
         self._thread.start()
+        self._thread.post(self._sweep)
         self._server.start()
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        self._calls.sweep(now)
+        self._thread.call_at(now + SWEEP_SECONDS, self._sweep)
 
     def turned_at(self) -> float:
         """See `Transport`."""
@@ -273,8 +279,7 @@ class ThreadedTransport:
         yield from call.messages()
 
     def _begin(self, call: ThreadedCall) -> None:
-        self._calls.add(call)
-        self._accept(call)
+        self._calls.begin(call, self._serve_call(call))
 
 
 class _EveryMethod(grpc.GenericRpcHandler):
@@ -293,9 +298,9 @@ def _log_failure(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     log.error("call failed", exc_info=context.get("exception"))
 
 
-def _nothing(_success: bool) -> None:  # noqa: FBT001 - as the seam calls it
+def _nothing() -> None:
     """The callback of a message that nothing follows."""
 
 
-def _refuse(call: Call) -> None:
+async def _refuse(call: Call) -> None:
     call.finish(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")

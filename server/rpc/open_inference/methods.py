@@ -1,4 +1,4 @@
-"""The routes of the Open Inference Protocol."""
+"""The methods of the Open Inference Protocol."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,36 +6,36 @@ from typing import Any
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.model_control import ModelControl
-from attention_serving.server.rpc.calls.intake import Intake
-from attention_serving.server.rpc.calls.route import CallKind, Route, tensors, unary
-from attention_serving.server.rpc.open_inference import codec, stream
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
+from attention_serving.server.rpc.calls.method import CallKind, Method, of_names
 from attention_serving.server.rpc.open_inference.logging_settings import LogService
 from attention_serving.server.rpc.open_inference.models import ModelService
 from attention_serving.server.rpc.open_inference.regions import RegionService
-from attention_serving.server.rpc.open_inference.service import OpenInferenceService
+from attention_serving.server.rpc.open_inference.service import OpenInferenceService, refuse
 from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.security.rights import Right
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
 
-def routes(
+def methods(
     engine: Engine,
     is_serving: Callable[[], bool],
-    intake: Intake,
+    threads: CodecThreads,
     control: ModelControl | None = None,
     memory: SharedMemory | None = None,
-) -> dict[str, Route]:
-    """The route of each method by its full name.
+) -> dict[str, Method]:
+    """Each method by its full name.
 
     Args:
         engine: Computes results.
         is_serving: Whether the server is ready for requests.
-        intake: What calls with tensors share.
+        threads: Decode and encode what is large.
         control: Loads and unloads models on request; None if the models never change.
         memory: The regions of shared memory; None if it is switched off.
     """
-    service, regions = OpenInferenceService(engine, is_serving, control, memory), RegionService(memory)
+    service = OpenInferenceService(engine, threads, is_serving, control, memory)
+    regions = RegionService(memory)
     models, logs = ModelService(engine, control), LogService()
     return {
         **_without_tensors(None, {"ServerLive": service.server_live, "ServerReady": service.server_ready}),
@@ -65,36 +65,27 @@ def routes(
                 "LogSettings": logs.log_settings,
             },
         ),
-        f"/{SERVICE}/ModelInfer": tensors(
-            CallKind.UNARY,
-            codec.reader(engine.limits),
-            service.model_infer,
-            pb.ModelInferResponse.SerializeToString,
-            intake,
-            recall=service.recall,
-            is_slow=codec.is_slow,
+        f"/{SERVICE}/ModelInfer": Method(
+            handle=service.model_infer, is_inference=True, right=Right.INFER, budget=engine.budget
         ),
-        f"/{SERVICE}/ModelStreamInfer": tensors(
-            CallKind.ORDERED_STREAM,
-            codec.reader(engine.limits),
-            service.model_stream_infer,
-            pb.ModelStreamInferResponse.SerializeToString,
-            intake,
-            recall=service.recall,
-            is_slow=codec.is_slow,
-            refuse=stream.refuse,
+        f"/{SERVICE}/ModelStreamInfer": Method(
+            kind=CallKind.ORDERED_STREAM,
+            handle=service.model_stream_infer,
+            is_inference=True,
+            right=Right.INFER,
+            budget=engine.budget,
+            refuse=refuse,
         ),
     }
 
 
-def _without_tensors(right: Right | None, handlers: Mapping[str, Callable[..., Any]]) -> dict[str, Route]:
-    """Routes of methods that take no place of inference: a busy server still tells what it is and has."""
+def _without_tensors(right: Right | None, handlers: Mapping[str, Callable[..., Any]]) -> dict[str, Method]:
+    """Methods that take no place of inference: a busy server still tells what it is and has."""
     return {
-        f"/{SERVICE}/{name}": unary(
+        f"/{SERVICE}/{name}": of_names(
             getattr(pb, f"{name}Request").FromString,
             handler,
             getattr(pb, f"{name}Response").SerializeToString,
-            takes_place=False,
             right=right,
         )
         for name, handler in handlers.items()

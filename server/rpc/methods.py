@@ -1,4 +1,4 @@
-"""The route table: every method that the server answers.
+"""Every method that the server answers.
 
 A new method is one entry here, one handler in its service and its codec.
 """
@@ -10,25 +10,15 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.limits import Limits
 from attention_serving.server.model_control import ModelControl
 from attention_serving.server.rpc import access_check, reflection
 from attention_serving.server.rpc.access import CallAccess
-from attention_serving.server.rpc.attention import fields
 from attention_serving.server.rpc.attention.service import AttentionService
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
-from attention_serving.server.rpc.calls.intake import Intake
-from attention_serving.server.rpc.calls.route import (
-    CallKind,
-    Route,
-    ordered_stream,
-    server_streaming,
-    tensors,
-    unary,
-)
+from attention_serving.server.rpc.calls.method import CallKind, Method, of_names
 from attention_serving.server.rpc.health import SERVICE_NAME as HEALTH
 from attention_serving.server.rpc.health import HealthService
-from attention_serving.server.rpc.open_inference import routes as open_inference
+from attention_serving.server.rpc.open_inference import methods as open_inference
 from attention_serving.server.rpc.reflection import ReflectionService
 from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.security.rights import Right
@@ -37,7 +27,7 @@ ATTENTION: str = attention_pb.DESCRIPTOR.services_by_name["AttentionService"].fu
 SERVICES = (ATTENTION, open_inference.SERVICE)
 
 
-def route_table(
+def all_methods(
     engine: Engine,
     threads: CodecThreads,
     health: HealthService,
@@ -47,8 +37,8 @@ def route_table(
     *,
     access: CallAccess | None = None,
     open_reflection: bool = False,
-) -> Mapping[str, Route]:
-    """The route of each method by its full name.
+) -> Mapping[str, Method]:
+    """Each method by its full name.
 
     Args:
         engine: Computes what the methods of our services ask for.
@@ -60,73 +50,65 @@ def route_table(
         access: Checks who calls; None lets everyone do everything.
         open_reflection: Whether everyone may use reflection; otherwise it needs the right to read.
     """
-    intake = Intake(engine.budget, threads)
-    routes = {
-        **_attention(AttentionService(engine), engine.limits, intake),
-        **open_inference.routes(engine, is_serving, intake, control, memory),
+    methods = {
+        **_attention(AttentionService(engine, threads), engine),
+        **open_inference.methods(engine, is_serving, threads, control, memory),
         **_health(health),
         **_reflection(
             ReflectionService((*SERVICES, *reflection.SERVICE_NAMES, HEALTH)),
             None if open_reflection else Right.READ,
         ),
     }
-    return {**routes, **access_check.routes(access, routes)}
+    return {**methods, **access_check.methods(access, methods)}
 
 
-def _attention(service: AttentionService, limits: Limits, intake: Intake) -> dict[str, Route]:
+def _attention(service: AttentionService, engine: Engine) -> dict[str, Method]:
     pb = attention_pb
     return {
-        f"/{ATTENTION}/Attend": tensors(
-            CallKind.UNARY,
-            fields.reader(limits),
-            service.attend,
-            pb.AttendResponse.SerializeToString,
-            intake,
-            recall=service.recall,
-            is_slow=fields.is_slow,
+        f"/{ATTENTION}/Attend": Method(
+            handle=service.attend, is_inference=True, right=Right.INFER, budget=engine.budget
         ),
-        f"/{ATTENTION}/AttendStream": tensors(
-            CallKind.ORDERED_STREAM,
-            fields.streamed_reader(limits),
-            service.attend_stream,
-            pb.AttendStreamResponse.SerializeToString,
-            intake,
-            recall=service.recall_streamed,
-            is_slow=fields.is_slow_streamed,
+        f"/{ATTENTION}/AttendStream": Method(
+            kind=CallKind.ORDERED_STREAM,
+            handle=service.attend_stream,
+            is_inference=True,
+            right=Right.INFER,
+            budget=engine.budget,
             refuse=service.refuse_streamed,
         ),
-        f"/{ATTENTION}/ListModels": unary(
+        f"/{ATTENTION}/ListModels": of_names(
             pb.ListModelsRequest.FromString,
             service.list_models,
             pb.ListModelsResponse.SerializeToString,
-            takes_place=False,
             right=Right.READ,
         ),
-        f"/{ATTENTION}/GetModel": unary(
+        f"/{ATTENTION}/GetModel": of_names(
             pb.GetModelRequest.FromString,
             service.get_model,
             pb.GetModelResponse.SerializeToString,
-            takes_place=False,
             right=Right.READ,
         ),
     }
 
 
-def _health(service: HealthService) -> dict[str, Route]:
+def _health(service: HealthService) -> dict[str, Method]:
     read = health_pb2.HealthCheckRequest.FromString
     write = health_pb2.HealthCheckResponse.SerializeToString
     return {
-        "/grpc.health.v1.Health/Check": unary(
-            read, service.check, write, counted=False, takes_place=False, right=None
-        ),
-        "/grpc.health.v1.Health/Watch": server_streaming(
-            read, service.watch, write, counted=False, takes_place=False, right=None
+        "/grpc.health.v1.Health/Check": of_names(read, service.check, write, is_counted=False, right=None),
+        "/grpc.health.v1.Health/Watch": Method(
+            kind=CallKind.SERVER_STREAMING, handle=service.watch, is_counted=False, right=None
         ),
     }
 
 
-def _reflection(service: ReflectionService, right: Right | None) -> dict[str, Route]:
-    read = reflection_pb2.ServerReflectionRequest.FromString
-    write = reflection_pb2.ServerReflectionResponse.SerializeToString
-    route = ordered_stream(read, service.info, write, counted=False, takes_place=False, right=right)
-    return {f"/{name}/ServerReflectionInfo": route for name in reflection.SERVICE_NAMES}
+def _reflection(service: ReflectionService, right: Right | None) -> dict[str, Method]:
+    method = of_names(
+        reflection_pb2.ServerReflectionRequest.FromString,
+        service.info,
+        reflection_pb2.ServerReflectionResponse.SerializeToString,
+        kind=CallKind.ORDERED_STREAM,
+        is_counted=False,
+        right=right,
+    )
+    return {f"/{name}/ServerReflectionInfo": method for name in reflection.SERVICE_NAMES}

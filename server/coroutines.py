@@ -1,0 +1,87 @@
+"""Coroutines that one thread drives, each until it awaits something. There is no event loop and no asyncio.
+
+What is awaited yields a `Wait`: a function that is called with the task, and sees to it that the task goes on
+once, when what is awaited has happened.
+"""
+
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from functools import partial
+from types import coroutine
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Callback: TypeAlias = Callable[[], object]
+# Runs a callback on the thread that drives the coroutines: at once if that is the calling thread.
+Post: TypeAlias = Callable[[Callback], object]
+Wait: TypeAlias = "Callable[[Task], object]"
+
+
+class Task:
+    """A coroutine that is under way. All methods but `wake` belong to the thread that drives it.
+
+    Attributes:
+        is_closed: Whether nobody needs what the coroutine does any more. For any thread.
+    """
+
+    __slots__ = ("_coroutine", "_is_held", "_post", "is_closed")
+
+    def __init__(self, work: Coroutine[Wait, Any, Any], post: Post) -> None:
+        """Creates a task that `resume` starts.
+
+        Args:
+            work: What it does. It handles its errors itself.
+            post: Runs callbacks on the thread that drives the task.
+        """
+        self._coroutine = work
+        self._post = post
+        self._is_held = self.is_closed = False
+
+    def resume(self, value: object = None) -> None:
+        """Runs the coroutine until it awaits something that has not happened, which then gets the task.
+
+        Args:
+            value: What was awaited.
+        """
+        if self.is_closed:
+            if self._is_held:  # `close` was put off
+                self._coroutine.close()
+            return
+        self._is_held = False
+        try:
+            wait = self._coroutine.send(value)
+        except StopIteration:
+            self.is_closed = True
+        else:
+            wait(self)
+
+    def wake(self, value: object = None) -> None:
+        """Resumes the coroutine on its thread. For any thread."""
+        self._post(partial(self.resume, value))
+
+    def hold(self) -> None:
+        """Another thread works with what the coroutine has: `close` is put off until it was resumed."""
+        self._is_held = True
+
+    def close(self) -> None:
+        """Ends the coroutine where it is, which runs its `finally` blocks. Does nothing if it has ended."""
+        if not self.is_closed:
+            self.is_closed = True
+            if not self._is_held:
+                self._coroutine.close()
+
+
+@coroutine
+def suspend(wait: Wait) -> Generator[Wait, Any, Any]:
+    """Waits; returns what the task is resumed with."""
+    return (yield wait)
+
+
+async def result_of(future: "Future[T]") -> T:
+    """What a future resolves with, on any thread. If the coroutine is closed, the future is cancelled."""
+    try:
+        await suspend(lambda task: future.add_done_callback(lambda _: task.wake()))
+    finally:
+        future.cancel()  # does nothing if it has resolved
+    return future.result()
