@@ -58,7 +58,7 @@ class Task:
 
     def wake(self, value: object = None) -> None:
         """Resumes the coroutine on its thread. For any thread."""
-        self._post(partial(self.resume, value))
+        self._post(self.resume if value is None else partial(self.resume, value))
 
     def hold(self) -> None:
         """Another thread works with what the coroutine has: `close` is put off until it was resumed."""

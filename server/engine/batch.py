@@ -1,6 +1,7 @@
 """Batches: which queued sequences run together, and what their run is expected to cost."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -99,6 +100,43 @@ class Batch:
         """Whether no caller waits for a result of the batch any more."""
         return all(queued.request.is_done for queued in self.sequences)
 
+    def take_alike(self, bucket: deque[SequenceInputs], now: float) -> None:
+        """Takes the first sequences of a bucket as long as they are like that of the batch, and fit.
+
+        That is the usual case, in which requests of one sequence and one form follow each other: how many fit
+        is found once for all of them.
+
+        Args:
+            bucket: Sequences that may join the batch, which has one.
+            now: The current time.
+        """
+        head, taken, room = self.sequences[0], self.sequences, self._room_alike()
+        while room and bucket:
+            queued = bucket[0]
+            request = queued.request
+            is_late = now + request.form.least_seconds > request.deadline
+            if queued.shape is not head.shape or len(request.sequences) > 1 or request.is_done or is_late:
+                break
+            taken.append(bucket.popleft())
+            request.started = True
+            room -= 1
+        self.seconds = self._call_seconds + len(taken) * (head.shape.seconds - self._call_seconds)
+        self.seconds_alone = len(taken) * head.shape.seconds
+
+    def _room_alike(self) -> int:
+        """How many sequences like that of the batch may join, each of a request of its own."""
+        if self._runs_alone:
+            return 0
+        shape, call, count = self.sequences[0].shape, self._call_seconds, 1
+        most = min(self._limits.max_batch_sequences, int(self._max_bytes // shape.run_bytes))
+        while count < most:
+            seconds = call + count * (shape.seconds - call)
+            exceeds_share = (count + 1) * shape.seconds > self._max_seconds
+            if seconds > (DIVIDED_AT_CALL_COSTS if exceeds_share else FULL_AT_CALL_COSTS) * call:
+                break
+            count += 1
+        return count - 1
+
     def add(self, sequence: SequenceInputs) -> bool:
         """Adds a sequence of the same lengths as all others, which pads nothing, if the limits allow it."""
         if not self._admits(sequence):
@@ -193,7 +231,7 @@ class Batch:
 
     def _admits(self, sequence: SequenceInputs) -> bool:
         """Whether the batch may become larger, and is not so long that the sequence should run in another."""
-        if self.is_full or sequence.shape.graph is not sequence.request.graph:  # in blocks: alone
+        if self.is_full or sequence.shape.graph is not sequence.request.form.graph:  # in blocks: alone
             return False
         if sequence.request is not self.sequences[0].request and self._takes(FULL_AT_CALL_COSTS):
             return False

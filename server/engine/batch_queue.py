@@ -27,7 +27,7 @@ from attention_serving.server.engine.fair_shares import CallerShare, FairShares
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import SequenceInputs
-from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.validated_request import ValidatedRequest
 
 # How many sequences behind the oldest are considered for its batch.
 LOOK_AHEAD = 256
@@ -83,42 +83,34 @@ class BatchQueue:
     @staticmethod
     def _seconds_left(seconds: float, own: float, bulk: Iterable[ValidatedRequest]) -> float:
         """Those of some seconds of one caller that come before the end of its next request."""
-        later = [request.queued_seconds - request.longest_seconds - own for request in bulk]
+        later = [request.queued_seconds - request.form.longest_seconds - own for request in bulk]
         return max(0.0, seconds - sum(more for more in later if more > 0))
 
     def add(self, request: ValidatedRequest, now: float) -> None:
         """Queues a request."""
-        number, sequences = self._next_number, request.sequences
+        number, sequences, form = self._next_number, request.sequences, request.form
         share = request.share = self._shares.of(request.caller)
-        request.number, request.queued_at = number, now
+        request.number, request.queued_at, request.queued_seconds = number, now, form.seconds
         request.missing = count = len(sequences)
         request.results = [{}] * count
-        turn, longest, least = share.turn, 0.0, 0.0
+        turn = share.turn
         for index, sequence in enumerate(sequences):
-            sequence.request, sequence.index, sequence.number, sequence.turn = (
-                request,
-                index,
-                number + index,
-                turn,
-            )
-            shape = sequence.shape
-            turn += shape.seconds
-            longest, least = max(longest, shape.seconds), max(least, shape.least_seconds)
-        seconds = turn - share.turn
-        request.longest_seconds, request.least_seconds, request.queued_seconds = longest, least, seconds
+            sequence.request, sequence.index = request, index
+            sequence.number, sequence.turn = number + index, turn
+            turn += sequence.shape.seconds
         self._requests[number] = request
         if count > 1:
             self._bulk[number] = request
-        key = (request.model, request.graph, share)
+        key = (request.model, form.graph, share)
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = deque()
         _insert(bucket, sequences)
         self._next_number += count
         self.sequences += count
-        self.seconds += seconds
+        self.seconds += form.seconds
         share.sequences += count
-        share.seconds += seconds
+        share.seconds += form.seconds
 
     def release(self, request: ValidatedRequest) -> bool:
         """Removes a request that has its result or was given up; returns whether it had not ended before."""
@@ -176,7 +168,7 @@ class BatchQueue:
                 self._serve(head)
                 batch = self._batch(Batch(self._limits, head, free_bytes, share), bucket, now, expired)
             if not bucket:
-                del self._buckets[head.request.model, head.request.graph, head.request.share]
+                del self._buckets[head.request.model, head.request.form.graph, head.request.share]
             self._count_left(batch.sequences if batch else [head])
             if batch:
                 self._charge(batch)
@@ -208,7 +200,7 @@ class BatchQueue:
         return None
 
     def _remove(self, request: ValidatedRequest) -> None:
-        key = (request.model, request.graph, request.share)
+        key = (request.model, request.form.graph, request.share)
         bucket = self._buckets.pop(key, ())
         kept = deque(queued for queued in bucket if queued.request is not request)
         if kept:
@@ -241,7 +233,12 @@ class BatchQueue:
     ) -> Batch:
         """Takes sequences that gain by joining the batch out of the queue, nearest in length first."""
         head = batch.sequences[0]
-        if batch.is_full or (batch.is_closed and len(head.request.sequences) == 1):
+        is_one = len(head.request.sequences) == 1
+        if is_one and self._shares.is_single:
+            batch.take_alike(bucket, now)
+            if not bucket:
+                return batch
+        if batch.is_full or (batch.is_closed and is_one):
             return batch
         buckets = [bucket] if self._shares.is_single else self._buckets_like(head)
         most = max(1, LOOK_AHEAD // max(1, len(buckets)))
@@ -274,7 +271,7 @@ class BatchQueue:
 
     def _buckets_like(self, head: SequenceInputs) -> list[Bucket]:
         """The buckets of all callers for the same graph of the same model, in the order of their turns."""
-        model, graph = head.request.model, head.request.graph
+        model, graph = head.request.model, head.request.form.graph
         found = [own for key, own in self._buckets.items() if own and key[0] is model and key[1] is graph]
         return sorted(found, key=_first)
 
@@ -282,7 +279,7 @@ class BatchQueue:
         """Puts sequences of several callers back. Removes empty buckets, except that of the head."""
         for queued in reversed(rest):
             request = queued.request
-            self._buckets[request.model, request.graph, queued.request.share].appendleft(queued)
+            self._buckets[request.model, request.form.graph, queued.request.share].appendleft(queued)
         for key in [
             key for key, own in self._buckets.items() if not own and key[2] is not head.request.share
         ]:
@@ -311,7 +308,7 @@ def _is_wanted(queued: SequenceInputs, now: float, expired: list[ValidatedReques
     request = queued.request
     if request.is_done or request in expired:
         return False
-    if now + request.least_seconds <= request.deadline:
+    if now + request.form.least_seconds <= request.deadline:
         return True
     expired.append(request)
     return False

@@ -38,10 +38,15 @@ class MemoryBudget:
             OverloadedError: The limit is reached, or that of the account.
         """
         reservation = Reservation(self, account)
-        reservation.add(size)
+        self.add(reservation, size)
         return reservation
 
-    def _add(self, reservation: "Reservation", size: int) -> None:
+    def add(self, reservation: "Reservation", size: int) -> None:
+        """Adds bytes to a reservation of this budget.
+
+        Raises:
+            OverloadedError: The limit is reached, or that of the account; the reservation is as before.
+        """
         with self._lock:
             own, account = reservation._size, reservation._account
             held = self._held_bytes + size
@@ -116,13 +121,7 @@ class Reservation:
         Raises:
             OverloadedError: The limit is reached; the reservation is as before.
         """
-        self._budget._add(self, size)
-
-    def __enter__(self) -> "Reservation":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+        self._budget.add(self, size)
 
     def release(self) -> None:
         """Frees all bytes. May be called more than once, by any thread."""

@@ -12,7 +12,7 @@ from attention_serving.server.engine.batch import Batch
 from attention_serving.server.engine.batch_queue import BatchQueue
 from attention_serving.server.engine.caller import ANYONE, Caller
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.validated_request import ValidatedRequest
 
 # How much longer an inline run may take if nothing else runs or is queued.
 IDLE_FACTOR = 10

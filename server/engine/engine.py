@@ -20,7 +20,8 @@ from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.timeline import Timeline
 from attention_serving.server.engine.types import Request, Result
-from attention_serving.server.engine.validation import ValidatedRequest, validate
+from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.validation import validate
 
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
 INLINE_SECONDS = 0.0005
@@ -109,7 +110,7 @@ class Engine:
             EngineError: The request is refused, or fails.
         """
         try:
-            reservation.add(request.held_bytes)
+            self.budget.add(reservation, request.form.held_bytes)
             if reservation.timeline is not None:
                 _record(request, reservation.timeline)
             self._scheduler.submit(request, wake=threading.get_ident() != self._inline_thread)
@@ -117,9 +118,10 @@ class Engine:
             self.refused(request.model, error, reservation)
             raise
         try:
-            await suspend(lambda task: request.then(task.wake))
+            await suspend(request.wait)
         finally:
-            self._scheduler.fail(request, None)
+            if not request.is_done:
+                self._scheduler.fail(request, None)
         return request.result()
 
     def submit(self, model: LoadedModel, request: Request) -> Future[Result]:
@@ -138,7 +140,7 @@ class Engine:
     def queue(self, request: ValidatedRequest) -> Future[Result]:
         """As `submit`, for a request that was validated."""
         future: Future[Result] = Future()
-        reservation = self.budget.reserve(request.input_bytes + request.held_bytes)
+        reservation = self.budget.reserve(request.form.input_bytes + request.form.held_bytes)
         try:
             self._scheduler.submit(request)
         except EngineError:

@@ -71,33 +71,30 @@ def run_batch(
     prepared = time.monotonic()
     outputs = model.run(graph, inputs, control, parallel=parallel)
     computed = time.monotonic()
-    own = [
-        _completed(model, sequence, rows)
-        for sequence, rows in zip(sequences, _split(tensors, outputs, sequences), strict=True)
-    ]
+    own = _split(tensors, outputs, sequences)
+    for at, sequence in enumerate(sequences):
+        if sequence.head_selection is not None:
+            own[at][ATTENTION_WEIGHTS] = select(own[at][ATTENTION_WEIGHTS], sequence.head_selection)
+        if sequence.spans is not None and model.encoder is not None:
+            own[at] = with_spans(own[at], sequence.spans, model.encoder)
     split = time.monotonic()
     return RunResult(own, RunTimes(prepared - started, computed - prepared, split - computed))
 
 
 def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
     """The outputs of each sequence, without padding."""
-    sizes = sequences[0].shape.sizes
-    has_padding = any(sequence.shape.sizes != sizes for sequence in sequences)
+    first = sequences[0].shape
+    has_padding = any(
+        [own.shape is not first and own.shape.sizes != first.sizes for own in sequences]  # noqa: C419 - faster
+    )
     if not has_padding and all(spec.axes[0] == BATCH_AXIS for spec in graph.outputs):
-        return [{spec.name: outputs[spec.name][at] for spec in graph.outputs} for at in range(len(sequences))]
+        columns = [list(outputs[spec.name]) for spec in graph.outputs]  # one view for each sequence
+        names = [spec.name for spec in graph.outputs]
+        return [dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True)]
     return [
         {spec.name: outputs[spec.name][_window(spec, sequence, at)] for spec in graph.outputs}
         for at, sequence in enumerate(sequences)
     ]
-
-
-def _completed(model: LoadedModel, sequence: SequenceInputs, own: Outputs) -> Outputs:
-    """The outputs of one sequence with the selected weights, and with the embeddings of its spans if any."""
-    if sequence.head_selection is not None:
-        own[ATTENTION_WEIGHTS] = select(own[ATTENTION_WEIGHTS], sequence.head_selection)
-    if sequence.spans is None or model.encoder is None:
-        return own
-    return with_spans(own, sequence.spans, model.encoder)
 
 
 def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:

@@ -38,7 +38,8 @@ from attention_serving.server.engine.provider import Device, Provider, ProviderE
 from attention_serving.server.engine.store import versions
 from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.types import Array, Ragged, Request, Result, SequenceInputs
-from attention_serving.server.engine.validation import ValidatedRequest, validate
+from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.validation import validate
 
 
 class InProcessModel:

@@ -4,6 +4,7 @@ No lock is held when a request ends, so that whoever waits for it may submit and
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
 from attention_serving.server.engine.reports import observe, report_run
 from attention_serving.server.engine.session import RunControl
 from attention_serving.server.engine.types import Result, SequenceInputs
-from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.validated_request import ValidatedRequest
 
 log = logging.getLogger(__name__)
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.
@@ -122,9 +123,11 @@ class Scheduler:
             if self._closing:
                 raise ShuttingDownError("the server is shutting down and does not accept new requests")
             now = time.monotonic()
-            self._admit(request, now)
+            if request.deadline != math.inf:
+                self._admit(request, now)
             self._dispatch.add(request, now, inline=not wake)
-            self._notify_if_needed()
+            if wake:
+                self._notify_if_needed()
 
     def fail(self, request: ValidatedRequest, error: EngineError | None) -> None:
         """Ends a request without a result, unless it has ended.
@@ -160,7 +163,7 @@ class Scheduler:
     def _admit(self, request: ValidatedRequest, now: float) -> None:
         if self._admission.is_certain(self._dispatch.work, request.deadline, now):
             return
-        own = sum([sequence.shape.seconds for sequence in request.sequences])
+        own = request.form.seconds
         self._admission.check(self._dispatch.work_before(own, request.caller), own, request.deadline, now)
 
     def run_inline(self, limit_seconds: float) -> bool:
@@ -305,9 +308,10 @@ class Scheduler:
             model.statistics.add_results(seconds)
             observe(lambda: self._observer.requests_answered(model.name, seconds))
         for request in complete:
-            outputs, request.results = gather(request.results), []
-            if request.dimensions:
-                outputs = shortened(outputs, model, request.dimensions)
+            results, request.results = request.results, []
+            outputs = gather(results)
+            if request.form.dimensions:
+                outputs = shortened(outputs, model, request.form.dimensions)
             request.end(Result(outputs))
 
     def _failed(self, sequences: list[SequenceInputs], control: RunControl | None, error: Exception) -> None:

@@ -19,7 +19,7 @@ from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.engine.caller import ANYONE, Caller
 
 if TYPE_CHECKING:
-    from attention_serving.server.engine.validation import ValidatedRequest
+    from attention_serving.server.engine.validated_request import ValidatedRequest
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.

@@ -1,18 +1,15 @@
 """Turns a decoded request into a validated one, or says which field is wrong and why."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import POSITIONS, GraphKind, TensorSpec
-from attention_serving.server.engine.caller import ANYONE, Caller
 from attention_serving.server.engine.dimensions import DTYPES, dimensions
 from attention_serving.server.engine.embeddings import check_dimensions
-from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
-from attention_serving.server.engine.fair_shares import CallerShare
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.head_selection import check_selection, left_out_bytes
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -24,7 +21,6 @@ from attention_serving.server.engine.text_spans import (
     sum_bytes,
 )
 from attention_serving.server.engine.texts import encode_texts
-from attention_serving.server.engine.timeline import Timeline
 from attention_serving.server.engine.tokenizer import TEXT
 from attention_serving.server.engine.types import (
     Array,
@@ -32,128 +28,13 @@ from attention_serving.server.engine.types import (
     MaskKind,
     Ragged,
     Request,
-    Result,
     SequenceInputs,
     SequenceShape,
 )
+from attention_serving.server.engine.validated_request import RequestForm, ValidatedRequest, split
 
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"
-
-
-class ValidatedRequest:
-    """A request that its model can answer: the only type that may enter the queue. It ends once.
-
-    Attributes:
-        graph: The graph that computes its sequences, of which long ones run in blocks.
-        deadline: On `time.monotonic`'s clock, in seconds.
-        input_bytes: Size of the inputs, which may be views of the received message.
-        caller: Whose request it is.
-        held_bytes: Memory that the request takes in addition: its masks at one byte for each flag, the
-            result, and the serialized reply.
-        dimensions: Number of leading elements of each embedding; 0 for all.
-        timeline: Receives the runs; None if nobody asked for them.
-        number: Place in the order of arrival, of its first sequence.
-        queued_at: When it was queued.
-        share: Its caller, among those in the queue.
-        longest_seconds: Longest expected duration of a run of one of its sequences alone.
-        least_seconds: The same if each run has all threads.
-        queued_seconds: Sum of these durations for the sequences in the queue.
-        missing: Number of sequences without a result.
-        results: The outputs of each sequence so far.
-        started: Whether one of its sequences is part of a batch.
-        is_done: Whether it has ended or was withdrawn. Set by the queue, with the lock of the scheduler.
-        outcome: The result or an error; None before, and if it was withdrawn.
-    """
-
-    __slots__ = (
-        "_waiting",
-        "caller",
-        "deadline",
-        "dimensions",
-        "graph",
-        "held_bytes",
-        "input_bytes",
-        "is_done",
-        "least_seconds",
-        "longest_seconds",
-        "missing",
-        "model",
-        "number",
-        "outcome",
-        "queued_at",
-        "queued_seconds",
-        "results",
-        "sequences",
-        "share",
-        "started",
-        "timeline",
-    )
-    number: int
-    queued_at: float
-    share: CallerShare
-    longest_seconds: float
-    least_seconds: float
-    queued_seconds: float
-    missing: int
-    results: list[dict[str, Array]]
-
-    def __init__(
-        self,
-        *,
-        model: LoadedModel,
-        graph: GraphKind,
-        sequences: tuple[SequenceInputs, ...],
-        deadline: float,
-        input_bytes: int,
-        held_bytes: int,
-        caller: Caller = ANYONE,
-        dimensions: int = 0,
-    ) -> None:
-        self.model, self.graph, self.sequences = model, graph, sequences
-        self.deadline, self.caller, self.dimensions = deadline, caller, dimensions
-        self.input_bytes, self.held_bytes = input_bytes, held_bytes
-        self.timeline: Timeline | None = None
-        self.started = self.is_done = False
-        self.outcome: Result | EngineError | None = None
-        self._waiting: list[Callable[[], object]] = []
-
-    def then(self, callback: Callable[[], object]) -> None:
-        """Calls back when there is an outcome, on any thread; at once if there is one. For one callback."""
-        self._waiting.append(callback)
-        if self.outcome is not None:
-            self._call_back()
-
-    def end(self, outcome: Result | EngineError | None) -> None:
-        """Sets the outcome, or None if the request was withdrawn. For whoever released it from the queue."""
-        self.sequences = ()  # they refer to the request
-        self.outcome = outcome
-        if outcome is not None:
-            self._call_back()
-
-    def _call_back(self) -> None:
-        try:
-            callback = self._waiting.pop()  # one thread gets it
-        except IndexError:
-            return
-        callback()
-
-    def result(self) -> Result:
-        """The result, once.
-
-        Raises:
-            EngineError: The request failed.
-        """
-        # An error refers to frames that refer to this request: neither may keep the other alive.
-        outcome, self.outcome = self.outcome, None
-        if isinstance(outcome, Result):
-            return outcome
-        if outcome is None:
-            raise ValueError("the request has not ended, or its result was taken")
-        try:
-            raise outcome
-        finally:
-            del outcome
 
 
 def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedRequest:
@@ -200,16 +81,15 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         for shape, mask, own, *arrays in zip(shapes, masks, spans, *rows, strict=True)
     ]
     mask_bytes = sum([mask.nbytes for mask in masks if mask is not None]) if request.mask else 0
-    return ValidatedRequest(
-        model=model,
+    form = RequestForm(
         graph=graph,
-        sequences=tuple(sequences),
-        deadline=request.deadline,
+        lengths=lengths,
+        shapes=tuple(shapes),
         input_bytes=sum([own.rows.nbytes for own in ragged]),
         held_bytes=mask_bytes + 2 * size + work,
-        caller=request.caller,
         dimensions=request.dimensions,
     )
+    return ValidatedRequest(form, model, tuple(sequences), request.deadline, request.caller)
 
 
 def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
@@ -271,13 +151,6 @@ def _check_rows(spec: TensorSpec, rows: Array, expected: int) -> None:
             raise InvalidRequestError(
                 spec.name, f"contains id {found}; ids must be between 0 and {bound - 1}"
             )
-
-
-def split(rows: Array, lengths: tuple[int, ...]) -> list[Array]:
-    """One view (T, ...) of the rows of all sequences for each of them."""
-    if len(lengths) == 1:
-        return [rows]
-    return [rows[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
 
 
 def _split_spans(request: Request, sequences: list[SequenceShape]) -> Sequence[Array | None]:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, ShuttingDownError
 from attention_serving.server.rpc.calls.ending import end_with
 from attention_serving.server.rpc.calls.method import CallKind, Method
@@ -69,20 +70,36 @@ class Places:
     """Places of one kind.
 
     Attributes:
+        number: How many there are.
         taken: Number of calls that have one.
     """
 
     def __init__(self, noun: str, number: int) -> None:
         self._noun = noun
-        self._number = number
+        self.number = number
         self.taken = 0
 
-    def check(self) -> None:
-        """Raises OverloadedError if all are taken."""
-        if self.taken >= self._number:
-            raise OverloadedError(
-                f"{self._number} {self._noun} are open, which is this server's limit; try again later"
-            )
+    def full(self) -> OverloadedError:
+        """The error if all are taken."""
+        return OverloadedError(
+            f"{self.number} {self._noun} are open, which is this server's limit; try again later"
+        )
+
+
+class Lane:
+    """What the calls of some methods share.
+
+    Attributes:
+        waiting: The calls whose first message has not arrived.
+        at_arrival: What a call takes when it arrives.
+        at_message: What it takes when its first message has arrived.
+    """
+
+    def __init__(self, limits: CallLimits) -> None:
+        self.limits = limits
+        self.waiting: dict[Call, None] = {}
+        self.at_arrival: tuple[Places, ...] = ()
+        self.at_message: tuple[Places, ...] = ()
 
 
 class Admission:
@@ -99,119 +116,118 @@ class Admission:
         Args:
             limits: How many calls are open at a time.
         """
-        self.limits = limits
         self.calls = Places("calls", limits.max_calls)
         self.streams = Places("streams", limits.max_streams)
-        self._others = Places("calls of health, metadata and reflection", limits.max_waiting_calls)
-        self._waiting: dict[Call, None] = {}
-        self._other_waiting: dict[Call, None] = {}
+        self._unary, self._streaming, self._others = Lane(limits), Lane(limits), Lane(limits)
+        self._streaming.waiting = self._unary.waiting
+        self._unary.at_message = (self.calls,)
+        self._streaming.at_message = (self.calls, self.streams)
+        self._others.at_arrival = (
+            Places("calls of health, metadata and reflection", limits.max_waiting_calls),
+        )
 
     @property
     def waiting(self) -> int:
         """Number of calls whose first message has not arrived."""
-        return len(self._waiting) + len(self._other_waiting)
+        return len(self._unary.waiting) + len(self._others.waiting)
 
-    def ticket(self, call: Call, method: Method) -> "Ticket":
-        """What a new call takes, of which it has nothing yet."""
+    def lane(self, method: Method) -> Lane:
+        """That of the calls of a method."""
         if not method.is_inference:
-            return Ticket(call, self.limits, self._other_waiting, (), (self._others,))
-        is_stream = method.kind is CallKind.ORDERED_STREAM
-        places = (self.calls, self.streams) if is_stream else (self.calls,)
-        return Ticket(call, self.limits, self._waiting, places)
+            return self._others
+        return self._streaming if method.kind is CallKind.ORDERED_STREAM else self._unary
 
     def drain(self) -> None:
         """Ends the calls whose first message does not arrive very soon: it may be on its way."""
         latest = time.monotonic() + ARRIVING_SECONDS
-        for call in (*self._waiting, *self._other_waiting):
-            call.call_at(latest, partial(self._end_waiting, call))
-
-    def _end_waiting(self, call: Call) -> None:
-        if call in self._waiting or call in self._other_waiting:
-            end_with(call, ShuttingDownError(DRAINING))
+        for waiting in (self._unary.waiting, self._others.waiting):
+            for call in waiting:
+                call.call_at(latest, partial(_end_waiting, call, waiting))
 
 
 class Ticket:
-    """What one call takes of the limits, from its arrival until the core is done with it."""
+    """What one call takes of the limits, from its arrival until the core is done with it.
 
-    __slots__ = ("_call", "_limits", "_places", "_releases", "_taken", "_waiting")
+    Attributes:
+        reservation: The memory of the request of a unary call; None before it has arrived.
+    """
 
-    def __init__(
-        self,
-        call: Call,
-        limits: CallLimits,
-        waiting: dict[Call, None],
-        places: tuple[Places, ...],
-        at_arrival: tuple[Places, ...] = (),
-    ) -> None:
-        """Begins with nothing.
+    __slots__ = ("_call", "_lane", "_releases", "_taken", "reservation")
 
-        Args:
-            call: The call.
-            limits: The limits of all calls.
-            waiting: The calls that wait for their first message.
-            places: What it takes when its first message has arrived.
-            at_arrival: What it takes when it arrives.
-        """
-        self._call, self._limits, self._waiting, self._places = call, limits, waiting, places
-        self._taken = at_arrival
+    def __init__(self, call: Call, lane: Lane) -> None:
+        """Begins with nothing."""
+        self._call, self._lane = call, lane
+        self._taken: tuple[Places, ...] = ()
         self._releases: tuple[Callable[[], object], ...] = ()
+        self.reservation: Reservation | None = None
 
     def keep(self, *releases: Callable[[], object]) -> None:
         """Calls functions when the core is done with the call."""
         self._releases += releases
 
-    async def first_message(self) -> bytes | None:
-        """Waits for the first message, and takes the place of the call then.
-
-        Returns:
-            The message; None if there is none.
+    def arrive(self) -> None:
+        """The call waits for its first message.
 
         Raises:
-            OverloadedError: Too many calls wait, or all places are taken, before or after the message came.
+            OverloadedError: Too many calls wait, or no place is free for its message.
         """
-        at_arrival, self._taken = self._taken, ()
-        for place in (*self._places, *at_arrival):
-            place.check()
-        if len(self._waiting) >= self._limits.max_waiting_calls:
+        call, lane = self._call, self._lane
+        for place in lane.at_message:
+            if place.taken >= place.number:
+                raise place.full()
+        if len(lane.waiting) >= lane.limits.max_waiting_calls:
             raise OverloadedError(
-                f"{self._limits.max_waiting_calls} calls wait for their messages, which is this server's"
+                f"{lane.limits.max_waiting_calls} calls wait for their messages, which is this server's"
                 " limit; try again later"
             )
-        self._take(at_arrival)
-        call = self._call
-        self._waiting[call] = None
-        call.limit_wait(self._limits.receive_timeout_seconds, self._not_received)
-        message = await call.message()
-        call.latest = math.inf
-        self._waiting.pop(call)
-        for place in self._places:
-            place.check()
-        self._take(self._places)
-        return message
+        if lane.at_arrival:
+            self._take(lane.at_arrival)
+        lane.waiting[call] = None
+        call.limit_wait(lane.limits.receive_timeout_seconds, self._not_received)
+
+    def received(self) -> None:
+        """The first message arrived.
+
+        Raises:
+            OverloadedError: All places are taken.
+        """
+        self._call.latest = math.inf
+        del self._lane.waiting[self._call]
+        self._take(self._lane.at_message)
 
     def _take(self, places: tuple[Places, ...]) -> None:
-        self._taken += places
         for place in places:
+            if place.taken >= place.number:
+                raise place.full()
             place.taken += 1
+            self._taken += (place,)
 
     def idle(self) -> None:
         """Every reply of a stream has been sent: it waits for a request."""
-        self._call.limit_wait(self._limits.stream_idle_seconds, self._is_idle)
+        self._call.limit_wait(self._lane.limits.stream_idle_seconds, self._is_idle)
 
     def give_back(self) -> None:
         """The core is done with the call."""
-        self._waiting.pop(self._call, None)
+        self._lane.waiting.pop(self._call, None)
         for place in self._taken:
             place.taken -= 1
         for release in self._releases:
             release()
+        if self.reservation is not None:
+            self.reservation.release()
 
     def _not_received(self) -> None:
-        seconds = self._limits.receive_timeout_seconds
+        seconds = self._lane.limits.receive_timeout_seconds
         error = ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds")
         end_with(self._call, error)
 
     def _is_idle(self) -> None:
-        seconds = self._limits.stream_idle_seconds
+        seconds = self._lane.limits.stream_idle_seconds
         error = IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another")
         end_with(self._call, error)
+
+
+def _end_waiting(call: Call, waiting: dict[Call, None]) -> None:
+    """Ends a call whose first message has not arrived since the drain began."""
+    if call in waiting:
+        end_with(call, ShuttingDownError(DRAINING))

@@ -7,6 +7,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.tokenizer import FEW_TEXTS
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.protobuf_bytes import CONTENT, FLOATS, VARINTS, Bounds, Parsed, Submessage
+from attention_serving.server.rpc.request_cache import KnownFields
 
 QUERY = pb.AttendRequest.QUERY_FIELD_NUMBER
 KEY = pb.AttendRequest.KEY_FIELD_NUMBER
@@ -54,6 +55,26 @@ KNOWN_FIELDS = Submessage(
 STREAMED_ID = (pb.AttendStreamRequest.ID_FIELD_NUMBER,)
 KNOWN_STREAMED_FIELDS = Submessage(
     {STREAMED_ID[0]: CONTENT, pb.AttendStreamRequest.REQUEST_FIELD_NUMBER: KNOWN_FIELDS}
+)
+KNOWN = KnownFields(KNOWN_FIELDS, ())
+KNOWN_STREAMED = KnownFields(KNOWN_STREAMED_FIELDS, STREAMED_ID)
+# The same of replies.
+_OUTPUTS = Submessage(
+    {
+        pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER: Submessage(
+            {pb.VectorSequences.DATA_FIELD_NUMBER: CONTENT}
+        ),
+        pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER: Submessage(
+            {pb.AttentionWeights.DATA_FIELD_NUMBER: CONTENT}
+        ),
+        pb.AttendResponse.OUTPUTS_FIELD_NUMBER: Submessage({TENSOR_DATA: CONTENT}, repeated=True),
+    }
+)
+_STREAMED_REPLY_ID = (pb.AttendStreamResponse.ID_FIELD_NUMBER,)
+KNOWN_REPLY = KnownFields(_OUTPUTS, ())
+KNOWN_STREAMED_REPLY = KnownFields(
+    Submessage({_STREAMED_REPLY_ID[0]: CONTENT, pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER: _OUTPUTS}),
+    _STREAMED_REPLY_ID,
 )
 STREAMED_REQUEST = Submessage({pb.AttendStreamRequest.REQUEST_FIELD_NUMBER: REQUEST})
 

@@ -30,7 +30,7 @@ from attention_serving.server.security.rights import Right
 MAX_ID_BYTES = 1024
 
 
-class _Reply(NamedTuple):
+class _Encoder(NamedTuple):
     """What encodes the reply to a request, beside its result and its model."""
 
     wire: WireFloat
@@ -61,8 +61,8 @@ class AttentionService:
         self._engine, self._threads = engine, threads
         self._read, self._read_streamed = fields.reader(engine.limits), fields.streamed_reader(engine.limits)
         models = engine.repository
-        self._cache = RequestCache[_Reply](models, fields.KNOWN_FIELDS, ())
-        self._streamed = RequestCache[_Reply](models, fields.KNOWN_STREAMED_FIELDS, fields.STREAMED_ID)
+        self._cache = RequestCache[_Encoder](models, fields.KNOWN, fields.KNOWN_REPLY)
+        self._streamed = RequestCache[_Encoder](models, fields.KNOWN_STREAMED, fields.KNOWN_STREAMED_REPLY)
 
     async def attend(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Computes the context vectors of one request."""
@@ -71,13 +71,13 @@ class AttentionService:
             parsed = await self._threads.parse(self._read, message, call.deadline)
             work = partial(self._decoded, self._cache, parsed, parsed.message, call, reservation)
             incoming = await self._threads.decode(work, parsed, call.deadline, is_slow=fields.is_slow(parsed))
-        return await self._answer(incoming, None, call, reservation)
+        return await self._answer(self._cache, incoming, None, call, reservation)
 
     async def attend_stream(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Answers one request of a stream. If it fails, an error takes its place and the stream goes on."""
         incoming = self._streamed.get(message, call)
         if incoming is not None:
-            answer = self._answer(incoming, incoming.id, call, reservation)
+            answer = self._answer(self._streamed, incoming, incoming.id, call, reservation)
             return await _or_error(answer, incoming.id, reservation)
         parsed = await self._threads.parse(self._read_streamed, message, call.deadline)
         return await _or_error(self._answer_new(parsed, call, reservation), parsed.message.id, reservation)
@@ -91,29 +91,39 @@ class AttentionService:
         work = partial(self._decoded, self._streamed, parsed, message, call, reservation)
         is_slow = fields.is_slow_streamed(parsed)
         incoming = await self._threads.decode(work, parsed, call.deadline, is_slow=is_slow)
-        return await self._answer(incoming, request_id, call, reservation)
+        return await self._answer(self._streamed, incoming, request_id, call, reservation)
 
     def refuse_streamed(self, message: bytes, error: OverloadedError) -> bytes:
         """Answers a request of a stream that is not parsed, because there is no memory for it."""
         return _error_reply(leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER), error)
 
     async def _answer(
-        self, incoming: Incoming[_Reply], stream_id: str | None, call: Call, reservation: Reservation
+        self,
+        cache: RequestCache[_Encoder],
+        incoming: Incoming[_Encoder],
+        stream_id: str | None,
+        call: Call,
+        reservation: Reservation,
     ) -> bytes:
         model = incoming.request.model
-        model_rights.require(call, Right.INFER, model.name)
+        if call.identity is not None:
+            model_rights.require(call, Right.INFER, model.name)
         result = await self._engine.run(incoming.request, reservation)
-        encode = partial(incoming.reply.encode, model, stream_id)
-        return await self._threads.encode(encode, result, reservation, call.deadline)
+        reply = cache.known_reply(incoming, result, reservation)
+        if reply is None:
+            encode = partial(incoming.encoder.encode, model, stream_id)
+            reply = await self._threads.encode(encode, result, reservation, call.deadline)
+            cache.keep_reply(incoming, result, reply)
+        return reply
 
     def _decoded(
         self,
-        cache: RequestCache[_Reply],
+        cache: RequestCache[_Encoder],
         parsed: Parsed[Any],
         message: pb.AttendRequest,
         call: Call,
         reservation: Reservation,
-    ) -> Incoming[_Reply]:
+    ) -> Incoming[_Encoder]:
         """A request that the cache does not have; `parsed` is what it was received in."""
         named = codec.model_of(message)
         model = model_rights.model_to_infer(self._engine, call, *named)
@@ -133,7 +143,7 @@ class AttentionService:
         parsed: Parsed[Any],
         call: Call,
         reservation: Reservation,
-    ) -> tuple[Request, _Reply]:
+    ) -> tuple[Request, _Encoder]:
         """A decoded request, without texts, and how it is replied to."""
         wire, embeds, facts = codec.output_type(message), message.HasField("embedding"), NO_FACTS
         allowance, outputs = Allowance(self._engine.limits, reservation), None
@@ -148,7 +158,7 @@ class AttentionService:
         if request.texts:
             request = self._engine.encode_texts(model, request, reservation)
             facts = TextFacts.of(request, model)
-        return request, _Reply(wire, facts, embeds, outputs)
+        return request, _Encoder(wire, facts, embeds, outputs)
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes every model that the caller may read, those that failed to load included."""

@@ -23,7 +23,7 @@ from attention_serving.server.rpc.admission import DRAINING, Admission, CallLimi
 from attention_serving.server.rpc.calls.ending import CallError, end_with
 from attention_serving.server.rpc.calls.method import CallKind, Method
 from attention_serving.server.rpc.calls.replies import OrderedReplies, Outbox
-from attention_serving.server.rpc.records import CallRecord, RequestRecord
+from attention_serving.server.rpc.records import CallRecord
 from attention_serving.server.rpc.transport.call import OK, Call
 
 
@@ -57,6 +57,7 @@ class CallObserver(Protocol):
         """A call was ended because its caller did not read the replies in time."""
 
 
+NO_MESSAGE = "the call ended without a request message"
 # Decides whether a call is recorded, when it arrives, and whether it is a stream; None if it is not.
 Recorder: TypeAlias = Callable[[Call, bool], CallRecord | None]
 # Errors of requests that the server took.
@@ -90,13 +91,13 @@ class Calls:
                 everything.
             recorder: Is asked about every call whose method is counted; None if none is recorded.
         """
-        self._methods = methods
+        admission = self._admission = Admission(limits)
+        self._methods = {name: (method, admission.lane(method)) for name, method in methods.items()}
         self._observer = observer
         self._check_deadline = check_deadline
         self._window = stream_window
         self._access = access
         self._recorder = recorder
-        self._admission = Admission(limits)
         # How to end each stream once what was received has been answered.
         self._streams: dict[Call, Callable[[], object]] = {}
         self._draining = False
@@ -105,17 +106,19 @@ class Calls:
 
     async def serve(self, call: Call) -> None:
         """Serves one call until the core is done with it."""
-        method = self._methods.get(call.method)
-        if method is None:
+        found = self._methods.get(call.method)
+        if found is None:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, "the server has no such method")
             return
+        method, lane = found
         started = time.perf_counter()
         if self._recorder is not None and method.is_counted:
             call.record = self._recorder(call, method.kind is not CallKind.UNARY)
-        ticket = self._admission.ticket(call, method)
+        ticket = Ticket(call, lane)
         try:
             try:
                 self._admit(call, method, ticket)
+                ticket.arrive()
                 if method.kind is CallKind.UNARY:
                     await self._unary(call, method, ticket)
                 elif method.kind is CallKind.ORDERED_STREAM:
@@ -136,7 +139,7 @@ class Calls:
             raise ShuttingDownError(DRAINING)
         if self._access is not None:
             self._access.admit(call, method, ticket.keep)
-        if method.is_inference and is_unary:
+        if method.is_inference and is_unary and call.deadline != math.inf:
             if call.identity is None:
                 self._check_deadline(call.deadline)
             else:
@@ -146,21 +149,18 @@ class Calls:
 
     async def _unary(self, call: Call, method: Method, ticket: Ticket) -> None:
         """One request, one reply."""
-        message = await _first_message(ticket)
-        record = _received(call, message)
-        if method.budget is None:
-            reply = await method.handle(message, call, None)
-            if record is not None:
-                record.sent_bytes = len(reply)
-            call.reply(reply)
-            return
-        with method.budget.reserve(len(message), call.account) as reservation:
-            reservation.timeline = record
-            reply = await method.handle(message, call, reservation)
-            if record is not None:
-                record.sent_bytes = len(reply)
-            call.reply(reply)
-            await call.done()
+        message = await call.message()
+        if message is None:
+            raise CallError(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
+        ticket.received()
+        record = None if call.record is None else call.record.received(len(message))
+        if method.budget is not None:
+            ticket.reservation = method.budget.reserve(len(message), call.account)
+            ticket.reservation.timeline = record
+        reply = await method.handle(message, call, ticket.reservation)
+        if record is not None:
+            record.sent_bytes = len(reply)
+        call.reply(reply)
 
     async def _ordered_stream(self, call: Call, method: Method, ticket: Ticket) -> None:
         """One reply for each request, in the order of the requests, while later requests are received.
@@ -170,7 +170,9 @@ class Calls:
         replies = OrderedReplies(self._window)
         self._streams[call] = call.stop_receiving
         try:
-            message = await ticket.first_message()
+            message = await call.message()
+            if message is not None:
+                ticket.received()
             while message is not None:
                 if self._access is not None:
                     self._access.check_again(call, method)
@@ -193,7 +195,7 @@ class Calls:
         self, call: Call, method: Method, message: bytes, replies: OrderedReplies, ticket: Ticket
     ) -> None:
         """Answers one request of a stream, when its turn comes. An error of the method ends the stream."""
-        record = _received(call, message)
+        record = None if call.record is None else call.record.received(len(message))
         reservation = error = None
         try:
             try:
@@ -230,7 +232,10 @@ class Calls:
         outbox = Outbox(call.post)
         self._streams[call] = partial(outbox.put, None)
         try:
-            message = await _first_message(ticket)
+            message = await call.message()
+            if message is None:
+                raise CallError(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
+            ticket.received()
             end = method.handle(message, call, outbox.put)
             try:
                 while (reply := await outbox.next()) is not None:
@@ -284,20 +289,3 @@ class Calls:
             # Of a call that succeeded, an id that nobody knows is of no use.
             call.record.request_id = call.known_request_id if code is OK else call.request_id
             call.record.ended(code.name, call.reason)
-
-
-async def _first_message(ticket: Ticket) -> bytes:
-    """The request of a call that has one.
-
-    Raises:
-        CallError: The call ended without it.
-    """
-    message = await ticket.first_message()
-    if message is None:
-        raise CallError(grpc.StatusCode.UNIMPLEMENTED, "the call ended without a request message")
-    return message
-
-
-def _received(call: Call, message: bytes) -> RequestRecord | None:
-    """A new record of a request, if the call is recorded."""
-    return None if call.record is None else call.record.received(len(message))

@@ -25,6 +25,7 @@ from attention_serving.server.rpc.half_precision import WireFloat
 from attention_serving.server.rpc.open_inference import parameters
 from attention_serving.server.rpc.open_inference.rectangle import Rectangle
 from attention_serving.server.rpc.open_inference.response import (
+    RAW_OUTPUT_CONTENTS,
     OutputRegion,
     ResponseLayout,
     Shape,
@@ -50,12 +51,15 @@ from attention_serving.server.rpc.protobuf_bytes import (
     Parsed,
     Submessage,
 )
-from attention_serving.server.rpc.request_cache import ModelReference
+from attention_serving.server.rpc.request_cache import KnownFields, ModelReference
 from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 
 ID = (pb.ModelInferRequest.ID_FIELD_NUMBER,)
 # The fields in which requests may differ that are otherwise the same.
-KNOWN_FIELDS = Submessage({ID[0]: CONTENT, RAW_CONTENTS[0]: CONTENT})
+KNOWN = KnownFields(Submessage({ID[0]: CONTENT, RAW_CONTENTS[0]: CONTENT}), ID)
+# The same of replies.
+_REPLY_ID = (pb.ModelInferResponse.ID_FIELD_NUMBER,)
+KNOWN_REPLY = KnownFields(Submessage({_REPLY_ID[0]: CONTENT, RAW_OUTPUT_CONTENTS[0]: CONTENT}), _REPLY_ID)
 # Inputs that a request may have beside those of its model.
 OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
 

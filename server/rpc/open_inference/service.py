@@ -9,7 +9,9 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.caller import ANYONE
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, OverloadedError
+from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Result
+from attention_serving.server.engine.validated_request import ValidatedRequest
 from attention_serving.server.model_control import ModelControl
 from attention_serving.server.rpc import model_rights
 from attention_serving.server.rpc.allowance import Allowance
@@ -59,7 +61,7 @@ class OpenInferenceService:
         self._engine, self._threads = engine, threads
         self._memory = memory
         self._read = codec.reader(engine.limits)
-        self._cache = RequestCache[codec.Reply](engine.repository, codec.KNOWN_FIELDS, codec.ID)
+        self._cache = RequestCache[codec.Reply](engine.repository, codec.KNOWN, codec.KNOWN_REPLY)
         self._is_serving = is_serving
 
     def server_live(self, request: pb.ServerLiveRequest, call: Call) -> pb.ServerLiveResponse:
@@ -110,26 +112,30 @@ class OpenInferenceService:
             content = await self._answer(incoming, call, reservation)
         except Exception as error:
             return _failed(incoming.id, error, reservation)
-        return b"".join(field(RESPONSE, [FINAL if incoming.reply.wants_final else b"", content]))
+        return b"".join(field(RESPONSE, [FINAL if incoming.encoder.wants_final else b"", content]))
 
     async def _answer(self, incoming: Incoming[codec.Reply], call: Call, reservation: Reservation) -> bytes:
-        request, reply = incoming.request, incoming.reply
-        model = request.model
-        model_rights.require(call, Right.INFER, model.name)
-        cancel_timer = None
+        request = incoming.request
+        if call.identity is not None:
+            model_rights.require(call, Right.INFER, request.model.name)
         if request.deadline < call.deadline:  # the request has a timeout of its own
-            cancel_timer = call.call_at(request.deadline, partial(self._engine.expire, request))
-        try:
+            result = await self._run_in_time(request, call, reservation)
+        else:
             result = await self._engine.run(request, reservation)
+        reply = self._cache.known_reply(incoming, result, reservation)
+        if reply is None:
+            encode = partial(_encode, request.model, incoming.encoder, incoming.id)
+            reply = await self._threads.encode(encode, result, reservation, call.deadline)
+            self._cache.keep_reply(incoming, result, reply)
+        return reply
+
+    async def _run_in_time(self, request: ValidatedRequest, call: Call, reservation: Reservation) -> Result:
+        """Runs a request, which fails at its own deadline."""
+        cancel_timer = call.call_at(request.deadline, partial(self._engine.expire, request))
+        try:
+            return await self._engine.run(request, reservation)
         finally:
-            if cancel_timer is not None:
-                cancel_timer()
-
-        def encode(result: Result) -> bytes:
-            shapes, types, regions, texts, _ = reply
-            return response.encode(result, shapes, model, incoming.id, types, regions, texts)
-
-        return await self._threads.encode(encode, result, reservation, call.deadline)
+            cancel_timer()
 
     async def _decoded(
         self, parsed: Parsed[pb.ModelInferRequest], call: Call, reservation: Reservation
@@ -158,6 +164,11 @@ class OpenInferenceService:
             self._engine.refused(model, error, reservation)
             raise
         return incoming
+
+
+def _encode(model: LoadedModel, reply: codec.Reply, request_id: str, result: Result) -> bytes:
+    shapes, types, regions, texts, _ = reply
+    return response.encode(result, shapes, model, request_id, types, regions, texts)
 
 
 def refuse(_message: bytes, error: OverloadedError) -> bytes:

@@ -135,7 +135,7 @@ class Call(ABC):
     @property
     def known_request_id(self) -> str:
         """The same; empty if the caller sent none and none was made."""
-        if not self._request_id and self.metadata:
+        if not self._request_id:
             self._request_id = request_ids.sent(self.metadata)
         return self._request_id
 
@@ -268,7 +268,7 @@ class Call(ABC):
             return trailing
         return (*trailing, (request_ids.KEY, self.request_id))
 
-    def _end(self) -> None:
+    def _end(self, _event: object = None) -> None:
         """The core is done with the call: its status was sent, or it was cancelled."""
         if self.is_done:
             return

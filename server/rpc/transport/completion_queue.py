@@ -6,6 +6,7 @@ asyncio tasks, and answer a third of the calls per second: docs/performance.md h
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stub
 from attention_serving.server import thread_names
 from attention_serving.server.coroutines import Callback, Task, suspend
 from attention_serving.server.rpc.transport.call import (
+    FOREVER_SECONDS,
     NOT_READ,
     OK,
     SWEEP_SECONDS,
@@ -41,6 +43,8 @@ EVENTS_PER_TURN = 128
 MAX_METADATA, FEW_METADATA = 1 << 15, 8
 NO_FLAGS = 0
 WITHOUT_XDS = False
+# If a call has no deadline, the core reports one that is centuries away.
+FAR = time.time() + 10 * FOREVER_SECONDS
 # A deadline on the clock of `time.time` that makes a poll return at once.
 AT_ONCE = 0.0
 # How long the thread waits for an event at most. Without an open call, nothing else can wake it.
@@ -59,10 +63,12 @@ class CompletionQueueCall(Call):
 
     def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", calls: OpenCalls) -> None:
         details = event.call_details
-        super().__init__(_text(details.method), calls)
-        self.deadline = deadline_after(details.deadline - time.time())
+        super().__init__(details.method.decode(errors="replace"), calls)
+        deadline = details.deadline  # on the clock of `time.time`
+        self.deadline = math.inf if deadline > FAR else deadline_after(deadline - time.time())
         self._call = event.call
-        self._metadata: Metadata = _bounded(event.invocation_metadata)
+        metadata: Metadata = event.invocation_metadata
+        self._metadata = _bounded(metadata) if len(metadata) > FEW_METADATA else metadata
         self._timers = timers
         self._callbacks = callbacks
         self._sent_initial_metadata = self._watches_end = False
@@ -85,7 +91,7 @@ class CompletionQueueCall(Call):
         """Has the core report the end of the call, unless it does so already."""
         if not self._watches_end:
             self._watches_end = True
-            self._call.start_server_batch((_end(),), self._closed)
+            self._call.start_server_batch((_end(),), self._end)
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""
@@ -105,13 +111,19 @@ class CompletionQueueCall(Call):
 
     def _message_received(self, _event: Any) -> None:
         receiving, self._receiving = self._receiving, None
-        self._received(receiving.message())
+        message = receiving.message()
+        if self._awaits_message:
+            self._awaits_message = False
+            self.task.resume(message)
 
     async def _send(self, message: bytes, *, more: bool) -> bool:
         # The hint would keep back the initial metadata too. Its batch completes once it is written: the next
         # message, which is sent upon that, would never follow.
         flags = cygrpc.WriteFlag.buffer_hint if more and self._sent_initial_metadata else NO_FLAGS
-        operations = (*self._initial_metadata(), cygrpc.SendMessageOperation(message, flags))
+        operations: tuple[Any, ...] = (cygrpc.SendMessageOperation(message, flags),)
+        if not self._sent_initial_metadata:
+            self._sent_initial_metadata = True
+            operations = (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS), *operations)
         success: bool = await suspend(
             lambda task: self._call.start_server_batch(operations, lambda event: task.resume(event.success))
         )
@@ -123,7 +135,7 @@ class CompletionQueueCall(Call):
             if len(message) > SURELY_SENT_BYTES:
                 self.watch_end()
             self._hand_over(OK)
-            self._send_status(OK, "", (), cygrpc.SendMessageOperation(message, NO_FLAGS))
+            self._send_status(OK, b"", (), cygrpc.SendMessageOperation(message, NO_FLAGS))
 
     def finish(
         self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
@@ -131,33 +143,31 @@ class CompletionQueueCall(Call):
         """See `Call`."""
         if self.ended_with is None:
             self._hand_over(code, reason)
-            self._send_status(code, details, trailing)
+            self._send_status(code, details.encode(errors="replace"), trailing)
 
     def abort(self) -> None:
         """See `Call`."""
         self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], NOT_READ)
 
-    def _send_status(self, code: grpc.StatusCode, details: str, trailing: Metadata, *message: Any) -> None:
-        number, text = (0, b"") if code is OK else (code.value[0], details.encode(errors="replace"))
-        status = cygrpc.SendStatusFromServerOperation(self._trailing(code, trailing), number, text, NO_FLAGS)
-        operations = (*self._initial_metadata(), *message, status)
+    def _send_status(self, code: grpc.StatusCode, details: bytes, trailing: Metadata, *message: Any) -> None:
+        number = 0 if code is OK else code.value[0]
+        status = cygrpc.SendStatusFromServerOperation(
+            self._trailing(code, trailing), number, details, NO_FLAGS
+        )
+        if self._sent_initial_metadata:
+            operations = (*message, status)
+        else:
+            self._sent_initial_metadata = True
+            operations = (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS), *message, status)
         if self._watches_end:
             self._call.start_server_batch(operations, self._status_sent)
         else:  # a call that was answered soon: one batch and one event for both
             self._watches_end = True
-            self._call.start_server_batch((*operations, _end()), self._closed)
+            self._call.start_server_batch((*operations, _end()), self._end)
 
     def _status_sent(self, event: Any) -> None:
         if not event.success and not self.is_done:  # the core refused the message; the call is open
             self.abort()
-
-    def _initial_metadata(self) -> tuple[Any, ...]:
-        sent, self._sent_initial_metadata = self._sent_initial_metadata, True
-        return () if sent else (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),)
-
-    def _closed(self, _event: Any) -> None:
-        """The core is done with the call: its status was sent, or it was cancelled."""
-        self._end()
 
 
 class CallbackQueue:
@@ -295,16 +305,13 @@ class CompletionQueueTransport:
             ready = event.completion_type != cygrpc.CompletionType.queue_timeout
             if ready:
                 taken += 1
-                self._handle(event)
+                try:
+                    event.tag(event)
+                except Exception:  # the failure of one call must not affect the others
+                    log.exception("call failed")
             del event  # it may hold the last reference to a call, which must go before the next poll
             if not ready or taken >= EVENTS_PER_TURN:
                 taken = int(self._work())
-
-    def _handle(self, event: Any) -> None:
-        try:
-            event.tag(event)
-        except Exception:  # the failure of one call must not affect the others
-            log.exception("call failed")
 
     def _work(self) -> bool:
         """Does what is due beside events; returns whether the thread must not sleep."""
@@ -341,9 +348,8 @@ def _bounded(metadata: Metadata) -> Metadata:
     The core decodes a block of headers before it compares their size with the limit, and hands the call over
     all the same: 12 KB that refer 12,000 times to one header of 4 KB arrive as 16 MB of texts.
     """
-    if len(metadata) > FEW_METADATA and sum(len(key) + len(value) for key, value in metadata) > MAX_METADATA:
-        return ()
-    return metadata
+    size = sum(len(key) + len(value) for key, value in metadata)
+    return () if size > MAX_METADATA else metadata
 
 
 def _end() -> Any:
