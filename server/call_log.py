@@ -1,7 +1,6 @@
 """Logs every call and refusal, on the way to another observer."""
 
 import logging
-from collections.abc import Sequence
 
 from attention_serving.server.rpc.calls.calls import CallObserver
 
@@ -14,14 +13,13 @@ class CallLog:
     def __init__(self, observer: CallObserver) -> None:
         self._observer = observer
 
-    def calls_ended(self, method: str, code: str, seconds: Sequence[float]) -> None:
-        """Calls ended with a status code."""
-        self._observer.calls_ended(method, code, seconds)
+    def call_ended(self, method: str, code: str, seconds: float) -> None:
+        """One call ended with a status code."""
+        self._observer.call_ended(method, code, seconds)
         # The level may change while the server runs.
         if log.isEnabledFor(logging.DEBUG):
-            for duration in seconds:
-                fields = {"method": method, "code": code, "milliseconds": round(1000 * duration, 3)}
-                log.debug("call ended", extra=fields)
+            fields = {"method": method, "code": code, "milliseconds": round(1000 * seconds, 3)}
+            log.debug("call ended", extra=fields)
 
     def refused(self, method: str, reason: str) -> None:
         """One request was refused."""

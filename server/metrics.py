@@ -1,14 +1,16 @@
 """Prometheus metrics of calls, batches, models and load."""
 
+from collections import Counter as Counts
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import product
-from typing import Literal
+from typing import Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from attention_serving.server import logs
-from attention_serving.server.buffered_metrics import BufferedCounter, BufferedHistogram
+from attention_serving.server.bulk_metrics import BulkHistogram, Flush, Waiting
 from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.model_changes import ChangeKind, ModelChange
@@ -17,6 +19,7 @@ from attention_serving.server.engine.repository import Repository
 from attention_serving.server.rpc.calls.calls import CallLoad
 from attention_serving.server.tls.metrics import TlsMetrics
 
+T = TypeVar("T")
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # The code of requests that have their results, and the results of changes, as labels.
 ANSWERED, OK, FAILED = "OK", "ok", "failed"
@@ -84,7 +87,10 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._buffered: list[BufferedCounter | BufferedHistogram] = []
+        self.registry.register(Flush(self.flush))
+        self._ended = Waiting(self._count_calls)
+        self._batches = Waiting(self._count_batches)
+        self._answered = Waiting(self._count_answered)
         self.tls = TlsMetrics(self.registry)
         self._calls = self._counter(
             "attention_requests",
@@ -205,15 +211,11 @@ class Metrics:
     # Metrics are stored as the cached look-up of their children: the look-up takes longer than the count.
     def _histogram(
         self, name: str, text: str, label: str, buckets: tuple[float, ...]
-    ) -> Callable[[str], BufferedHistogram]:
-        metric = BufferedHistogram(name, text, [label], buckets=buckets, registry=self.registry)
-        self._buffered.append(metric)
-        return cache(metric.labels)
+    ) -> Callable[[str], BulkHistogram]:
+        return cache(BulkHistogram(name, text, [label], buckets=buckets, registry=self.registry).labels)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., BufferedCounter]:
-        metric = BufferedCounter(name, text, labels, registry=self.registry)
-        self._buffered.append(metric)
-        return cache(metric.labels)
+    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+        return cache(Counter(name, text, labels, registry=self.registry).labels)
 
     def _gauge(self, name: str, text: str, labels: list[str], among_workers: AmongWorkers) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry, multiprocess_mode=among_workers)
@@ -277,27 +279,43 @@ class Metrics:
 
     def flush(self) -> None:
         """Publishes what was counted. May be called on any thread."""
-        for metric in self._buffered:
-            metric.flush()
+        for waiting in (self._ended, self._batches, self._answered):
+            waiting.flush()
 
-    def calls_ended(self, method: str, code: str, seconds: Sequence[float]) -> None:
-        """Counts calls that ended."""
-        self._calls(method, code).inc(len(seconds))
-        self._call_seconds(method).observe_all(seconds)
+    def call_ended(self, method: str, code: str, seconds: float) -> None:
+        """Counts a call that ended."""
+        self._ended.add((method, code, seconds))
+
+    def _count_calls(self, calls: list[tuple[str, str, float]]) -> None:
+        for (method, code), number in Counts((method, code) for method, code, _ in calls).items():
+            self._calls(method, code).inc(number)
+        for method, seconds in _grouped((method, seconds) for method, _, seconds in calls):
+            self._call_seconds(method).observe_all(seconds)
 
     def batch_completed(self, report: BatchReport) -> None:
         """Counts a batch that ran."""
-        self._batch_sequences(report.model).observe(report.sequences)
-        self._batch_seconds(report.model).observe(report.seconds)
-        self._sequences(report.model).inc(report.sequences)
-        self._tokens(report.model).inc(report.tokens)
-        self._padding(report.model).inc(report.padding)
-        self._queue_seconds(report.model).observe_all(report.queue_seconds)
+        self._batches.add(report)
+
+    def _count_batches(self, batches: list[BatchReport]) -> None:
+        for model, reports in _grouped((report.model, report) for report in batches):
+            self._batch_sequences(model).observe_all([report.sequences for report in reports])
+            self._batch_seconds(model).observe_all([report.seconds for report in reports])
+            self._queue_seconds(model).observe_all(
+                [own for report in reports for own in report.queue_seconds]
+            )
+            self._sequences(model).inc(sum(report.sequences for report in reports))
+            self._tokens(model).inc(sum(report.tokens for report in reports))
+            self._padding(model).inc(sum(report.padding for report in reports))
 
     def requests_answered(self, model: str, seconds: Sequence[float]) -> None:
         """Counts requests that have their results."""
-        self._model_requests(model, ANSWERED).inc(len(seconds))
-        self._model_seconds(model).observe_all(seconds)
+        self._answered.add((model, seconds))
+
+    def _count_answered(self, answered: list[tuple[str, Sequence[float]]]) -> None:
+        for model, batches in _grouped(answered):
+            seconds = [own for batch in batches for own in batch]
+            self._model_requests(model, ANSWERED).inc(len(seconds))
+            self._model_seconds(model).observe_all(seconds)
 
     def request_failed(self, model: str, code: str) -> None:
         """Counts a request that was refused or has no result."""
@@ -322,3 +340,11 @@ class Metrics:
     def run_terminated(self, model: str) -> None:
         """Counts a run that was stopped because no caller waited for it."""
         self._terminated(model).inc()
+
+
+def _grouped(pairs: Iterable[tuple[str, T]]) -> Iterable[tuple[str, list[T]]]:
+    """The second of each pair, by the first."""
+    groups: defaultdict[str, list[T]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups.items()

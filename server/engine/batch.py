@@ -110,6 +110,8 @@ class Batch:
             bucket: Sequences that may join the batch, which has one.
             now: The current time.
         """
+        if not bucket:
+            return
         head, taken, room = self.sequences[0], self.sequences, self._room_alike()
         while room and bucket:
             queued = bucket[0]

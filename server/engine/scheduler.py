@@ -308,8 +308,7 @@ class Scheduler:
             model.statistics.add_results(seconds)
             observe(lambda: self._observer.requests_answered(model.name, seconds))
         for request in complete:
-            results, request.results = request.results, []
-            outputs = gather(results)
+            outputs, request.results = gather(request.results), []
             if request.form.dimensions:
                 outputs = shortened(outputs, model, request.form.dimensions)
             request.end(Result(outputs))

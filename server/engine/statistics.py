@@ -2,9 +2,13 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+# How many runs or results wait at most.
+MOST_WAITING = 1024
 
 
 @dataclass(slots=True)
@@ -58,6 +62,8 @@ class RunDurations:
 class ModelStatistics:
     """What a loaded model has done since it was loaded. Any thread may call its methods.
 
+    Runs and results are frequent: they wait in lists until `fold` is called, or many wait.
+
     Attributes:
         succeeded: Requests, from their arrival in the queue to their results.
         failed: Requests that were queued and have no result: refused by a run, expired or cancelled.
@@ -74,6 +80,8 @@ class ModelStatistics:
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
+        self._new_runs: deque[tuple[list[float], RunTimes, float]] = deque()
+        self._new_results: deque[float] = deque()
 
     def add_run(self, queue_seconds: list[float], times: RunTimes) -> None:
         """Adds a run.
@@ -82,18 +90,27 @@ class ModelStatistics:
             queue_seconds: Time in the queue, for each sequence.
             times: Duration of the run's parts.
         """
-        with self.lock:
-            self.queued.add(sum(queue_seconds), len(queue_seconds))
-            self.runs.setdefault(len(queue_seconds), RunDurations()).add(times)
-            self.last_run = time.time()
+        self._new_runs.append((queue_seconds, times, time.time()))
+        if len(self._new_runs) > MOST_WAITING:
+            self.fold()
 
     def add_results(self, seconds: Iterable[float]) -> None:
         """Adds requests that have their results, each by its duration."""
-        with self.lock:
-            for duration in seconds:
-                self.succeeded.add(duration)
+        self._new_results.extend(seconds)
+        if len(self._new_results) > MOST_WAITING:
+            self.fold()
 
     def add_failure(self, seconds: float) -> None:
         """Adds a request that has no result."""
         with self.lock:
             self.failed.add(seconds)
+
+    def fold(self) -> None:
+        """Brings the attributes up to date."""
+        with self.lock:
+            while self._new_runs:
+                queue_seconds, times, self.last_run = self._new_runs.popleft()
+                self.queued.add(sum(queue_seconds), len(queue_seconds))
+                self.runs.setdefault(len(queue_seconds), RunDurations()).add(times)
+            while self._new_results:
+                self.succeeded.add(self._new_results.popleft())

@@ -139,12 +139,7 @@ class RpcServer:
         )
         # First: health checks that have waited for the start are answered at once.
         self._set_serving(serving=True)
-
-        def turn() -> bool:
-            calls.report()
-            return engine.run_inline()
-
-        self._transport.start(calls.serve, turn)
+        self._transport.start(calls.serve, engine.run_inline)
 
     def stop(self, grace: float) -> float:
         """Reports NOT_SERVING, refuses new calls with UNAVAILABLE and waits for those that are open.

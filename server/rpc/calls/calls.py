@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -47,8 +46,8 @@ class CallLoad:
 class CallObserver(Protocol):
     """Receives a report of every call that ended."""
 
-    def calls_ended(self, method: str, code: str, seconds: Sequence[float]) -> None:
-        """Calls ended with a status code, each so many seconds after it arrived."""
+    def call_ended(self, method: str, code: str, seconds: float) -> None:
+        """A call ended with a status code, so many seconds after it arrived."""
 
     def refused(self, method: str, reason: str) -> None:
         """A request was refused for a stable reason, such as OVERLOADED: a call, or a message of a stream."""
@@ -101,8 +100,6 @@ class Calls:
         # How to end each stream once what was received has been answered.
         self._streams: dict[Call, Callable[[], object]] = {}
         self._draining = False
-        # How long calls that succeeded took, by method, until the next report.
-        self._succeeded: defaultdict[str, list[float]] = defaultdict(list)
 
     async def serve(self, call: Call) -> None:
         """Serves one call until the core is done with it."""
@@ -264,13 +261,6 @@ class Calls:
             calls=admission.calls.taken, streams=admission.streams.taken, waiting=admission.waiting
         )
 
-    def report(self) -> None:
-        """Reports the calls that succeeded since the last time."""
-        if self._succeeded:
-            succeeded, self._succeeded = self._succeeded, defaultdict(list)
-            for method, seconds in succeeded.items():
-                self._observer.calls_ended(method, OK.name, seconds)
-
     def _report(self, call: Call, method: Method, started: float) -> None:
         """Reports a call. The core is done with it: it was sent, or cancelled."""
         seconds, code = time.perf_counter() - started, call.ended_with or grpc.StatusCode.UNKNOWN
@@ -280,10 +270,7 @@ class Calls:
             self._observer.reader_cut(call.method)
         if not method.is_counted:
             return
-        if code is OK:
-            self._succeeded[call.method].append(seconds)
-        else:
-            self._observer.calls_ended(call.method, code.name, [seconds])
+        self._observer.call_ended(call.method, "OK" if code is OK else code.name, seconds)
         if call.record is not None:
             call.record.caller = call.caller
             # Of a call that succeeded, an id that nobody knows is of no use.

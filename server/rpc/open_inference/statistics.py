@@ -10,6 +10,7 @@ PARTS = ("compute_input", "compute_infer", "compute_output")
 def describe(model: LoadedModel) -> pb.ModelStatistics:
     """What a version of a model has done since it was loaded."""
     statistics = model.statistics
+    statistics.fold()
     with statistics.lock:
         return pb.ModelStatistics(
             name=model.name,
