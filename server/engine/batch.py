@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.embeddings import shortened
 from attention_serving.server.engine.execute import Outputs, gather
 from attention_serving.server.engine.fair_shares import CallerShare
 from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.outputs import shortened
 from attention_serving.server.engine.types import Result
 from attention_serving.server.engine.validation import ValidatedRequest
 

@@ -23,7 +23,6 @@ import numpy as np
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import POSITIONS, TensorSpec
 from attention_serving.server import cores
-from attention_serving.server.engine.embeddings import shortened
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -34,6 +33,7 @@ from attention_serving.server.engine.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.outputs import shortened
 from attention_serving.server.engine.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.store import versions
 from attention_serving.server.engine.texts import encode_texts

@@ -8,7 +8,7 @@ from attention_serving.server.engine.dimensions import DTYPES
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.text_spans import token_spans
+from attention_serving.server.engine.outputs import token_spans
 from attention_serving.server.engine.tokenizer import TEXT, TextLimits
 from attention_serving.server.engine.types import Request
 

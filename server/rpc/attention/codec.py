@@ -13,7 +13,7 @@ from attention_serving.server.engine.dimensions import MAX_CACHED_SEQUENCES
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.model_caches import cached_by_model
-from attention_serving.server.engine.text_spans import SPANS
+from attention_serving.server.engine.outputs import SPANS
 from attention_serving.server.engine.types import (
     BITS_PER_BYTE,
     Array,
