@@ -52,7 +52,7 @@ def encode_texts(
         characters = sum(map(len, request.texts)) + len(prefix) * len(request.texts)
         token_bytes = TOKEN_BYTES + (OFFSET_BYTES if offsets else 0)
         reservation.add(token_bytes * min(bounds.tokens, characters))
-    encoded = model.text_encoder.encode_all(
+    encoded = model.text_encoder.encode(
         request.texts,
         bounds,
         request.deadline,

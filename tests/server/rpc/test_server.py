@@ -47,7 +47,7 @@ class BrokenEncoder(TextEncoder):
     def __init__(self, encoder: TextEncoder) -> None:
         self._sound = encoder
 
-    def encode_all(
+    def encode(
         self,
         texts: tuple[Text, ...],
         limits: TextLimits,
@@ -59,7 +59,7 @@ class BrokenEncoder(TextEncoder):
     ) -> EncodedTexts:
         if "is" in texts:
             raise ValueError("a secret")
-        return self._sound.encode_all(
+        return self._sound.encode(
             texts, limits, deadline, prefix=prefix, truncates=truncates, offsets=offsets
         )
 
