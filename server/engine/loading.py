@@ -3,21 +3,40 @@
 import dataclasses
 from collections.abc import Sequence, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from attention_serving.artifact.certificate import check_certificate
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.golden import GoldenCase, check_golden, load_golden
 from attention_serving.artifact.keys import PublicKey
 from attention_serving.artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, check_inside
-from attention_serving.server.engine.golden_replay import Difference, MissingOutputError, replay
+from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.server.engine.limits import MAX_TOLERANCE
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device, ProviderError
-from attention_serving.server.engine.session import Session
+from attention_serving.server.engine.session import RunControl, Session
 from attention_serving.server.engine.tokenizer import TextEncoder
 
 # Weights of smaller artifacts are prepacked in every graph's session.
 SMALL_ARTIFACT_BYTES = 64 << 20
+
+
+class Difference(NamedTuple):
+    """The difference of one output from eager PyTorch.
+
+    Attributes:
+        ratio: The part of the tolerance that is used; above 1 the output misses it.
+        error: Largest absolute difference.
+        output: Name of the output.
+    """
+
+    ratio: float
+    error: float
+    output: str
+
+
+class MissingOutputError(Exception):
+    """The graph does not have an output that the golden vectors contain; the message is its name."""
 
 
 def load_model(
@@ -146,3 +165,28 @@ def _replay(case: GoldenCase, manifest: Manifest, session: Session, golden: Path
             f"on this machine; the tolerance is {manifest.tolerance}",
         )
     return max((difference.error for difference in differences), default=0.0)
+
+
+def replay(
+    case: GoldenCase, session: Session, tolerance: Tolerance, control: RunControl | None = None
+) -> list[Difference]:
+    """Runs a golden case and compares every output that it contains.
+
+    Args:
+        case: Inputs of the session's graph, and outputs of eager PyTorch.
+        session: The session, which may serve requests at the same time.
+        tolerance: Largest accepted difference.
+        control: Can end the run early.
+
+    Raises:
+        MissingOutputError: The graph lacks an output.
+        MemoryError: The run needs more memory than the arena may take.
+        Exception: The run fails, or is ended early.
+    """
+    outputs = session.run(case.inputs, control)
+    if missing := sorted(case.outputs.keys() - outputs.keys()):
+        raise MissingOutputError(missing[0])
+    return [
+        Difference(tolerance.ratio(outputs[name], eager), tolerance.error(outputs[name], eager), name)
+        for name, eager in case.outputs.items()
+    ]

@@ -16,12 +16,11 @@ from attention_serving.artifact.manifest import MANIFEST_FILE
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
 from attention_serving.server.engine.calibration import calibrated
 from attention_serving.server.engine.canary import run_bytes
-from attention_serving.server.engine.limits import MAX_TOLERANCE
+from attention_serving.server.engine.limits import MAX_TOLERANCE, VersionPolicy
 from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device, ProviderError
-from attention_serving.server.engine.repository import FailedModel, Key, Model, Repository
-from attention_serving.server.engine.version_policy import VersionPolicy
+from attention_serving.server.engine.repository import FailedModel, Key, Model
 
 log = logging.getLogger(__name__)
 
@@ -136,21 +135,6 @@ class ModelStore:
             fields = {"model": model.name, "version": model.version, "cases": dropped, "kept": len(kept)}
             log.warning("golden vectors too large to be replayed in service", extra=fields)
         return dataclasses.replace(model, golden=kept)
-
-
-def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> Repository:
-    """Loads every artifact of a folder. A damaged artifact affects only its own model.
-
-    Args:
-        folder: The repository.
-        device: Where graphs run.
-        max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
-
-    Raises:
-        RepositoryError: The folder does not exist or does not contain a model.
-    """
-    store = ModelStore(folder, device, max_tolerance)
-    return Repository(store.load(*key) for key in store.artifacts(store.names()))
 
 
 def _files(folder: Path) -> Signature:

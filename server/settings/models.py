@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, Field, field_validator
 
-from attention_serving.server.engine.limits import MAX_TOLERANCE
-from attention_serving.server.engine.version_policy import VersionPolicy
+from attention_serving.server.engine.limits import MAX_TOLERANCE, VersionPolicy
 
 
 class Models(BaseModel):

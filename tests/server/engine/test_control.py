@@ -12,12 +12,12 @@ import pytest
 from attention_serving.server.engine.control import INCOMPLETE, IndexEntry, ModelState, RepositoryControl
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError
+from attention_serving.server.engine.limits import VersionPolicy
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.store import ModelStore, RepositoryError
 from attention_serving.server.engine.types import Request, Result
-from attention_serving.server.engine.version_policy import VersionPolicy
 from tests.server.samples import SELF, ragged
 from tests.server.seams import PATIENCE_SECONDS
 
