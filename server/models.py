@@ -8,10 +8,9 @@ from typing import NoReturn
 
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
 from attention_serving.server import memory
-from attention_serving.server.engine.control import RepositoryControl
+from attention_serving.server.engine.control import ModelChange, RepositoryControl
 from attention_serving.server.engine.limits import VersionPolicy
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.model_changes import ModelChange
 from attention_serving.server.engine.repository import Key, Repository
 from attention_serving.server.engine.store import ModelStore, RepositoryError
 from attention_serving.server.errors import LoadError

@@ -7,25 +7,20 @@ freed once their last request has ended.
 
 import logging
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from attention_serving.server.engine import model_changes
 from attention_serving.server.engine.errors import quoted
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.model_changes import ModelChange
 from attention_serving.server.engine.repository import FailedModel, Key, Model, Repository
 from attention_serving.server.engine.store import ModelStore, RepositoryError, Signature
 
 log = logging.getLogger(__name__)
 INCOMPLETE = "the artifact is incomplete: it has no manifest"
 UNLOADED = "unloaded"
-# How often it is checked whether a model that was replaced is still in use, in seconds.
-FREE_SECONDS = 0.05
 
 
 class ModelState(StrEnum):
@@ -54,8 +49,34 @@ class IndexEntry:
     reason: str = ""
 
 
+class ChangeKind(StrEnum):
+    """What happened to one version of a model."""
+
+    LOAD = "load"
+    """It is served, and was not served before."""
+    REPLACE = "replace"
+    """It is served in place of an artifact of the same version."""
+    UNLOAD = "unload"
+    """It is not served any more."""
+
+
+@dataclass(frozen=True)
+class ModelChange:
+    """One version of a model changed, or failed to.
+
+    Attributes:
+        name: Name of the model.
+        kind: What happened, or was to happen.
+        succeeded: Whether it did. A version that failed to load leaves what was served as it is.
+    """
+
+    name: str
+    kind: ChangeKind
+    succeeded: bool
+
+
 @dataclass
-class _Change:
+class _Prepared:
     """A change that is prepared: the versions of a model that will be served."""
 
     name: str
@@ -99,7 +120,7 @@ class RepositoryControl:
             for key in [(model.name, model.version) for model in repository]
             if (signature := store.signature(*key)) is not None
         }
-        self._prepared: dict[str, _Change] = {}
+        self._prepared: dict[str, _Prepared] = {}
         # Models that were taken out of service, and what is shown in their place: a change that was prepared
         # before must not put them back.
         self._withdrawn = weakref.WeakKeyDictionary[LoadedModel, FailedModel]()
@@ -119,13 +140,16 @@ class RepositoryControl:
         Returns:
             Why the change cannot be made; empty if it can.
         """
-        change, served = _Change(name), self.repository.versions(name)
+        change, served = _Prepared(name), self.repository.versions(name)
         wanted = self.store.chosen(name)
         if not wanted:
             return f"model {quoted(name)} does not exist in the repository"
         for version in wanted:
             self._prepare_version(change, version, served.get(version))
-        self._report_all(model_changes.failed(served, change.failures))
+        for failed in change.failures:
+            was_served = isinstance(served.get(failed.version), LoadedModel)
+            kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
+            self._report(ModelChange(name, kind, succeeded=False))
         if change.failures and strict:
             failed = change.failures[0]
             self._note_failures(change)
@@ -144,7 +168,7 @@ class RepositoryControl:
         """Prepares that no version of a model is served. Returns why it cannot be done; empty if it can."""
         if not self.repository.versions(name):
             return f"model {quoted(name)} is not loaded"
-        self._keep(number, _Change(name))
+        self._keep(number, _Prepared(name))
         return ""
 
     def abort(self, number: str) -> None:
@@ -180,7 +204,7 @@ class RepositoryControl:
             self._changed()
         return True
 
-    def _commit(self, change: _Change) -> None:
+    def _commit(self, change: _Prepared) -> None:
         kept = [self._unless_withdrawn(model) for model in change.models]
         good = {model.version for model in kept}
         models = [*kept, *(failed for failed in change.failures if failed.version not in good)]
@@ -196,7 +220,7 @@ class RepositoryControl:
             if isinstance(model, LoadedModel):
                 self._free(model, is_replaced=model.version in good)
         log.info("models changed", extra={"model": change.name, "versions": sorted(good, key=int)})
-        self._report_all(model_changes.made(served, models))
+        self._report_changes(change.name, served, {model.version: model for model in models})
         self._changed()
 
     def index(self) -> list[IndexEntry]:
@@ -234,20 +258,27 @@ class RepositoryControl:
             name: found for name in sorted(names) if (found := _of(name, now)) != _of(name, self._signatures)
         }
 
-    def _report_all(self, changes: Iterable[ModelChange]) -> None:
-        for each in changes:
-            self._report(each)
+    def _report_changes(self, name: str, before: Mapping[str, Model], after: Mapping[str, Model]) -> None:
+        for version in {**before, **after}:
+            old, new = before.get(version), after.get(version)
+            if old is new:
+                continue
+            if isinstance(new, LoadedModel):
+                kind = ChangeKind.REPLACE if isinstance(old, LoadedModel) else ChangeKind.LOAD
+                self._report(ModelChange(name, kind, succeeded=True))
+            elif isinstance(old, LoadedModel):
+                self._report(ModelChange(name, ChangeKind.UNLOAD, succeeded=True))
 
     def _unless_withdrawn(self, model: Model) -> Model:
         return self._withdrawn.get(model, model) if isinstance(model, LoadedModel) else model
 
-    def _keep(self, number: str, change: _Change) -> None:
+    def _keep(self, number: str, change: _Prepared) -> None:
         """Keeps a prepared change, in place of one that was never made: its process may have ended."""
         for other in [other for other, own in self._prepared.items() if own.name == change.name]:
             del self._prepared[other]
         self._prepared[number] = change
 
-    def _prepare_version(self, change: _Change, version: str, served: Model | None) -> None:
+    def _prepare_version(self, change: _Prepared, version: str, served: Model | None) -> None:
         key = change.name, version
         signature = self.store.signature(*key)
         if signature is None:
@@ -268,7 +299,7 @@ class RepositoryControl:
         else:
             change.failures.append(model)
 
-    def _note_failures(self, change: _Change) -> None:
+    def _note_failures(self, change: _Prepared) -> None:
         for failed in change.failures:
             key = failed.name, failed.version
             self._states[key] = IndexEntry(*key, ModelState.UNAVAILABLE, failed.reason)
@@ -277,13 +308,11 @@ class RepositoryControl:
         key = model.name, model.version
         if not is_replaced:
             self._states[key] = IndexEntry(*key, ModelState.UNLOADING)
-        arguments = (weakref.ref(model), key)
-        threading.Thread(target=self._wait_until_free, args=arguments, name="unload", daemon=True).start()
+        # After its last request.
+        weakref.finalize(model, self._freed, key).atexit = False
 
-    def _wait_until_free(self, model: "weakref.ref[LoadedModel]", key: Key) -> None:
-        """Waits until the last request of a model has ended."""
-        while model() is not None:
-            time.sleep(FREE_SECONDS)
+    def _freed(self, key: Key) -> None:
+        """Called on any thread."""
         entry = self._states.get(key)
         if entry is not None and entry.state is ModelState.UNLOADING:
             del self._states[key]
@@ -302,3 +331,9 @@ def index_of(repository: Repository) -> list[IndexEntry]:
 
 def _of(name: str, signatures: Mapping[Key, Signature]) -> dict[str, Signature]:
     return {version: signature for (own, version), signature in signatures.items() if own == name}
+
+
+def initial_changes(models: Iterable[Model]) -> Iterator[ModelChange]:
+    """The changes of a server that starts with some models."""
+    for model in models:
+        yield ModelChange(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel))
