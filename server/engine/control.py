@@ -77,12 +77,21 @@ class ModelChange:
 
 @dataclass
 class _Prepared:
-    """A change that is prepared: the versions of a model that will be served."""
+    """A change that is prepared.
+
+    Attributes:
+        name: Name of the model.
+        kept: The versions that stay as they are then: they may be taken out of service meanwhile.
+        loaded: Models that take the place of their versions.
+        failures: Versions that failed to load.
+        signatures: What is on disk, by version.
+    """
 
     name: str
-    models: list[Model] = field(default_factory=list)
-    signatures: dict[Key, Signature] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
+    loaded: dict[str, LoadedModel] = field(default_factory=dict)
     failures: list[FailedModel] = field(default_factory=list)
+    signatures: dict[str, Signature] = field(default_factory=dict)
 
 
 class RepositoryControl:
@@ -114,16 +123,12 @@ class RepositoryControl:
         self._changed = changed
         self._check_memory = check_memory
         self._report = report
-        # Of what was loaded last, also if it failed: it is not tried again until it changes.
-        self._signatures = {
-            key: signature
-            for key in [(model.name, model.version) for model in repository]
-            if (signature := store.signature(*key)) is not None
-        }
+        # Of what was loaded last, by name and version. What failed is not tried again until it changes.
+        self._signatures: dict[str, dict[str, Signature]] = {}
+        for model in repository:
+            if (signature := store.signature(model.name, model.version)) is not None:
+                self._signatures.setdefault(model.name, {})[model.version] = signature
         self._prepared: dict[str, _Prepared] = {}
-        # Models that were taken out of service, and what is shown in their place: a change that was prepared
-        # before must not put them back.
-        self._withdrawn = weakref.WeakKeyDictionary[LoadedModel, FailedModel]()
         self._swapping = threading.Lock()
         # Versions that are being loaded or freed, or that are not served, with the reason.
         self._states: dict[Key, IndexEntry] = {}
@@ -155,12 +160,7 @@ class RepositoryControl:
             self._note_failures(change)
             return f"model {name!r} version {failed.version} failed to load: {failed.reason}"
         if change.failures:
-            kept = {model.version for model in change.models}
-            change.models += [
-                model
-                for version, model in served.items()
-                if isinstance(model, LoadedModel) and version not in kept
-            ]
+            change.kept |= {version for version, model in served.items() if isinstance(model, LoadedModel)}
         self._keep(number, change)
         return ""
 
@@ -194,33 +194,33 @@ class RepositoryControl:
         Returns:
             Whether the model was in service.
         """
-        failed = FailedModel(model.name, model.version, reason, is_withdrawn=True)
+        key = model.name, model.version
         with self._swapping:
-            self._withdrawn[model] = failed
-            if not self.repository.exchange(model, failed):
+            versions = self.repository.versions(model.name)
+            if versions.get(model.version) is not model:
                 return False
-            self._states.pop((model.name, model.version), None)
+            failed = FailedModel(*key, reason, is_withdrawn=True)
+            self.repository.replace(model.name, {**versions, model.version: failed})
+            self._states.pop(key, None)
             self._free(model, is_replaced=True)
             self._changed()
         return True
 
     def _commit(self, change: _Prepared) -> None:
-        kept = [self._unless_withdrawn(model) for model in change.models]
-        good = {model.version for model in kept}
-        models = [*kept, *(failed for failed in change.failures if failed.version not in good)]
-        served = self.repository.versions(change.name)
-        removed = self.repository.replace(change.name, models)
-        self._signatures = {
-            key: signature for key, signature in self._signatures.items() if key[0] != change.name
-        } | change.signatures
-        for key in [key for key in list(self._states) if key[0] == change.name]:
+        name, served = change.name, self.repository.versions(change.name)
+        now: dict[str, Model] = {failed.version: failed for failed in change.failures}
+        now |= {version: served[version] for version in change.kept} | change.loaded
+        self.repository.replace(name, now)
+        self._signatures[name] = change.signatures
+        for key in [key for key in list(self._states) if key[0] == name]:
             self._states.pop(key, None)
         self._note_failures(change)
-        for model in removed:
-            if isinstance(model, LoadedModel):
-                self._free(model, is_replaced=model.version in good)
-        log.info("models changed", extra={"model": change.name, "versions": sorted(good, key=int)})
-        self._report_changes(change.name, served, {model.version: model for model in models})
+        for version, model in served.items():
+            if isinstance(model, LoadedModel) and now.get(version) is not model:
+                self._free(model, is_replaced=version in change.loaded)
+        versions = sorted(change.kept | change.loaded.keys(), key=int)
+        log.info("models changed", extra={"model": name, "versions": versions})
+        self._report_changes(name, served, now)
         self._changed()
 
     def index(self) -> list[IndexEntry]:
@@ -247,16 +247,13 @@ class RepositoryControl:
         Raises:
             RepositoryError: The folder does not exist.
         """
-        now = {
-            (name, version): signature
-            for name in self.store.names()
-            for version in self.store.chosen(name)
-            if (signature := self.store.signature(name, version)) is not None
-        }
-        names = {name for name, _ in now.keys() | self._signatures.keys()}
-        return {
-            name: found for name in sorted(names) if (found := _of(name, now)) != _of(name, self._signatures)
-        }
+        names = sorted({*self.store.names(), *self._signatures})
+        now = {name: self._on_disk(name) for name in names}
+        return {name: found for name, found in now.items() if found != self._signatures.get(name, {})}
+
+    def _on_disk(self, name: str) -> dict[str, Signature]:
+        found = {version: self.store.signature(name, version) for version in self.store.chosen(name)}
+        return {version: signature for version, signature in found.items() if signature is not None}
 
     def _report_changes(self, name: str, before: Mapping[str, Model], after: Mapping[str, Model]) -> None:
         for version in {**before, **after}:
@@ -268,9 +265,6 @@ class RepositoryControl:
                 self._report(ModelChange(name, kind, succeeded=True))
             elif isinstance(old, LoadedModel):
                 self._report(ModelChange(name, ChangeKind.UNLOAD, succeeded=True))
-
-    def _unless_withdrawn(self, model: Model) -> Model:
-        return self._withdrawn.get(model, model) if isinstance(model, LoadedModel) else model
 
     def _keep(self, number: str, change: _Prepared) -> None:
         """Keeps a prepared change, in place of one that was never made: its process may have ended."""
@@ -284,9 +278,11 @@ class RepositoryControl:
         if signature is None:
             change.failures.append(FailedModel(*key, INCOMPLETE))
             return
-        change.signatures[key] = signature
-        if isinstance(served, LoadedModel) and signature == self._signatures.get(key):
-            change.models.append(served)
+        change.signatures[version] = signature
+        if isinstance(served, LoadedModel) and signature == self._signatures.get(change.name, {}).get(
+            version
+        ):
+            change.kept.add(version)
             return
         if reason := self._check_memory(*key):
             change.failures.append(FailedModel(*key, reason))
@@ -295,7 +291,7 @@ class RepositoryControl:
         model = self.store.load(*key)
         self._states.pop(key, None)
         if isinstance(model, LoadedModel):
-            change.models.append(model)
+            change.loaded[version] = model
         else:
             change.failures.append(model)
 
@@ -327,10 +323,6 @@ def index_of(repository: Repository) -> list[IndexEntry]:
         else IndexEntry(model.name, model.version, ModelState.UNAVAILABLE, model.reason)
         for model in repository
     ]
-
-
-def _of(name: str, signatures: Mapping[Key, Signature]) -> dict[str, Signature]:
-    return {version: signature for (own, version), signature in signatures.items() if own == name}
 
 
 def initial_changes(models: Iterable[Model]) -> Iterator[ModelChange]:
