@@ -11,7 +11,6 @@ from concurrent.futures import Future
 
 from attention_serving.server import thread_names
 from attention_serving.server.engine.admission import EARLY_RESERVE, Admission
-from attention_serving.server.engine.arena import ArenaTrimmer
 from attention_serving.server.engine.batch import Batch, PendingRequest, QueuedSequence
 from attention_serving.server.engine.caller import ANYONE, Caller
 from attention_serving.server.engine.dispatch import Dispatch, Next
@@ -26,6 +25,7 @@ from attention_serving.server.engine.execute import Outputs
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.observer import EngineLoad, ExpiryStage, Observer
 from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
+from attention_serving.server.engine.run_memory import ArenaTrimmer
 from attention_serving.server.engine.runner import RUN_FAILED, Failures, Runner, fail, observe
 from attention_serving.server.engine.session import RunControl
 from attention_serving.server.engine.types import Result
