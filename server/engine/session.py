@@ -47,7 +47,7 @@ class HostNodes(NamedTuple):
 
 
 class RunControl:
-    """Ends one run early, from another thread."""
+    """The options of one run, and its early end from another thread."""
 
     def __init__(self) -> None:
         self.options = onnxruntime.RunOptions()
@@ -62,6 +62,7 @@ class Session:
 
     Attributes:
         provider: ONNX Runtime's name of the execution provider.
+        outputs: Names of the outputs.
         host_nodes: The operators that run on the host although the provider is a device.
     """
 
@@ -106,7 +107,7 @@ class Session:
         if self.provider != (wanted := device.provider.runtime).name:
             raise ProviderError(f"{wanted.name} is not available: {cuda.why_not()}")
         self._arenas = wanted.arenas
-        self._outputs = [output.name for output in self._session.get_outputs()]
+        self.outputs = [output.name for output in self._session.get_outputs()]
         if not on_host:
             self._bind(path)
 
@@ -127,14 +128,23 @@ class Session:
         Raises:
             MemoryError: The run needs more memory than the arena may take.
         """
-        return self._run(inputs, control.options if control else None)
+        options = control.options if control else None
+        try:
+            if self._bound:
+                return self._bound.run(inputs, options)
+            outputs = self._session.run(self.outputs, inputs, options)
+        except Exception as error:  # ONNX Runtime does not raise a specific type
+            if any(text in str(error) for text in OUT_OF_MEMORY):
+                raise MemoryError(str(error)) from error
+            raise
+        return dict(zip(self.outputs, outputs, strict=True))
 
     def shrink_arena(self, inputs: dict[str, Array]) -> None:
         """Runs the graph, and then returns unused memory of the arenas to the system and to the device."""
-        options = onnxruntime.RunOptions()
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", self._arenas)
+        control = RunControl()
+        control.options.add_run_config_entry("memory.enable_memory_arena_shrinkage", self._arenas)
         try:
-            self._run(inputs, options)
+            self.run(inputs, control)
         except Exception as error:
             if self._bound is None:
                 raise
@@ -153,17 +163,6 @@ class Session:
         except UnboundOutputError as error:
             fields = {"graph": path, "reason": str(error)}
             log.warning("outputs are not bound to page-locked memory", extra=fields)
-
-    def _run(self, inputs: dict[str, Array], options: onnxruntime.RunOptions | None) -> dict[str, Array]:
-        try:
-            if self._bound:
-                return self._bound.run(inputs, options)
-            outputs = self._session.run(self._outputs, inputs, options)
-        except Exception as error:  # ONNX Runtime does not raise a specific type
-            if any(text in str(error) for text in OUT_OF_MEMORY):
-                raise MemoryError(str(error)) from error
-            raise
-        return dict(zip(self._outputs, outputs, strict=True))
 
 
 def left_on_host(assigned: Iterable[Any], provider: str) -> HostNodes:

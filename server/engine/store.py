@@ -94,25 +94,22 @@ class ModelStore:
 
     def load(self, name: str, version: str) -> Model:
         """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
-        path = self.folder / name / version
+        path, fields = self.folder / name / version, {"model": name, "version": version}
         started = time.monotonic()
         try:
             model = self._loaded(path)
         except (ArtifactError, ProviderError) as error:
-            log.error("model failed to load", extra={"model": name, "version": version, "reason": str(error)})
+            log.error("model failed to load", extra={**fields, "reason": str(error)})
             reason = error.reason if isinstance(error, ArtifactError) else str(error)
             return FailedModel(name, version, reason)
         except Exception as error:  # one model must not keep the others from being served
-            fields = {"model": name, "version": version, "path": str(path)}
-            log.exception("model failed to load", extra=fields)
-            return FailedModel(
-                name, version, f"unexpected {type(error).__name__}; the server's log has details"
-            )
+            log.exception("model failed to load", extra={**fields, "path": str(path)})
+            reason = f"unexpected {type(error).__name__}; the server's log has details"
+            return FailedModel(name, version, reason)
         log.info(
             "model ready",
             extra={
-                "model": name,
-                "version": version,
+                **fields,
                 "provider": model.provider,
                 "parity_max_abs_error": float(f"{model.measured_error:.3g}"),
                 "seconds": round(time.monotonic() - started, 3),

@@ -46,7 +46,9 @@ def encode_texts(
         )
     limits.check_sequences(TEXT, len(request.texts))
     bounds = _text_limits(model, limits)
-    prefix = _prompt(request, model)
+    prefix, truncates = _prompt(request, model), request.truncate
+    if truncates is None:
+        truncates = model.encoder is not None and model.encoder.truncates
     offsets = request.return_offsets or request.spans is not None
     if reservation is not None:
         characters = sum(map(len, request.texts)) + len(prefix) * len(request.texts)
@@ -57,7 +59,7 @@ def encode_texts(
         bounds,
         request.deadline,
         prefix=prefix,
-        truncates=_truncates(request, model),
+        truncates=truncates,
         offsets=offsets,
     )
     return dataclasses.replace(
@@ -94,12 +96,6 @@ def _prompt(request: Request, model: LoadedModel) -> str:
         known = f"must be one of {', '.join(prompts)}" if prompts else f"model {model.name!r} has no prompts"
         raise InvalidRequestError(PROMPT, f"is {name[:100]!r}; {known}")
     return prompts[name] if name else ""
-
-
-def _truncates(request: Request, model: LoadedModel) -> bool:
-    if request.truncate is not None:
-        return request.truncate
-    return model.encoder is not None and model.encoder.truncates
 
 
 def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
