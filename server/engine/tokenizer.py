@@ -64,6 +64,9 @@ class TextLimits(NamedTuple):
     tokens: int = sys.maxsize
 
 
+UNLIMITED = TextLimits()
+
+
 class EncodedTexts(NamedTuple):
     """The token ids of texts.
 
@@ -129,7 +132,7 @@ class TextEncoder:
     def encode(
         self,
         texts: tuple[Text, ...],
-        limits: TextLimits = TextLimits(),  # noqa: B008 - immutable
+        limits: TextLimits = UNLIMITED,
         deadline: float = math.inf,
         *,
         prefix: str = "",

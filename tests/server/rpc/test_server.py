@@ -18,7 +18,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.tokenizer import EncodedTexts, TextEncoder, TextLimits
+from attention_serving.server.engine.tokenizer import UNLIMITED, EncodedTexts, TextEncoder, TextLimits
 from attention_serving.server.engine.types import Text
 from attention_serving.server.errors import BindError
 from attention_serving.server.metrics import Metrics
@@ -50,7 +50,7 @@ class BrokenEncoder(TextEncoder):
     def encode(
         self,
         texts: tuple[Text, ...],
-        limits: TextLimits,
+        limits: TextLimits = UNLIMITED,
         deadline: float = math.inf,
         *,
         prefix: str = "",
