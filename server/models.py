@@ -9,7 +9,6 @@ from typing import NoReturn
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
 from attention_serving.server import memory
 from attention_serving.server.engine.control import ModelChange, RepositoryControl
-from attention_serving.server.engine.limits import VersionPolicy
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Key, Repository
 from attention_serving.server.engine.store import ModelStore, RepositoryError
@@ -39,7 +38,7 @@ def model_store(settings: Settings) -> ModelStore:
         settings.model_repository,
         settings.device,
         settings.max_tolerance,
-        VersionPolicy.parse(settings.version_policy),
+        settings.version_policy,
         proof_keys=keys,
         max_golden_bytes=settings.max_golden_bytes,
     )

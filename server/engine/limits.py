@@ -50,38 +50,23 @@ class Limits:
             raise LimitExceededError(field, f"contains {count} sequences; the limit is {self.max_sequences}")
 
 
-@dataclass(frozen=True)
-class VersionPolicy:
-    """Chooses among the versions of a model, as Triton's version policies do.
+def chosen_versions(policy: str, versions: Sequence[str]) -> list[str]:
+    """The versions of a model that are served, out of those that exist, lowest first.
 
-    Attributes:
-        latest: How many of the highest versions; 0 for all.
-        specific: Certain versions, in place of the highest.
+    Args:
+        policy: `all`, `latest` (the highest), `latest:N` (the N highest) or `specific:V,V,..`, as Triton's
+            version policies.
+        versions: Those that exist.
+
+    Raises:
+        ValueError: This is not a policy.
     """
-
-    latest: int = 0
-    specific: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> "VersionPolicy":
-        """The policy of a setting.
-
-        Raises:
-            ValueError: The text is not a policy.
-        """
-        kind, colon, argument = text.partition(":")
-        if kind == "all" and not colon:
-            return cls()
-        if kind == "latest" and (not colon or is_version(argument)):
-            return cls(latest=int(argument or 1))
-        versions = tuple(argument.split(","))
-        if kind == "specific" and all(map(is_version, versions)):
-            return cls(specific=versions)
-        raise ValueError(f"must be one of {POLICIES}, with numbers above 0")
-
-    def choose(self, versions: Sequence[str]) -> list[str]:
-        """The versions that are served, out of those that exist, lowest first."""
-        ordered = sorted(versions, key=int)
-        if self.specific:
-            return [version for version in ordered if version in self.specific]
-        return ordered[-self.latest :]
+    kind, colon, argument = policy.partition(":")
+    ordered, named = sorted(versions, key=int), argument.split(",")
+    if kind == "all" and not colon:
+        return ordered
+    if kind == "latest" and (not colon or is_version(argument)):
+        return ordered[-int(argument or 1) :]
+    if kind == "specific" and all(map(is_version, named)):
+        return [version for version in ordered if version in named]
+    raise ValueError(f"must be one of {POLICIES}, with numbers above 0")

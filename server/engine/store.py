@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE
@@ -16,7 +16,7 @@ from attention_serving.artifact.manifest import MANIFEST_FILE
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
 from attention_serving.server.engine.calibration import calibrated
 from attention_serving.server.engine.canary import run_bytes
-from attention_serving.server.engine.limits import MAX_TOLERANCE, VersionPolicy
+from attention_serving.server.engine.limits import MAX_TOLERANCE, chosen_versions
 from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device, ProviderError
@@ -40,7 +40,7 @@ class ModelStore:
         folder: The folder.
         device: Where graphs run.
         max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
-        policy: Which versions are served.
+        policy: Which versions are served; see `chosen_versions`.
         proof_keys: If there are any, each artifact must have a certificate that one of them verifies.
         max_golden_bytes: Expected memory of the largest golden cases that models keep, to replay them while
             they serve; 0 if they keep none.
@@ -49,7 +49,7 @@ class ModelStore:
     folder: Path
     device: Device
     max_tolerance: float = MAX_TOLERANCE
-    policy: VersionPolicy = field(default_factory=VersionPolicy)
+    policy: str = "all"
     proof_keys: tuple[PublicKey, ...] = ()
     max_golden_bytes: int = 0
 
@@ -65,7 +65,7 @@ class ModelStore:
 
     def chosen(self, name: str) -> list[str]:
         """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
-        return self.policy.choose(versions(self.folder, name))
+        return chosen_versions(self.policy, versions(self.folder, name))
 
     def artifacts(self, names: Iterable[str]) -> list[Key]:
         """Name and version of every artifact that is to be served, of some models.
