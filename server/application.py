@@ -6,7 +6,7 @@ import time
 
 from attention_serving.server.call_log import CallLog
 from attention_serving.server.canary import Canary
-from attention_serving.server.engine import model_changes
+from attention_serving.server.engine.control import initial_changes
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.store import RepositoryError
@@ -52,7 +52,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         lifecycle.before_loading(server, metrics)
         repository = load_models(settings, inbox)
         metrics.loaded(repository)
-        for change in model_changes.initial(repository):
+        for change in initial_changes(repository):
             metrics.model_changed(change)
         if lifecycle.before_serving(server, inbox):
             engine = Engine(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.canary import CanarySchedule, Check
-from attention_serving.server.engine.golden_replay import Difference, replay
+from attention_serving.server.engine.loading import Difference, replay
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.observer import EngineLoad
 from attention_serving.server.engine.repository import Repository

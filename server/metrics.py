@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 from attention_serving.server import logs
 from attention_serving.server.bulk_metrics import BulkHistogram, Flush, Waiting
 from attention_serving.server.canary_metrics import CanaryMetrics
+from attention_serving.server.engine.control import ChangeKind, ModelChange
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.model_changes import ChangeKind, ModelChange
 from attention_serving.server.engine.observer import BatchReport, EngineLoad, ExpiryStage
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.rpc.calls.calls import CallLoad

@@ -8,12 +8,10 @@ from typing import NoReturn
 
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
 from attention_serving.server import memory
-from attention_serving.server.engine.control import RepositoryControl
+from attention_serving.server.engine.control import ModelChange, RepositoryControl
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.model_changes import ModelChange
 from attention_serving.server.engine.repository import Key, Repository
 from attention_serving.server.engine.store import ModelStore, RepositoryError
-from attention_serving.server.engine.version_policy import VersionPolicy
 from attention_serving.server.errors import LoadError
 from attention_serving.server.model_control import ALL, ControlMode, ModelControl, read_loaded
 from attention_serving.server.settings import Settings
@@ -40,7 +38,7 @@ def model_store(settings: Settings) -> ModelStore:
         settings.model_repository,
         settings.device,
         settings.max_tolerance,
-        VersionPolicy.parse(settings.version_policy),
+        settings.version_policy,
         proof_keys=keys,
         max_golden_bytes=settings.max_golden_bytes,
     )

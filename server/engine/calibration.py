@@ -16,10 +16,11 @@ from attention_serving.server.engine.cost import (
     fit,
     time_runs,
 )
+from attention_serving.server.engine.dimensions import dimensions
 from attention_serving.server.engine.execute import run_batch
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run_memory import peak_bytes
-from attention_serving.server.engine.types import Array, SequenceInputs, SequenceShape
+from attention_serving.server.engine.types import Array, SequenceInputs
 
 # Length of the sequences whose run's memory is measured.
 MEASURED_LENGTH = 512
@@ -119,14 +120,5 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
         inputs[spec.name] = noise.astype(spec.data_type)
     masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
-    sizes = {axis: length for spec in model.inputs for axis in spec.axes[1:2] if isinstance(axis, str)}
-    facts = SequenceShape(
-        sizes,
-        (length, length),
-        graph,
-        seconds=0.0,
-        run_bytes=0,
-        least_seconds=0.0,
-        rows=sum(sizes.values()),
-    )
-    return SequenceInputs(inputs, mask, facts)
+    (own,) = dimensions(model, ((length,),) * len(model.inputs), graph).shapes
+    return SequenceInputs(inputs, mask, own)

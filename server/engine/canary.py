@@ -53,10 +53,8 @@ def checks_of(model: LoadedModel) -> list[Check]:
 
 def run_bytes(model: LoadedModel, case: GoldenCase) -> int:
     """Expected memory of the replay of a golden case, in bytes. The longest input counts for all."""
-    shapes = [array.shape for name, array in case.inputs.items() if name in model.inputs_by_name]
-    batch, length = (
-        max((size for shape in shapes for size in shape[at : at + 1]), default=1) for at in (0, 1)
-    )
+    shapes = [case.inputs[spec.name].shape for spec in model.inputs]
+    batch, length = (max(shape[at] for shape in shapes) for at in (0, 1))
     return model.run_bytes(case.graph, batch, length, length)
 
 

@@ -7,25 +7,20 @@ freed once their last request has ended.
 
 import logging
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from attention_serving.server.engine import model_changes
 from attention_serving.server.engine.errors import quoted
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.model_changes import ModelChange
 from attention_serving.server.engine.repository import FailedModel, Key, Model, Repository
 from attention_serving.server.engine.store import ModelStore, RepositoryError, Signature
 
 log = logging.getLogger(__name__)
 INCOMPLETE = "the artifact is incomplete: it has no manifest"
 UNLOADED = "unloaded"
-# How often it is checked whether a model that was replaced is still in use, in seconds.
-FREE_SECONDS = 0.05
 
 
 class ModelState(StrEnum):
@@ -54,14 +49,49 @@ class IndexEntry:
     reason: str = ""
 
 
-@dataclass
-class _Change:
-    """A change that is prepared: the versions of a model that will be served."""
+class ChangeKind(StrEnum):
+    """What happened to one version of a model."""
+
+    LOAD = "load"
+    """It is served, and was not served before."""
+    REPLACE = "replace"
+    """It is served in place of an artifact of the same version."""
+    UNLOAD = "unload"
+    """It is not served any more."""
+
+
+@dataclass(frozen=True)
+class ModelChange:
+    """One version of a model changed, or failed to.
+
+    Attributes:
+        name: Name of the model.
+        kind: What happened, or was to happen.
+        succeeded: Whether it did. A version that failed to load leaves what was served as it is.
+    """
 
     name: str
-    models: list[Model] = field(default_factory=list)
-    signatures: dict[Key, Signature] = field(default_factory=dict)
+    kind: ChangeKind
+    succeeded: bool
+
+
+@dataclass
+class _Prepared:
+    """A change that is prepared.
+
+    Attributes:
+        name: Name of the model.
+        kept: The versions that stay as they are then: they may be taken out of service meanwhile.
+        loaded: Models that take the place of their versions.
+        failures: Versions that failed to load.
+        signatures: What is on disk, by version.
+    """
+
+    name: str
+    kept: set[str] = field(default_factory=set)
+    loaded: dict[str, LoadedModel] = field(default_factory=dict)
     failures: list[FailedModel] = field(default_factory=list)
+    signatures: dict[str, Signature] = field(default_factory=dict)
 
 
 class RepositoryControl:
@@ -93,16 +123,12 @@ class RepositoryControl:
         self._changed = changed
         self._check_memory = check_memory
         self._report = report
-        # Of what was loaded last, also if it failed: it is not tried again until it changes.
-        self._signatures = {
-            key: signature
-            for key in [(model.name, model.version) for model in repository]
-            if (signature := store.signature(*key)) is not None
-        }
-        self._prepared: dict[str, _Change] = {}
-        # Models that were taken out of service, and what is shown in their place: a change that was prepared
-        # before must not put them back.
-        self._withdrawn = weakref.WeakKeyDictionary[LoadedModel, FailedModel]()
+        # Of what was loaded last, by name and version. What failed is not tried again until it changes.
+        self._signatures: dict[str, dict[str, Signature]] = {}
+        for model in repository:
+            if (signature := store.signature(model.name, model.version)) is not None:
+                self._signatures.setdefault(model.name, {})[model.version] = signature
+        self._prepared: dict[str, _Prepared] = {}
         self._swapping = threading.Lock()
         # Versions that are being loaded or freed, or that are not served, with the reason.
         self._states: dict[Key, IndexEntry] = {}
@@ -119,24 +145,22 @@ class RepositoryControl:
         Returns:
             Why the change cannot be made; empty if it can.
         """
-        change, served = _Change(name), self.repository.versions(name)
+        change, served = _Prepared(name), self.repository.versions(name)
         wanted = self.store.chosen(name)
         if not wanted:
             return f"model {quoted(name)} does not exist in the repository"
         for version in wanted:
             self._prepare_version(change, version, served.get(version))
-        self._report_all(model_changes.failed(served, change.failures))
+        for failed in change.failures:
+            was_served = isinstance(served.get(failed.version), LoadedModel)
+            kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
+            self._report(ModelChange(name, kind, succeeded=False))
         if change.failures and strict:
             failed = change.failures[0]
             self._note_failures(change)
             return f"model {name!r} version {failed.version} failed to load: {failed.reason}"
         if change.failures:
-            kept = {model.version for model in change.models}
-            change.models += [
-                model
-                for version, model in served.items()
-                if isinstance(model, LoadedModel) and version not in kept
-            ]
+            change.kept |= {version for version, model in served.items() if isinstance(model, LoadedModel)}
         self._keep(number, change)
         return ""
 
@@ -144,7 +168,7 @@ class RepositoryControl:
         """Prepares that no version of a model is served. Returns why it cannot be done; empty if it can."""
         if not self.repository.versions(name):
             return f"model {quoted(name)} is not loaded"
-        self._keep(number, _Change(name))
+        self._keep(number, _Prepared(name))
         return ""
 
     def abort(self, number: str) -> None:
@@ -170,33 +194,33 @@ class RepositoryControl:
         Returns:
             Whether the model was in service.
         """
-        failed = FailedModel(model.name, model.version, reason, is_withdrawn=True)
+        key = model.name, model.version
         with self._swapping:
-            self._withdrawn[model] = failed
-            if not self.repository.exchange(model, failed):
+            versions = self.repository.versions(model.name)
+            if versions.get(model.version) is not model:
                 return False
-            self._states.pop((model.name, model.version), None)
+            failed = FailedModel(*key, reason, is_withdrawn=True)
+            self.repository.replace(model.name, {**versions, model.version: failed})
+            self._states.pop(key, None)
             self._free(model, is_replaced=True)
             self._changed()
         return True
 
-    def _commit(self, change: _Change) -> None:
-        kept = [self._unless_withdrawn(model) for model in change.models]
-        good = {model.version for model in kept}
-        models = [*kept, *(failed for failed in change.failures if failed.version not in good)]
-        served = self.repository.versions(change.name)
-        removed = self.repository.replace(change.name, models)
-        self._signatures = {
-            key: signature for key, signature in self._signatures.items() if key[0] != change.name
-        } | change.signatures
-        for key in [key for key in list(self._states) if key[0] == change.name]:
+    def _commit(self, change: _Prepared) -> None:
+        name, served = change.name, self.repository.versions(change.name)
+        now: dict[str, Model] = {failed.version: failed for failed in change.failures}
+        now |= {version: served[version] for version in change.kept} | change.loaded
+        self.repository.replace(name, now)
+        self._signatures[name] = change.signatures
+        for key in [key for key in list(self._states) if key[0] == name]:
             self._states.pop(key, None)
         self._note_failures(change)
-        for model in removed:
-            if isinstance(model, LoadedModel):
-                self._free(model, is_replaced=model.version in good)
-        log.info("models changed", extra={"model": change.name, "versions": sorted(good, key=int)})
-        self._report_all(model_changes.made(served, models))
+        for version, model in served.items():
+            if isinstance(model, LoadedModel) and now.get(version) is not model:
+                self._free(model, is_replaced=version in change.loaded)
+        versions = sorted(change.kept | change.loaded.keys(), key=int)
+        log.info("models changed", extra={"model": name, "versions": versions})
+        self._report_changes(name, served, now)
         self._changed()
 
     def index(self) -> list[IndexEntry]:
@@ -223,39 +247,42 @@ class RepositoryControl:
         Raises:
             RepositoryError: The folder does not exist.
         """
-        now = {
-            (name, version): signature
-            for name in self.store.names()
-            for version in self.store.chosen(name)
-            if (signature := self.store.signature(name, version)) is not None
-        }
-        names = {name for name, _ in now.keys() | self._signatures.keys()}
-        return {
-            name: found for name in sorted(names) if (found := _of(name, now)) != _of(name, self._signatures)
-        }
+        names = sorted({*self.store.names(), *self._signatures})
+        now = {name: self._on_disk(name) for name in names}
+        return {name: found for name, found in now.items() if found != self._signatures.get(name, {})}
 
-    def _report_all(self, changes: Iterable[ModelChange]) -> None:
-        for each in changes:
-            self._report(each)
+    def _on_disk(self, name: str) -> dict[str, Signature]:
+        found = {version: self.store.signature(name, version) for version in self.store.chosen(name)}
+        return {version: signature for version, signature in found.items() if signature is not None}
 
-    def _unless_withdrawn(self, model: Model) -> Model:
-        return self._withdrawn.get(model, model) if isinstance(model, LoadedModel) else model
+    def _report_changes(self, name: str, before: Mapping[str, Model], after: Mapping[str, Model]) -> None:
+        for version in {**before, **after}:
+            old, new = before.get(version), after.get(version)
+            if old is new:
+                continue
+            if isinstance(new, LoadedModel):
+                kind = ChangeKind.REPLACE if isinstance(old, LoadedModel) else ChangeKind.LOAD
+                self._report(ModelChange(name, kind, succeeded=True))
+            elif isinstance(old, LoadedModel):
+                self._report(ModelChange(name, ChangeKind.UNLOAD, succeeded=True))
 
-    def _keep(self, number: str, change: _Change) -> None:
+    def _keep(self, number: str, change: _Prepared) -> None:
         """Keeps a prepared change, in place of one that was never made: its process may have ended."""
         for other in [other for other, own in self._prepared.items() if own.name == change.name]:
             del self._prepared[other]
         self._prepared[number] = change
 
-    def _prepare_version(self, change: _Change, version: str, served: Model | None) -> None:
+    def _prepare_version(self, change: _Prepared, version: str, served: Model | None) -> None:
         key = change.name, version
         signature = self.store.signature(*key)
         if signature is None:
             change.failures.append(FailedModel(*key, INCOMPLETE))
             return
-        change.signatures[key] = signature
-        if isinstance(served, LoadedModel) and signature == self._signatures.get(key):
-            change.models.append(served)
+        change.signatures[version] = signature
+        if isinstance(served, LoadedModel) and signature == self._signatures.get(change.name, {}).get(
+            version
+        ):
+            change.kept.add(version)
             return
         if reason := self._check_memory(*key):
             change.failures.append(FailedModel(*key, reason))
@@ -264,11 +291,11 @@ class RepositoryControl:
         model = self.store.load(*key)
         self._states.pop(key, None)
         if isinstance(model, LoadedModel):
-            change.models.append(model)
+            change.loaded[version] = model
         else:
             change.failures.append(model)
 
-    def _note_failures(self, change: _Change) -> None:
+    def _note_failures(self, change: _Prepared) -> None:
         for failed in change.failures:
             key = failed.name, failed.version
             self._states[key] = IndexEntry(*key, ModelState.UNAVAILABLE, failed.reason)
@@ -277,13 +304,11 @@ class RepositoryControl:
         key = model.name, model.version
         if not is_replaced:
             self._states[key] = IndexEntry(*key, ModelState.UNLOADING)
-        arguments = (weakref.ref(model), key)
-        threading.Thread(target=self._wait_until_free, args=arguments, name="unload", daemon=True).start()
+        # After its last request.
+        weakref.finalize(model, self._freed, key).atexit = False
 
-    def _wait_until_free(self, model: "weakref.ref[LoadedModel]", key: Key) -> None:
-        """Waits until the last request of a model has ended."""
-        while model() is not None:
-            time.sleep(FREE_SECONDS)
+    def _freed(self, key: Key) -> None:
+        """Called on any thread."""
         entry = self._states.get(key)
         if entry is not None and entry.state is ModelState.UNLOADING:
             del self._states[key]
@@ -300,5 +325,7 @@ def index_of(repository: Repository) -> list[IndexEntry]:
     ]
 
 
-def _of(name: str, signatures: Mapping[Key, Signature]) -> dict[str, Signature]:
-    return {version: signature for (own, version), signature in signatures.items() if own == name}
+def initial_changes(models: Iterable[Model]) -> Iterator[ModelChange]:
+    """The changes of a server that starts with some models."""
+    for model in models:
+        yield ModelChange(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel))

@@ -1,24 +1,33 @@
 """Finds out whether runs can go to an NVIDIA GPU; if they cannot, why.
 
+NVIDIA's driver is asked for its device first, which needs none of the libraries of the CUDA toolkit. Source:
+CUDA Driver API, sections "Initialization", "Device Management" and "Error Handling".
+
 ONNX Runtime offers CUDA in its list of providers whenever it was built with it. If the provider's library
 does not load, a session silently runs on the CPU, and the reason is only in the runtime's log.
 """
 
 import contextlib
+import ctypes
 import io
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 
 import numpy as np
 import onnxruntime
 
-from attention_serving.server.engine.cuda_driver import CudaDevice, find_devices
 from attention_serving.server.engine.provider import Provider, ProviderError
 
 CUDA = Provider.CUDA.runtime
+DRIVER = "libcuda.so.1"
+SUCCESS = 0
+MAX_NAME = 256
+# CUdevice_attribute
+MAJOR, MINOR = 75, 76
 # An ONNX model: y = x + x, for a float32 vector of one element; opset 13.
 PROBE = (
     b'\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12'
@@ -44,6 +53,21 @@ _REASONS = (
 )
 
 
+@dataclass(frozen=True)
+class CudaDevice:
+    """A device that the driver offers to this process.
+
+    Attributes:
+        name: Product name.
+        memory_bytes: Total memory.
+        compute_capability: Generation of the architecture, such as 9.0.
+    """
+
+    name: str
+    memory_bytes: int
+    compute_capability: str
+
+
 @cache
 def find_device() -> CudaDevice:
     """The device that runs go to: the first that the driver offers. It has computed something.
@@ -53,10 +77,48 @@ def find_device() -> CudaDevice:
     """
     if CUDA.name not in onnxruntime.get_available_providers():
         raise ProviderError(_build())
-    device = find_devices()[0]
+    device = ask_driver()
     preload()
     _compute()
     return device
+
+
+def ask_driver(library: str = DRIVER) -> CudaDevice:
+    """The first device that this process may use; CUDA_VISIBLE_DEVICES selects among them.
+
+    Args:
+        library: File name of the driver's library.
+
+    Raises:
+        ProviderError: The driver is absent, does not work, or offers no device.
+    """
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError as error:
+        raise ProviderError(
+            f"NVIDIA's driver is not installed, or not visible in this container ({error})"
+        ) from error
+    count, handle, major, minor = (ctypes.c_int() for _ in range(4))
+    memory, name = ctypes.c_size_t(), ctypes.create_string_buffer(MAX_NAME)
+    _call(driver, "cuInit", 0)
+    _call(driver, "cuDeviceGetCount", ctypes.byref(count))
+    if count.value == 0:
+        raise ProviderError("NVIDIA's driver offers no device to this process; see CUDA_VISIBLE_DEVICES")
+    _call(driver, "cuDeviceGet", ctypes.byref(handle), 0)
+    _call(driver, "cuDeviceGetName", name, MAX_NAME, handle)
+    _call(driver, "cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
+    _call(driver, "cuDeviceGetAttribute", ctypes.byref(major), MAJOR, handle)
+    _call(driver, "cuDeviceGetAttribute", ctypes.byref(minor), MINOR, handle)
+    return CudaDevice(name.value.decode(errors="replace"), memory.value, f"{major.value}.{minor.value}")
+
+
+def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> None:
+    status = getattr(driver, function)(*arguments)
+    if status != SUCCESS:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(text))
+        reason = (text.value or b"unknown error").decode(errors="replace")
+        raise ProviderError(f"NVIDIA's driver does not work: {function} returned {status}, {reason}")
 
 
 def why_not() -> str:
@@ -96,17 +158,14 @@ def cuda_version() -> str:
 
 def _build() -> str:
     """Why the runtime was built without CUDA."""
-    if {CUDA.package, Provider.CPU.runtime.package} <= _installed():
+    installed = {str(found.metadata["Name"]).lower() for found in metadata.distributions()}
+    if {CUDA.package, Provider.CPU.runtime.package} <= installed:
         return (
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; uninstall both,"
             " then install onnxruntime-gpu"
         )
     name, version = onnxruntime.package_name or "onnxruntime", onnxruntime.__version__
     return f"{name} {version} is built without CUDA; install {CUDA.package} in its place"
-
-
-def _installed() -> set[str]:
-    return {str(found.metadata["Name"]).lower() for found in metadata.distributions()}
 
 
 def _compute() -> None:

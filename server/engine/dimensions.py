@@ -12,8 +12,7 @@ import numpy as np
 
 from attention_serving.artifact.manifest import BATCH_AXIS, GraphKind, TensorSpec
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.model_caches import cached_by_model
+from attention_serving.server.engine.model import LoadedModel, cached_by_model
 from attention_serving.server.engine.types import SequenceShape
 
 Sizes = dict[str, int]

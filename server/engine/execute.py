@@ -21,11 +21,10 @@ from attention_serving.artifact.manifest import (
     GraphKind,
     TensorSpec,
 )
-from attention_serving.server.engine.head_selection import select
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.outputs import select, with_spans
 from attention_serving.server.engine.session import RunControl
 from attention_serving.server.engine.statistics import RunTimes
-from attention_serving.server.engine.text_spans import with_spans
 from attention_serving.server.engine.types import Array, SequenceInputs
 
 Outputs = dict[str, Array]

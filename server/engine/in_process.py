@@ -14,7 +14,6 @@ of equal length run together. That avoids padding, and equal requests give bitwi
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +22,6 @@ import numpy as np
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import POSITIONS, TensorSpec
 from attention_serving.server import cores
-from attention_serving.server.engine.embeddings import shortened
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -34,11 +32,12 @@ from attention_serving.server.engine.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.outputs import shortened
 from attention_serving.server.engine.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.store import versions
 from attention_serving.server.engine.texts import encode_texts
-from attention_serving.server.engine.types import Array, Ragged, Request, Result, SequenceInputs
-from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.types import Array, Ragged, Request, Result
+from attention_serving.server.engine.validated_request import ValidatedRequest, split
 from attention_serving.server.engine.validation import validate
 
 
@@ -133,9 +132,7 @@ class InProcessModel:
         request = Request(texts=tuple(texts), prompt=prompt, truncate=truncate)
         encoded = encode_texts(request, self._model, self._limits)
         ids = encoded.inputs[self.inputs[0].name]
-        ends = accumulate(ids.lengths)
-        parts = [ids.rows[end - length : end] for end, length in zip(ends, ids.lengths, strict=True)]
-        return parts, encoded.truncated
+        return split(ids.rows, ids.lengths), encoded.truncated
 
     def submit(
         self,
@@ -156,24 +153,15 @@ class InProcessModel:
         Returns:
             A future that resolves with the result, or with an `EngineError` if the request is refused.
         """
-        return self._threads.submit(
-            self._compute, inputs or {}, tuple(texts), return_weights=return_weights, dimensions=dimensions
-        )
+        request = Request(texts=tuple(texts), return_weights=return_weights, dimensions=dimensions)
+        return self._threads.submit(self._compute, request, inputs or {})
 
     def close(self) -> None:
         """Cancels requests that have not started and returns when the others have ended."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _compute(
-        self,
-        inputs: Mapping[str, Sequence[Array]],
-        texts: tuple[str, ...],
-        *,
-        return_weights: bool,
-        dimensions: int,
-    ) -> Result:
-        ragged = {name: _ragged(name, sequences) for name, sequences in inputs.items()}
-        request = Request(inputs=ragged, texts=texts, return_weights=return_weights, dimensions=dimensions)
+    def _compute(self, request: Request, inputs: Mapping[str, Sequence[Array]]) -> Result:
+        request.inputs = {name: _ragged(name, sequences) for name, sequences in inputs.items()}
         validated = validate(request, self._model, self._limits)
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
@@ -181,27 +169,19 @@ class InProcessModel:
             outputs = run_batch(self._model, batch[0].shape.graph, batch).outputs
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
-        return Result(shortened(gather(results), self._model, dimensions))
+        return Result(shortened(gather(results), self._model, request.dimensions))
 
     def _batches(self, request: ValidatedRequest) -> Iterator[list[int]]:
-        """Indices of sequences of equal length, in portions that one run may hold."""
-
-        def lengths(index: int) -> tuple[int, ...]:
-            sequence: SequenceInputs = request.sequences[index]
-            return tuple(sequence.sizes.values())
-
-        for _, group in groupby(sorted(range(len(request.sequences)), key=lengths), key=lengths):
-            indices = list(group)
-            size = self._batch_size(request.sequences[indices[0]])
+        """Indices of sequences of equal lengths, in portions that one run may hold."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, sequence in enumerate(request.sequences):
+            groups.setdefault(tuple(sequence.sizes.values()), []).append(index)
+        for indices in groups.values():
+            first, size = request.sequences[indices[0]], 1
+            if not (self._model.runs_alone or first.is_in_blocks):
+                fitting = self._limits.max_batch_bytes // first.shape.run_bytes
+                size = max(1, min(self._limits.max_batch_sequences, fitting))
             yield from (indices[start : start + size] for start in range(0, len(indices), size))
-
-    def _batch_size(self, sequence: SequenceInputs) -> int:
-        """How many sequences of that length one run may hold."""
-        if self._model.runs_alone or sequence.is_in_blocks:
-            return 1
-        run_bytes = sequence.shape.run_bytes
-        within_bytes = self._limits.max_batch_bytes // run_bytes
-        return max(1, min(self._limits.max_batch_sequences, within_bytes))
 
 
 def _ragged(name: str, sequences: Sequence[Array]) -> Ragged:

@@ -1,10 +1,16 @@
-"""Bounds of one request, of one batch, and of the whole engine."""
+"""What settings decide: bounds of a request, a batch and the whole engine; which versions are served.
 
+Does not import ONNX Runtime.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attention_serving.artifact.names import is_version
 from attention_serving.server.engine.errors import LimitExceededError
 
 MIB = 1 << 20
+POLICIES = "all, latest, latest:N or specific:V,V,..."
 # The largest tolerance of a precision that export offers: the absolute one of int8.
 MAX_TOLERANCE = 0.1
 
@@ -42,3 +48,25 @@ class Limits:
         """
         if count > self.max_sequences:
             raise LimitExceededError(field, f"contains {count} sequences; the limit is {self.max_sequences}")
+
+
+def chosen_versions(policy: str, versions: Sequence[str]) -> list[str]:
+    """The versions of a model that are served, out of those that exist, lowest first.
+
+    Args:
+        policy: `all`, `latest` (the highest), `latest:N` (the N highest) or `specific:V,V,..`, as Triton's
+            version policies.
+        versions: Those that exist.
+
+    Raises:
+        ValueError: This is not a policy.
+    """
+    kind, colon, argument = policy.partition(":")
+    ordered, named = sorted(versions, key=int), argument.split(",")
+    if kind == "all" and not colon:
+        return ordered
+    if kind == "latest" and (not colon or is_version(argument)):
+        return ordered[-int(argument or 1) :]
+    if kind == "specific" and all(map(is_version, named)):
+        return [version for version in ordered if version in named]
+    raise ValueError(f"must be one of {POLICIES}, with numbers above 0")

@@ -1,9 +1,11 @@
 """A loaded model: what it takes and returns, which graph runs what, and what a run is expected to cost."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache, wraps
+from typing import TypeVar
+from weakref import ref
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,6 +20,7 @@ from attention_serving.server.engine.statistics import ModelStatistics
 from attention_serving.server.engine.tokenizer import TextEncoder
 from attention_serving.server.engine.types import Array
 
+R = TypeVar("R")
 # Query rows of a block. With fewer, the kernels spend more time on packing the keys anew for each block: at
 # 8,192 x 768, 128 rows take 1.2 times as long as 256, and 512 gain nothing.
 MOST_BLOCK_ROWS = 256
@@ -248,3 +251,24 @@ class LoadedModel:
         if self.encoder is not None:
             rows[0] += self.encoder.row_elements
         return rows[0], rows[1], self.manifest.num_heads or 1
+
+
+def cached_by_model(maxsize: int) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """As `functools.lru_cache`, for functions of a model whose results do not refer to the model.
+
+    The cache does not keep the model alive: it is freed after its last request.
+    """
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        # References to one model are equal while it lives, and afterwards equal to no other.
+        @lru_cache(maxsize=maxsize)
+        def cached(model: "ref[LoadedModel]", *arguments: Hashable) -> R:
+            return function(model(), *arguments)
+
+        @wraps(function)
+        def by_reference(model: LoadedModel, *arguments: Hashable) -> R:
+            return cached(ref(model), *arguments)
+
+        return by_reference
+
+    return decorate

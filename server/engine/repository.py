@@ -1,6 +1,5 @@
 """The models that are served, and those that are not and why."""
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -39,7 +38,7 @@ class _Snapshot:
 
 
 class Repository:
-    """Models by name and version. They may be replaced at any time; readers need no lock.
+    """Models by name and version. One thread at a time may replace some, while any thread reads.
 
     Attributes:
         changes: How often models were replaced.
@@ -48,7 +47,6 @@ class Repository:
     def __init__(self, models: Iterable[Model] = ()) -> None:
         """Begins with some models."""
         self._snapshot = _Snapshot(models)
-        self._changing = threading.Lock()
         self.changes = 0
 
     def __iter__(self) -> Iterator[Model]:
@@ -60,33 +58,14 @@ class Repository:
         """The versions of a model, lowest first; empty if there is no such model."""
         return {model.version: model for model in self if model.name == name}
 
-    def replace(self, name: str, models: Iterable[Model]) -> list[Model]:
+    def replace(self, name: str, models: Mapping[str, Model]) -> None:
         """Puts versions of a model in place of those that it has, in one step.
 
         Requests that have found their model are answered by that one.
-
-        Returns:
-            The versions that are served no more.
         """
-        with self._changing:
-            before, kept = self._snapshot.models.values(), list(models)
-            self._snapshot = _Snapshot([*(model for model in before if model.name != name), *kept])
-            self.changes += 1
-            return [model for model in before if model.name == name and model not in kept]
-
-    def exchange(self, old: Model, new: Model) -> bool:
-        """Puts one version of a model in place of the same version, unless that was replaced before.
-
-        Returns:
-            Whether it did.
-        """
-        with self._changing:
-            models = self._snapshot.models
-            if models.get((old.name, old.version)) is not old:
-                return False
-            self._snapshot = _Snapshot(new if model is old else model for model in models.values())
-            self.changes += 1
-            return True
+        others = (model for model in self._snapshot.models.values() if model.name != name)
+        self._snapshot = _Snapshot([*others, *models.values()])
+        self.changes += 1
 
     def find(self, name: str, version: str = "") -> Model:
         """A model in any state: the given version, or the highest one that loaded.

@@ -1,18 +1,17 @@
 """ONNX Runtime sessions."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 from numpy.typing import DTypeLike
 
 from attention_serving.server.engine import cuda
-from attention_serving.server.engine.binding import BoundSession, UnboundOutputError
-from attention_serving.server.engine.pinned import CudaPageLock, HostMemory
-from attention_serving.server.engine.placement import HostNodes, left_on_host
+from attention_serving.server.engine.binding import BoundSession, CudaPageLock, HostMemory, UnboundOutputError
 from attention_serving.server.engine.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array
 
@@ -25,10 +24,30 @@ onnxruntime.set_default_logger_severity(FATAL)
 SPIN_MICROSECONDS = 1000
 # Parts of the runtime's messages if a run needs more memory than the arena may take, or the device has.
 OUT_OF_MEMORY = ("Available memory of", "CUDA failure 2:", "CUDA error cudaErrorMemoryAllocation")
+# Operators that compute with sizes of tensors, for which the runtime prefers the host. They take a few
+# numbers, and are not a reason for a warning.
+SHAPE_OPERATORS = (
+    "Shape", "Size", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Min",
+    "Max", "Range", "Cast", "Identity", "Constant",
+)  # fmt: skip
+
+
+class HostNodes(NamedTuple):
+    """The operators of a session that run on the host, although its provider is a device.
+
+    The device lacks them, and their tensors are copied to the host and back in every run.
+
+    Attributes:
+        shapes: Kind and name of those that compute with sizes only, as far as their kinds tell.
+        tensors: Kind and name of all others. There should be none.
+    """
+
+    shapes: list[str]
+    tensors: list[str]
 
 
 class RunControl:
-    """Ends one run early, from another thread."""
+    """The options of one run, and its early end from another thread."""
 
     def __init__(self) -> None:
         self.options = onnxruntime.RunOptions()
@@ -43,10 +62,11 @@ class Session:
 
     Attributes:
         provider: ONNX Runtime's name of the execution provider.
+        outputs: Names of the outputs.
         host_nodes: The operators that run on the host although the provider is a device.
     """
 
-    host_nodes: HostNodes = HostNodes()
+    host_nodes: HostNodes = HostNodes([], [])
     _bound: BoundSession | None = None
 
     def __init__(self, path: Path, device: Device, *, prepack_weights: bool = True) -> None:
@@ -75,7 +95,9 @@ class Session:
         if not prepack_weights:
             options.add_session_config_entry("session.disable_prepacking", "1")
         if not on_host:
-            _prepare(device)
+            cuda.preload()
+            if device.memory_bytes:
+                _register_device_arena(device.memory_bytes)
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         # By default it would retry on the CPU after a failure, and print about it to standard output.
         self._session = onnxruntime.InferenceSession(
@@ -85,10 +107,9 @@ class Session:
         if self.provider != (wanted := device.provider.runtime).name:
             raise ProviderError(f"{wanted.name} is not available: {cuda.why_not()}")
         self._arenas = wanted.arenas
-        self._outputs = [output.name for output in self._session.get_outputs()]
+        self.outputs = [output.name for output in self._session.get_outputs()]
         if not on_host:
-            self._bound = _bind(self._session, path)
-            self.host_nodes = _host_nodes(self._session, path)
+            self._bind(path)
 
     def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
         """An array for an input, with undefined values, in memory that the device reads fast."""
@@ -107,36 +128,56 @@ class Session:
         Raises:
             MemoryError: The run needs more memory than the arena may take.
         """
-        return self._run(inputs, control.options if control else None)
+        options = control.options if control else None
+        try:
+            if self._bound:
+                return self._bound.run(inputs, options)
+            outputs = self._session.run(self.outputs, inputs, options)
+        except Exception as error:  # ONNX Runtime does not raise a specific type
+            if any(text in str(error) for text in OUT_OF_MEMORY):
+                raise MemoryError(str(error)) from error
+            raise
+        return dict(zip(self.outputs, outputs, strict=True))
 
     def shrink_arena(self, inputs: dict[str, Array]) -> None:
         """Runs the graph, and then returns unused memory of the arenas to the system and to the device."""
-        options = onnxruntime.RunOptions()
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", self._arenas)
+        control = RunControl()
+        control.options.add_run_config_entry("memory.enable_memory_arena_shrinkage", self._arenas)
         try:
-            self._run(inputs, options)
+            self.run(inputs, control)
         except Exception as error:
             if self._bound is None:
                 raise
             log.warning("arena not trimmed", extra={"provider": self.provider, "reason": str(error)})
 
-    def _run(self, inputs: dict[str, Array], options: onnxruntime.RunOptions | None) -> dict[str, Array]:
+    def _bind(self, path: Path) -> None:
+        """Binds inputs and outputs to page-locked memory, and names what does not run on the device."""
+        assigned = self._session.get_provider_graph_assignment_info()
+        self.host_nodes = left_on_host(assigned, self.provider)
+        if self.host_nodes.tensors:
+            operators = ", ".join(self.host_nodes.tensors)
+            fields = {"graph": path, "provider": self.provider, "operators": operators}
+            log.warning("operators run on the host", extra=fields)
         try:
-            if self._bound:
-                return self._bound.run(inputs, options)
-            outputs = self._session.run(self._outputs, inputs, options)
-        except Exception as error:  # ONNX Runtime does not raise a specific type
-            if any(text in str(error) for text in OUT_OF_MEMORY):
-                raise MemoryError(str(error)) from error
-            raise
-        return dict(zip(self._outputs, outputs, strict=True))
+            self._bound = BoundSession(self._session, _host_memory())
+        except UnboundOutputError as error:
+            fields = {"graph": path, "reason": str(error)}
+            log.warning("outputs are not bound to page-locked memory", extra=fields)
 
 
-def _prepare(device: Device) -> None:
-    """Prepares the process for sessions on a device."""
-    cuda.preload()
-    if device.memory_bytes:
-        _register_device_arena(device.memory_bytes)
+def left_on_host(assigned: Iterable[Any], provider: str) -> HostNodes:
+    """The operators of a session that do not run on its provider.
+
+    Args:
+        assigned: The operators by provider, as `get_provider_graph_assignment_info` returns them.
+        provider: ONNX Runtime's name of the provider that should run everything.
+    """
+    found = HostNodes([], [])
+    for part in assigned:
+        for node in part.get_nodes() if part.ep_name != provider else ():
+            own = found.shapes if node.op_type in SHAPE_OPERATORS else found.tensors
+            own.append(f"{node.op_type} {node.name}".rstrip())
+    return found
 
 
 @cache
@@ -160,26 +201,6 @@ def _register_device_arena(limit_bytes: int) -> None:
 def _host_memory() -> HostMemory:
     """Memory of this process for the inputs and outputs of all sessions."""
     return HostMemory(CudaPageLock(f"libcudart.so.{cuda.cuda_version().split('.')[0]}"))
-
-
-def _host_nodes(session: onnxruntime.InferenceSession, path: Path) -> HostNodes:
-    """The operators that run on the host. Those that compute with tensors are logged."""
-    provider = session.get_providers()[0]
-    nodes = left_on_host(session.get_provider_graph_assignment_info(), provider)
-    if nodes.tensors:
-        fields = {"graph": path, "provider": provider, "operators": ", ".join(nodes.tensors)}
-        log.warning("operators run on the host", extra=fields)
-    return nodes
-
-
-def _bind(session: onnxruntime.InferenceSession, path: Path) -> BoundSession | None:
-    try:
-        return BoundSession(session, _host_memory())
-    except UnboundOutputError as error:
-        log.warning(
-            "outputs are not bound to page-locked memory", extra={"graph": path, "reason": str(error)}
-        )
-        return None
 
 
 def _set_spinning(options: onnxruntime.SessionOptions, *, spins: bool) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE
@@ -16,12 +16,11 @@ from attention_serving.artifact.manifest import MANIFEST_FILE
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
 from attention_serving.server.engine.calibration import calibrated
 from attention_serving.server.engine.canary import run_bytes
-from attention_serving.server.engine.limits import MAX_TOLERANCE
+from attention_serving.server.engine.limits import MAX_TOLERANCE, chosen_versions
 from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device, ProviderError
-from attention_serving.server.engine.repository import FailedModel, Key, Model, Repository
-from attention_serving.server.engine.version_policy import VersionPolicy
+from attention_serving.server.engine.repository import FailedModel, Key, Model
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class ModelStore:
         folder: The folder.
         device: Where graphs run.
         max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
-        policy: Which versions are served.
+        policy: Which versions are served; see `chosen_versions`.
         proof_keys: If there are any, each artifact must have a certificate that one of them verifies.
         max_golden_bytes: Expected memory of the largest golden cases that models keep, to replay them while
             they serve; 0 if they keep none.
@@ -50,7 +49,7 @@ class ModelStore:
     folder: Path
     device: Device
     max_tolerance: float = MAX_TOLERANCE
-    policy: VersionPolicy = field(default_factory=VersionPolicy)
+    policy: str = "all"
     proof_keys: tuple[PublicKey, ...] = ()
     max_golden_bytes: int = 0
 
@@ -66,7 +65,7 @@ class ModelStore:
 
     def chosen(self, name: str) -> list[str]:
         """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
-        return self.policy.choose(versions(self.folder, name))
+        return chosen_versions(self.policy, versions(self.folder, name))
 
     def artifacts(self, names: Iterable[str]) -> list[Key]:
         """Name and version of every artifact that is to be served, of some models.
@@ -95,25 +94,22 @@ class ModelStore:
 
     def load(self, name: str, version: str) -> Model:
         """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
-        path = self.folder / name / version
+        path, fields = self.folder / name / version, {"model": name, "version": version}
         started = time.monotonic()
         try:
             model = self._loaded(path)
         except (ArtifactError, ProviderError) as error:
-            log.error("model failed to load", extra={"model": name, "version": version, "reason": str(error)})
+            log.error("model failed to load", extra={**fields, "reason": str(error)})
             reason = error.reason if isinstance(error, ArtifactError) else str(error)
             return FailedModel(name, version, reason)
         except Exception as error:  # one model must not keep the others from being served
-            fields = {"model": name, "version": version, "path": str(path)}
-            log.exception("model failed to load", extra=fields)
-            return FailedModel(
-                name, version, f"unexpected {type(error).__name__}; the server's log has details"
-            )
+            log.exception("model failed to load", extra={**fields, "path": str(path)})
+            reason = f"unexpected {type(error).__name__}; the server's log has details"
+            return FailedModel(name, version, reason)
         log.info(
             "model ready",
             extra={
-                "model": name,
-                "version": version,
+                **fields,
                 "provider": model.provider,
                 "parity_max_abs_error": float(f"{model.measured_error:.3g}"),
                 "seconds": round(time.monotonic() - started, 3),
@@ -136,21 +132,6 @@ class ModelStore:
             fields = {"model": model.name, "version": model.version, "cases": dropped, "kept": len(kept)}
             log.warning("golden vectors too large to be replayed in service", extra=fields)
         return dataclasses.replace(model, golden=kept)
-
-
-def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> Repository:
-    """Loads every artifact of a folder. A damaged artifact affects only its own model.
-
-    Args:
-        folder: The repository.
-        device: Where graphs run.
-        max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
-
-    Raises:
-        RepositoryError: The folder does not exist or does not contain a model.
-    """
-    store = ModelStore(folder, device, max_tolerance)
-    return Repository(store.load(*key) for key in store.artifacts(store.names()))
 
 
 def _files(folder: Path) -> Signature:

@@ -8,7 +8,7 @@ from attention_serving.server.engine.dimensions import DTYPES
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.text_spans import token_spans
+from attention_serving.server.engine.outputs import token_spans
 from attention_serving.server.engine.tokenizer import TEXT, TextLimits
 from attention_serving.server.engine.types import Request
 
@@ -46,18 +46,20 @@ def encode_texts(
         )
     limits.check_sequences(TEXT, len(request.texts))
     bounds = _text_limits(model, limits)
-    prefix = _prompt(request, model)
+    prefix, truncates = _prompt(request, model), request.truncate
+    if truncates is None:
+        truncates = model.encoder is not None and model.encoder.truncates
     offsets = request.return_offsets or request.spans is not None
     if reservation is not None:
         characters = sum(map(len, request.texts)) + len(prefix) * len(request.texts)
         token_bytes = TOKEN_BYTES + (OFFSET_BYTES if offsets else 0)
         reservation.add(token_bytes * min(bounds.tokens, characters))
-    encoded = model.text_encoder.encode_all(
+    encoded = model.text_encoder.encode(
         request.texts,
         bounds,
         request.deadline,
         prefix=prefix,
-        truncates=_truncates(request, model),
+        truncates=truncates,
         offsets=offsets,
     )
     return dataclasses.replace(
@@ -94,12 +96,6 @@ def _prompt(request: Request, model: LoadedModel) -> str:
         known = f"must be one of {', '.join(prompts)}" if prompts else f"model {model.name!r} has no prompts"
         raise InvalidRequestError(PROMPT, f"is {name[:100]!r}; {known}")
     return prompts[name] if name else ""
-
-
-def _truncates(request: Request, model: LoadedModel) -> bool:
-    if request.truncate is not None:
-        return request.truncate
-    return model.encoder is not None and model.encoder.truncates
 
 
 def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:

@@ -6,11 +6,13 @@ model nor tensors in memory.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 # Identifies a request among the records of its owner, such as the span of a trace.
 Reference = tuple[bytes, bytes]
 
 
+@dataclass(eq=False, kw_only=True, slots=True)
 class RecordedRun:
     """One run, which its requests share.
 
@@ -28,38 +30,17 @@ class RecordedRun:
         reference: What its first reader identifies it by; None until then.
     """
 
-    __slots__ = (
-        "ended_at",
-        "graph",
-        "model",
-        "padding",
-        "precision",
-        "reference",
-        "requests",
-        "rows",
-        "sequences",
-        "started_at",
-        "version",
-    )
-
-    def __init__(
-        self,
-        *,
-        model: str,
-        version: str,
-        precision: str,
-        graph: str,
-        sequences: int,
-        rows: int,
-        padding: int,
-        started_at: float,
-        ended_at: float,
-    ) -> None:
-        self.model, self.version, self.precision, self.graph = model, version, precision, graph
-        self.sequences, self.rows, self.padding = sequences, rows, padding
-        self.started_at, self.ended_at = started_at, ended_at
-        self.requests: list[Reference] = []
-        self.reference: Reference | None = None
+    model: str
+    version: str
+    precision: str
+    graph: str
+    sequences: int
+    rows: int
+    padding: int
+    started_at: float
+    ended_at: float
+    requests: list[Reference] = field(default_factory=list)
+    reference: Reference | None = None
 
     @property
     def is_shared(self) -> bool:

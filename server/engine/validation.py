@@ -8,15 +8,16 @@ from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import POSITIONS, GraphKind, TensorSpec
 from attention_serving.server.engine.dimensions import DTYPES, dimensions
-from attention_serving.server.engine.embeddings import check_dimensions
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
-from attention_serving.server.engine.head_selection import check_selection, left_out_bytes
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.text_spans import (
+from attention_serving.server.engine.outputs import (
     SPANS,
+    check_dimensions,
     check_pooling,
+    check_selection,
     check_spans,
+    left_out_bytes,
     result_bytes,
     sum_bytes,
 )

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, Field, field_validator
 
-from attention_serving.server.engine.limits import MAX_TOLERANCE
-from attention_serving.server.engine.version_policy import VersionPolicy
+from attention_serving.server.engine.limits import MAX_TOLERANCE, chosen_versions
 
 
 class Models(BaseModel):
@@ -70,5 +69,5 @@ class Models(BaseModel):
     @field_validator("version_policy")
     @classmethod
     def _is_a_policy(cls, value: str) -> str:
-        VersionPolicy.parse(value)
+        chosen_versions(value, ())
         return value

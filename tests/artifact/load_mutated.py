@@ -23,9 +23,9 @@ from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import FailedModel, Repository
-from attention_serving.server.engine.store import load_repository
 from attention_serving.server.engine.types import Ragged, Request
 from tests.artifact.mutations import mutate
+from tests.server.samples import load_repository
 
 SELF, CROSS, TEXT = "tiny-self", "tiny-cross", "sentence-self-attention"
 DEVICE = Device(threads=1)

@@ -13,13 +13,12 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.store import load_repository
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.test_admission import attend_on
 from tests.server.rpc.transport.test_first_message import (
     test_the_second_message_follows_a_first_that_announced_it as send_two,
 )
-from tests.server.samples import SELF
+from tests.server.samples import SELF, load_repository
 from tests.server.seams import PATIENCE_SECONDS, Served
 
 pytestmark = pytest.mark.chaos

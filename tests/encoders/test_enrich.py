@@ -18,6 +18,7 @@ from numpy.testing import assert_allclose
 from attention_serving.enrich import enrich
 from attention_serving.enrich.local import LocalBackend
 from attention_serving.server.engine.in_process import InProcessModel
+from attention_serving.server.engine.types import Request
 from scripts.local_server import ServerProcess
 from tests.encoders.repository import INT8, SENTENCE, SHORT, TRUNCATING
 from tests.encoders.texts import ATOL, RTOL, TEXTS, Options, rows_of, token_ids
@@ -183,9 +184,9 @@ def test_texts_are_encoded_ahead_on_a_thread_of_their_own(
 
 
 def _only_with_ids(compute: Any) -> Any:
-    def checked(model: InProcessModel, inputs: Options, texts: tuple[str, ...], **options: Any) -> Any:
-        assert not texts
-        return compute(model, inputs, texts, **options)
+    def checked(model: InProcessModel, request: Request, inputs: Options) -> Any:
+        assert not request.texts
+        return compute(model, request, inputs)
 
     return checked
 

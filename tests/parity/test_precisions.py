@@ -27,10 +27,10 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import FailedModel
-from attention_serving.server.engine.store import load_repository
 from attention_serving.server.engine.types import Ragged, Request
 from scripts.local_server import ServerProcess
 from tests.parity import paths
+from tests.server.samples import load_repository
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import Array, assert_parity, attend
 

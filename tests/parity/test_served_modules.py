@@ -17,13 +17,13 @@ from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInfer
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.store import load_repository
 from attention_serving.server.engine.types import Ragged, Request, Result
 from attention_serving.server.rpc.attention import codec as attention_codec
 from attention_serving.server.rpc.open_inference import codec as open_inference_codec
 from attention_serving.server.rpc.open_inference.response import encode
 from scripts.local_server import ServerProcess
 from tests.server.rpc.messages import answered, raw_request
+from tests.server.samples import load_repository
 from tests.support import open_inference
 from tests.support.eager import Array, assert_parity
 from tests.support.modules import ENCODER, encoder

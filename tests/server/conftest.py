@@ -7,8 +7,7 @@ import pytest
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.store import load_repository
-from tests.server.samples import CROSS, SELF, TEXT
+from tests.server.samples import CROSS, SELF, TEXT, load_repository
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,11 @@ from attention_serving.export.signature import AttentionModule
 from attention_serving.model.attention import MultiHeadAttention
 from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import build_preset
-from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.limits import MAX_TOLERANCE, Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.store import ModelStore
 from attention_serving.server.engine.types import (
     Array,
     Mask,
@@ -50,6 +53,12 @@ def eager_module(name: str) -> AttentionModule:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return MultiHeadAttention(CONFIGS[name]).eval()
+
+
+def load_repository(folder: Path, device: Device, *, max_tolerance: float = MAX_TOLERANCE) -> Repository:
+    """Loads every artifact of a folder."""
+    store = ModelStore(folder, device, max_tolerance)
+    return Repository(store.load(*key) for key in store.artifacts(store.names()))
 
 
 def export_samples(folder: Path) -> Path:

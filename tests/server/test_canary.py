@@ -237,7 +237,7 @@ def test_a_graph_that_no_longer_runs_is_withdrawn(folder: Path, tmp_path: Path) 
             raise RuntimeError(MESSAGE)
 
         broken = tapped(original, fail)
-        assert watched.repository.exchange(original, broken)
+        watched.repository.replace(SELF, {"1": broken})
         watched.control._changed()
         del original, broken
         wait_until(lambda: watched.index()[1].state is ModelState.UNAVAILABLE)
@@ -255,7 +255,7 @@ def test_a_replay_without_memory_is_not_a_fault(folder: Path, tmp_path: Path) ->
 
     with watching(folder, tmp_path) as watched:
         original = watched.repository.ready(SELF)
-        assert watched.repository.exchange(original, tapped(original, refuse))
+        watched.repository.replace(SELF, {"1": tapped(original, refuse)})
         watched.control._changed()
         wait_until(lambda: len(tries) > 10)
         assert watched.failures() == 0

@@ -11,9 +11,8 @@ from attention_serving.artifact.manifest import BATCH_AXIS, POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.engine.dimensions import MAX_CACHED_SEQUENCES
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.model_caches import cached_by_model
-from attention_serving.server.engine.text_spans import SPANS
+from attention_serving.server.engine.model import LoadedModel, cached_by_model
+from attention_serving.server.engine.outputs import SPANS
 from attention_serving.server.engine.types import (
     BITS_PER_BYTE,
     Array,

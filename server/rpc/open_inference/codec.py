@@ -12,10 +12,10 @@ from typing import NamedTuple
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.engine.embeddings import check_dimensions
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.outputs import check_dimensions
 from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.tokenizer import FEW_TEXTS, TEXT
 from attention_serving.server.engine.types import Request

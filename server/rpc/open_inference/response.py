@@ -11,8 +11,7 @@ from attention_serving.artifact.encoder import EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.dimensions import DTYPES, MAX_CACHED_SEQUENCES
-from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.model_caches import cached_by_model
+from attention_serving.server.engine.model import LoadedModel, cached_by_model
 from attention_serving.server.engine.types import Array, Request, Result
 from attention_serving.server.rpc.half_precision import WireFloat, narrowed
 from attention_serving.server.rpc.open_inference.parameters import REGION, REGION_OFFSET, REGION_SIZE

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attention_serving.server.engine.arena import IDLE_SECONDS, LARGE_RUN_BYTES, ArenaTrimmer
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.run_memory import IDLE_SECONDS, LARGE_RUN_BYTES, ArenaTrimmer
 from tests.server.samples import ROOT
 
 
@@ -33,17 +33,19 @@ PROGRAM = """
 import resource, sys, time
 from pathlib import Path
 import numpy as np
-from attention_serving.server.engine import arena
+from attention_serving.server.engine import run_memory
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.store import load_repository
+from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.store import ModelStore
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.types import Ragged, Request
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-arena.IDLE_SECONDS = 0.5
-engine = Engine(load_repository(Path(sys.argv[1]), Device(threads=1)))
+run_memory.IDLE_SECONDS = 0.5
+store = ModelStore(Path(sys.argv[1]), Device(threads=1))
+engine = Engine(Repository([store.load("tiny-self", "1")]))
 rows = Ragged(np.ones((4096, 4), np.float32), (4096,))
 request = Request(inputs={"query": rows})
 before = resident()

@@ -12,11 +12,10 @@ from onnx import TensorProto, helper
 
 from attention_serving.artifact.golden import load_golden
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.binding import BoundSession, UnboundOutputError
+from attention_serving.server.engine.binding import BoundSession, HostMemory, UnboundOutputError
 from attention_serving.server.engine.execute import run_batch
 from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.pinned import HostMemory
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.session import RunControl, Session
 from attention_serving.server.engine.types import Array, MaskKind

@@ -12,12 +12,12 @@ import pytest
 from attention_serving.server.engine.control import INCOMPLETE, IndexEntry, ModelState, RepositoryControl
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError
+from attention_serving.server.engine.limits import chosen_versions
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.store import ModelStore, RepositoryError
 from attention_serving.server.engine.types import Request, Result
-from attention_serving.server.engine.version_policy import VersionPolicy
 from tests.server.samples import SELF, ragged
 from tests.server.seams import PATIENCE_SECONDS
 
@@ -31,7 +31,7 @@ def folder(artifacts: Path, tmp_path: Path) -> Path:
 
 
 def control_of(folder: Path, policy: str = "all") -> RepositoryControl:
-    store = ModelStore(folder, DEVICE, policy=VersionPolicy.parse(policy))
+    store = ModelStore(folder, DEVICE, policy=policy)
     keys = [(name, version) for name in store.names() for version in store.chosen(name)]
     return RepositoryControl(store, Repository(store.load(*key) for key in keys))
 
@@ -221,7 +221,7 @@ def test_a_change_that_was_never_made_is_dropped_by_the_next(folder: Path) -> No
     ],
 )
 def test_a_policy_chooses_versions(policy: str, versions: list[str], chosen: list[str]) -> None:
-    assert VersionPolicy.parse(policy).choose(versions) == chosen
+    assert chosen_versions(policy, versions) == chosen
 
 
 @pytest.mark.parametrize(
@@ -229,4 +229,4 @@ def test_a_policy_chooses_versions(policy: str, versions: list[str], chosen: lis
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be one of all, latest"):
-        VersionPolicy.parse(text)
+        chosen_versions(text, ())

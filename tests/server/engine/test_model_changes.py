@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from attention_serving.server.engine.control import RepositoryControl
-from attention_serving.server.engine.model_changes import ChangeKind, ModelChange, initial
+from attention_serving.server.engine.control import (
+    ChangeKind,
+    ModelChange,
+    RepositoryControl,
+    initial_changes,
+)
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import FailedModel, Repository
 from attention_serving.server.engine.store import ModelStore
@@ -70,7 +74,7 @@ def damage(folder: Path) -> None:
 
 
 def test_the_models_of_a_start_are_loaded_or_failed(loaded: Repository) -> None:
-    found = list(initial([loaded.ready(SELF), FailedModel(CROSS, "1", "damaged")]))
+    found = list(initial_changes([loaded.ready(SELF), FailedModel(CROSS, "1", "damaged")]))
     assert found == [LOADED, ModelChange(CROSS, ChangeKind.LOAD, succeeded=False)]
 
 

@@ -20,8 +20,8 @@ from attention_serving.server.engine.errors import ModelNotFoundError, ModelNotR
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import FailedModel, Repository
-from attention_serving.server.engine.store import RepositoryError, load_repository
-from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
+from attention_serving.server.engine.store import RepositoryError
+from tests.server.samples import CROSS, SELF, assert_answers, load_repository, request_of, validated_of
 
 DEVICE = Device(threads=1)
 MANIFEST, GOLDEN, GRAPH = "manifest.json", "golden.safetensors", "model.lengths.onnx"

@@ -8,11 +8,11 @@ import pytest
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine import batch_queue
-from attention_serving.server.engine.arena import LARGE_RUN_BYTES
 from attention_serving.server.engine.batch import PendingRequest
 from attention_serving.server.engine.errors import RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.run_memory import LARGE_RUN_BYTES
 from attention_serving.server.engine.scheduler import Scheduler
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import MESSAGE, SAME_FOR_ALL, Recorder, costing, outcome
@@ -56,7 +56,7 @@ def assert_still_runs(scheduler: Scheduler, model: LoadedModel) -> None:
 def test_threads_survive_an_arena_that_cannot_be_trimmed(
     self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attention_serving.server.engine.arena.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("attention_serving.server.engine.run_memory.IDLE_SECONDS", 0.0)
     broken = as_type(BrokenTrim, self_model)
     for seed in range(4):
         request = validated_of(broken, [(2, 2)], seed=seed)

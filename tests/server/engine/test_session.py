@@ -11,8 +11,7 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.repository import FailedModel
 from attention_serving.server.engine.session import Session
-from attention_serving.server.engine.store import load_repository
-from tests.server.samples import HEADS, SELF
+from tests.server.samples import HEADS, SELF, load_repository
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"

@@ -16,7 +16,7 @@ from attention_serving.model.encoder.config import POOLINGS as EVERY_POOLING
 from attention_serving.model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.text_spans import (
+from attention_serving.server.engine.outputs import (
     BLOCK_SPANS,
     POOLINGS,
     check_pooling,

@@ -101,8 +101,8 @@ def test_offsets_are_those_of_the_library_and_the_ids_do_not_change(
 ) -> None:
     encoder, reference = pair
     given_texts = tuple(text.encode() if as_bytes else text for text in texts)
-    found = encoder.encode_all(given_texts, TextLimits(), offsets=True)
-    plain = encoder.encode_all(given_texts, TextLimits())
+    found = encoder.encode(given_texts, TextLimits(), offsets=True)
+    plain = encoder.encode(given_texts, TextLimits())
     assert found.ids.rows.tolist() == plain.ids.rows.tolist()
     assert plain.offsets is None
     assert offsets_of(found) == [reference.encode(text).offsets for text in texts]
@@ -120,14 +120,14 @@ def test_offsets_are_those_of_the_library_and_the_ids_do_not_change(
     ],
 )
 def test_the_characters_of_tokens_outside_ascii(name: str, expected: list[str], tmp_path: Path) -> None:
-    found = encoder_of(TOKENIZERS[name](), tmp_path).encode_all((TEXT,), TextLimits(), offsets=True)
+    found = encoder_of(TOKENIZERS[name](), tmp_path).encode((TEXT,), TextLimits(), offsets=True)
     (offsets,) = offsets_of(found)
     assert [TEXT[start:end] for start, end in offsets] == expected
     assert (offsets[0], offsets[-1]) == ((0, 0), (0, 0))
 
 
 def test_a_composed_character_has_the_first_of_its_characters(tmp_path: Path) -> None:
-    found = encoder_of(unigram(), tmp_path).encode_all((TEXT,), TextLimits(), offsets=True)
+    found = encoder_of(unigram(), tmp_path).encode((TEXT,), TextLimits(), offsets=True)
     (offsets,) = offsets_of(found)
     shown = [TEXT[start:end] for start, end in offsets]
     assert shown[1:4] == ["L", "Li", "fe"]  # the mark of the first word stands for its first character
@@ -141,7 +141,7 @@ def test_tokens_of_a_prefix_have_no_characters(
     pair: tuple[TextEncoder, Tokenizer], text: str, prefix: str
 ) -> None:
     encoder, reference = pair
-    found = encoder.encode_all((text,), TextLimits(), prefix=prefix, offsets=True)
+    found = encoder.encode((text,), TextLimits(), prefix=prefix, offsets=True)
     own = len(prefix)
     expected = [(max(0, a - own), max(0, b - own)) for a, b in reference.encode(prefix + text).offsets]
     assert offsets_of(found) == [expected]
@@ -154,7 +154,7 @@ def test_a_text_that_is_cut_ends_where_its_next_token_begins(
 ) -> None:
     encoder, reference = pair
     most = 6
-    found = encoder.encode_all((text,), TextLimits(text_tokens=most), truncates=True, offsets=True)
+    found = encoder.encode((text,), TextLimits(text_tokens=most), truncates=True, offsets=True)
     whole = reference.encode(text, add_special_tokens=False)
     everything = reference.encode(text).offsets
     (offsets,) = offsets_of(found)
@@ -171,7 +171,6 @@ def test_a_text_far_too_long_is_cut_at_the_same_character(pair: tuple[TextEncode
     encoder, _ = pair
     limits = TextLimits(text_tokens=6)
     found, shorter = (
-        encoder.encode_all(("Life e x " * count,), limits, truncates=True, offsets=True)
-        for count in (5000, 10)
+        encoder.encode(("Life e x " * count,), limits, truncates=True, offsets=True) for count in (5000, 10)
     )
     assert (offsets_of(found), found.ends) == (offsets_of(shorter), shorter.ends)

@@ -134,7 +134,7 @@ def test_added_tokens_in_a_text_are_known(tmp_path: Path) -> None:
     tokenizer = bpe()
     tokenizer.add_tokens(["xyz"])
     tokenizer.add_special_tokens(["[SEP]"])
-    ids = encoder(tokenizer, tmp_path).encode(("low xyz [SEP] er",)).rows.tolist()
+    ids = encoder(tokenizer, tmp_path).encode(("low xyz [SEP] er",)).ids.rows.tolist()
     assert [tokenizer.id_to_token(i) for i in ids] == ["low", "xyz", "[SEP]", "er"]
 
 
@@ -165,7 +165,7 @@ def test_text_becomes_the_token_ids_of_its_tokenizer(
     build: Build, text: str, tokens: list[str], tmp_path: Path
 ) -> None:
     tokenizer = build()
-    ragged = encoder(tokenizer, tmp_path).encode((text, text))
+    ragged = encoder(tokenizer, tmp_path).encode((text, text)).ids
     assert [tokenizer.id_to_token(i) for i in ragged.rows.tolist()] == [*tokens, *tokens]
     assert list(ragged.lengths) == [len(tokens)] * 2
 
@@ -183,7 +183,7 @@ def test_text_becomes_the_token_ids_of_its_tokenizer(
 )
 def test_byte_level_encodes_every_text(text: str, tmp_path: Path) -> None:
     tokenizer = byte_level()
-    ids = encoder(tokenizer, tmp_path).encode((text,)).rows.tolist()
+    ids = encoder(tokenizer, tmp_path).encode((text,)).ids.rows.tolist()
     assert len(ids) == len(text.encode())
     assert tokenizer.decode(ids) == text
 
@@ -192,7 +192,7 @@ def test_byte_level_encodes_every_text(text: str, tmp_path: Path) -> None:
 @given(text=st.text(min_size=1))
 def test_byte_fallback_encodes_every_text(text: str, tmp_path: Path) -> None:
     tokenizer = byte_level()
-    ids = encoder(tokenizer, tmp_path).encode((text,)).rows.tolist()
+    ids = encoder(tokenizer, tmp_path).encode((text,)).ids.rows.tolist()
     assert tokenizer.decode(ids) == text
 
 
@@ -202,7 +202,7 @@ def test_special_tokens_of_the_post_processor_are_kept(build: Build, tmp_path: P
     tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
     special = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
-    ragged = encoder(tokenizer, tmp_path).encode(("low low", "low"))
+    ragged = encoder(tokenizer, tmp_path).encode(("low low", "low")).ids
     tokens = [tokenizer.id_to_token(i) for i in ragged.rows.tolist()]
     assert tokens == ["[CLS]", "low", "low", "[SEP]", "[CLS]", "low", "[SEP]"]
     assert list(ragged.lengths) == [4, 3]
@@ -252,7 +252,7 @@ def test_a_text_is_refused_for_its_tokens_only_if_the_whole_of_it_has_too_many(
 ) -> None:
     unlimited = encoder(build(), tmp_path)
     try:
-        (length,) = unlimited.encode((text,)).lengths
+        (length,) = unlimited.encode((text,)).ids.lengths
     except InvalidRequestError:  # no words
         return
     try:
@@ -260,7 +260,7 @@ def test_a_text_is_refused_for_its_tokens_only_if_the_whole_of_it_has_too_many(
     except LimitExceededError:
         assert length > limit
     else:
-        assert found.lengths == (length,)
+        assert found.ids.lengths == (length,)
         assert length <= limit
 
 
@@ -326,5 +326,5 @@ def test_an_unknown_word_far_into_a_long_text_is_found(space: str, tmp_path: Pat
     text = space.join(["low"] * 20_000 + ["far"] + ["low"] * 20_000)
     with pytest.raises(InvalidRequestError, match=r"text: unknown words: 'far'$"):
         encoder(bpe(), tmp_path).encode((text,))
-    (length,) = encoder(bpe(), tmp_path).encode((text.replace("far", "low"),)).lengths
+    (length,) = encoder(bpe(), tmp_path).encode((text.replace("far", "low"),)).ids.lengths
     assert length == 40_001

@@ -49,7 +49,7 @@ def pair(
 @given(texts=st.lists(st.text(st.sampled_from("eat first  \t☕é")), min_size=1, max_size=4))
 def test_the_ids_are_those_of_the_library(pair: tuple[TextEncoder, Tokenizer], texts: list[str]) -> None:
     encoder, reference = pair
-    found = encoder.encode_all(tuple(texts), LIMITS, truncates=True)
+    found = encoder.encode(tuple(texts), LIMITS, truncates=True)
     expected = [reference.encode(text) for text in texts]
     assert found.ids.rows.tolist() == [number for each in expected for number in each.ids]
     assert found.ids.lengths == tuple(len(each.ids) for each in expected)
@@ -59,7 +59,7 @@ def test_the_ids_are_those_of_the_library(pair: tuple[TextEncoder, Tokenizer], t
 def test_a_text_far_too_long_is_cut_to_the_same_tokens(pair: tuple[TextEncoder, Tokenizer]) -> None:
     encoder, reference = pair
     text = "first dessert  eat " * 5000
-    found = encoder.encode_all((text.encode(),), LIMITS, truncates=True)
+    found = encoder.encode((text.encode(),), LIMITS, truncates=True)
     assert found.ids.rows.tolist() == reference.encode(text).ids
     assert found.truncated == (0,)
 
@@ -67,16 +67,16 @@ def test_a_text_far_too_long_is_cut_to_the_same_tokens(pair: tuple[TextEncoder, 
 def test_without_it_the_text_is_refused(pair: tuple[TextEncoder, Tokenizer]) -> None:
     encoder, _ = pair
     with pytest.raises(LimitExceededError, match=rf"text 1 has \d+ or more tokens; the limit is {MOST}"):
-        encoder.encode_all(("eat", "eat " * 9), LIMITS)
+        encoder.encode(("eat", "eat " * 9), LIMITS)
 
 
 def test_the_prefix_counts_as_text(pair: tuple[TextEncoder, Tokenizer]) -> None:
     encoder, reference = pair
-    found = encoder.encode_all(("first", "eat first eat first"), LIMITS, prefix="eat ", truncates=True)
+    found = encoder.encode(("first", "eat first eat first"), LIMITS, prefix="eat ", truncates=True)
     expected = [reference.encode(f"eat {text}").ids for text in ("first", "eat first eat first")]
     assert found.ids.rows.tolist() == [number for ids in expected for number in ids]
 
 
 def test_a_truncated_text_must_still_be_utf_8(pair: tuple[TextEncoder, Tokenizer]) -> None:
     with pytest.raises(InvalidRequestError, match="text 0 is not UTF-8"):
-        pair[0].encode_all((b"\xff",), LIMITS, truncates=True)
+        pair[0].encode((b"\xff",), LIMITS, truncates=True)

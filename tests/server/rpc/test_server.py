@@ -18,7 +18,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.tokenizer import EncodedTexts, TextEncoder, TextLimits
+from attention_serving.server.engine.tokenizer import UNLIMITED, EncodedTexts, TextEncoder, TextLimits
 from attention_serving.server.engine.types import Text
 from attention_serving.server.errors import BindError
 from attention_serving.server.metrics import Metrics
@@ -47,10 +47,10 @@ class BrokenEncoder(TextEncoder):
     def __init__(self, encoder: TextEncoder) -> None:
         self._sound = encoder
 
-    def encode_all(
+    def encode(
         self,
         texts: tuple[Text, ...],
-        limits: TextLimits,
+        limits: TextLimits = UNLIMITED,
         deadline: float = math.inf,
         *,
         prefix: str = "",
@@ -59,7 +59,7 @@ class BrokenEncoder(TextEncoder):
     ) -> EncodedTexts:
         if "is" in texts:
             raise ValueError("a secret")
-        return self._sound.encode_all(
+        return self._sound.encode(
             texts, limits, deadline, prefix=prefix, truncates=truncates, offsets=offsets
         )
 

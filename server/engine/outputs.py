@@ -1,10 +1,13 @@
-"""Spans: the tokens of each part of a text, and one vector for each part, pooled from theirs.
+"""What requests select of a model's outputs: certain heads, embeddings of spans, shortened embeddings.
 
-The whole text runs through the encoder before the vectors of a part's tokens are pooled, so that each part
-is embedded in its context. Source: Günther et al., "Late Chunking: Contextual Chunk Embeddings Using
-Long-Context Embedding Models" (2024).
+A span is a part of a text or sequence. The whole text runs through the encoder before the vectors of a span's
+tokens are pooled, so that each span is embedded in its context. Source: Günther et al., "Late Chunking:
+Contextual Chunk Embeddings Using Long-Context Embedding Models" (2024). Shortened embeddings are the first
+elements of each, as Matryoshka models are trained for. Source: Kusupati et al., "Matryoshka Representation
+Learning" (2022), section 3.
 
-Shapes: n spans of one sequence, T tokens, d width of a token vector.
+Shapes: L layers, H heads, Tq and Tk query and key rows; n spans of one sequence, T tokens, d width of a token
+vector.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -13,18 +16,94 @@ from typing import Final
 
 import numpy as np
 
-from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING, EncoderFacts
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.tokenizer import EncodedTexts
-from attention_serving.server.engine.types import Array, Ragged
+from attention_serving.server.engine.types import Array, HeadSelection, Ragged, SequenceShape
 
+LAYERS: Final = "head_selection.layers"
+HEADS: Final = "head_selection.heads"
 SPANS: Final = "spans"
+DIMENSIONS: Final = "dimensions"
 FLOAT_BYTES, SUM_BYTES = 4, 8
 # Spans that are pooled at a time: the sums are of double precision, and need memory beside the result.
 BLOCK_SPANS = 1024
 LEAST_NORM = 1e-12
+
+
+def check_selection(selection: HeadSelection, model: LoadedModel) -> None:
+    """Checks that a model, which has attention weights, has the layers and heads.
+
+    Raises:
+        InvalidRequestError: It lacks one of them, or one is named twice.
+    """
+    layers, heads = _counts(model)
+    if selection.layers and not layers:
+        raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
+    _check(LAYERS, selection.layers, layers)
+    _check(HEADS, selection.heads, heads)
+
+
+def _check(field: str, chosen: Sequence[int], count: int) -> None:
+    if wrong := [index for index in chosen[: count + 1] if index >= count]:
+        raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
+    if len(chosen) > count or len(set(chosen)) < len(chosen):
+        raise InvalidRequestError(field, "names one of them twice")
+
+
+def left_out_bytes(selection: HeadSelection, model: LoadedModel, sequences: Sequence[SequenceShape]) -> int:
+    """Size of the weights of all sequences that are not selected, in bytes."""
+    layers, heads = _counts(model)
+    layers = max(1, layers)
+    selected = (len(selection.layers) or layers) * (len(selection.heads) or heads)
+    pairs = sum([sequence.lengths[0] * sequence.lengths[1] for sequence in sequences])
+    return (layers * heads - selected) * pairs * FLOAT_BYTES
+
+
+def select(weights: Array, selection: HeadSelection) -> Array:
+    """A copy of the selected weights.
+
+    Args:
+        weights: (L, H, Tq, Tk), or (H, Tq, Tk) of a model that is not a text encoder.
+        selection: Layers and heads, in the order of the result.
+    """
+    *layers, heads, _, _ = weights.shape
+    chosen = [selection.layers or range(count) for count in layers]
+    found: Array = weights[np.ix_(*chosen, selection.heads or range(heads))]
+    return found
+
+
+def _counts(model: LoadedModel) -> tuple[int, int]:
+    """The numbers of layers and heads of a model's weights; 0 layers if it is not a text encoder."""
+    outputs = model.manifest.graphs[GraphKind.WEIGHTS].outputs
+    axes = next(spec.axes for spec in outputs if spec.name == ATTENTION_WEIGHTS)
+    *layers, heads = [int(axis) for axis in axes[1:-2]]
+    return sum(layers), heads
+
+
+def check_dimensions(dimensions: int, model: LoadedModel) -> None:
+    """Checks whether embeddings of a model can be shortened to a number of elements.
+
+    Raises:
+        InvalidRequestError: The model does not allow it.
+    """
+    if model.encoder is None:
+        raise InvalidRequestError(DIMENSIONS, f"model {model.name!r} is not a text encoder")
+    allowed = (*model.encoder.dimensions, model.encoder.embedding_width)
+    if dimensions not in allowed:
+        raise InvalidRequestError(
+            DIMENSIONS, f"is {dimensions}; model {model.name!r} allows {', '.join(map(str, allowed))}"
+        )
+
+
+def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int) -> dict[str, list[Array]]:
+    """The outputs of a request with its embeddings (..., d) cut to (..., dimensions), normalised again."""
+    if not dimensions or model.encoder is None or EMBEDDING not in outputs:
+        return outputs
+    cut = [embedding[..., :dimensions] for embedding in outputs[EMBEDDING]]
+    return {**outputs, EMBEDDING: [_normalised(each) for each in cut] if model.encoder.normalised else cut}
 
 
 def token_spans(spans: Ragged, encoded: EncodedTexts) -> Ragged:
@@ -143,8 +222,12 @@ def pooled(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:
     """
     parts = [POOLINGS[name](rows, spans) for name in encoder.pooling]
     found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    if encoder.normalised:
-        found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), LEAST_NORM)
+    return _normalised(found) if encoder.normalised else found
+
+
+def _normalised(vectors: Array) -> Array:
+    """The vectors (..., d) with length 1."""
+    found: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_NORM)
     return found
 
 
