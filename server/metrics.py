@@ -41,7 +41,12 @@ _LOAD: tuple[tuple[str, str, AmongWorkers, Callable[[Load], float]], ...] = (
         "livesum",
         lambda load: load[1].waiting,
     ),
-    ("attention_open_connections", "Number of connections.", "livesum", lambda load: load[1].connections),
+    (
+        "attention_open_connections",
+        "Number of connections, counted at most every 10 seconds.",
+        "livesum",
+        lambda load: load[1].connections,
+    ),
     ("attention_open_streams", "Number of open streams.", "livesum", lambda load: load[1].streams),
     (
         "attention_in_flight_bytes",

@@ -3,7 +3,9 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +28,8 @@ from attention_serving.server.engine.types import Array, SequenceInputs
 MEASURED_LENGTH = 512
 # A smaller growth of the process says little about the run: it may be the interpreter's own.
 MEASURABLE_BYTES = 4 << 20
+Size: TypeAlias = tuple[int, int]
+"""Number of sequences, and length of each."""
 
 
 def calibrated(model: LoadedModel) -> LoadedModel:
@@ -35,8 +39,9 @@ def calibrated(model: LoadedModel) -> LoadedModel:
         # Memory first: that run leaves an arena in which the longest run that is timed finds its pages.
         pair_tensors[graph.kind] = graph.pair_tensors()
         costs[graph.kind] = graph.cost()
-    parallel = [_Graph(model, kind, parallel=True) for kind in model.parallel_sessions]
-    parallel_costs = {graph.kind: graph.cost() for graph in parallel}
+    parallel_costs = {
+        kind: _Graph(model, kind).parallel_cost(costs[kind]) for kind in model.parallel_sessions
+    }
     model.shrink_arena()
     return dataclasses.replace(model, costs=costs, pair_tensors=pair_tensors, parallel_costs=parallel_costs)
 
@@ -44,10 +49,9 @@ def calibrated(model: LoadedModel) -> LoadedModel:
 class _Graph:
     """Runs one graph with sequences of noise."""
 
-    def __init__(self, model: LoadedModel, kind: GraphKind, *, parallel: bool = False) -> None:
+    def __init__(self, model: LoadedModel, kind: GraphKind) -> None:
         self.kind = kind
         self._model = model
-        self._parallel = parallel
         # Batches of the lengths graph have unequal lengths: the first sequence is one row shorter.
         self._ragged = kind is GraphKind.LENGTHS
         self._longest = min(model.manifest.max_lengths.values(), default=math.inf)
@@ -56,27 +60,46 @@ class _Graph:
 
     def cost(self) -> RunCost:
         """Times runs of several sizes, up to one that takes long enough."""
-        sizes = [
+        clock = time.thread_time if self._model.runs_on_host else time.perf_counter
+        seconds = self._time(self._timed_sizes, clock)
+        return fit(self._operations(seconds), list(seconds.values()))
+
+    def parallel_cost(self, one_thread: RunCost) -> RunCost:
+        """The cost of runs on all threads, in terms of that on one.
+
+        Both are timed again by the wall clock: the clock of one thread leaves out the time in which other
+        processes have the core, so that one thread would look faster on a busy machine.
+        """
+        all_seconds = self._time(TIMED_SIZES_ALONE, time.perf_counter, parallel=True)
+        one_seconds = self._time(TIMED_SIZES_ALONE, time.perf_counter)
+        timed = [size for size in all_seconds if size in one_seconds]
+        operations = self._operations(timed)
+        ratios = [all_seconds[size] / one_seconds[size] for size in timed]
+        return fit(
+            operations,
+            [ratio * one_thread.seconds(*run) for ratio, run in zip(ratios, operations, strict=True)],
+        )
+
+    def _time(
+        self, sizes: Iterable[Size], clock: Callable[[], float], *, parallel: bool = False
+    ) -> dict[Size, float]:
+        """Times runs of those sizes that are nearest to the given ones, of those that the graph takes."""
+        possible = [
             (max(count, 2) if self._ragged else count, int(min(length + self._ragged, self._longest)))
-            for count, length in self._timed_sizes
+            for count, length in sizes
         ]
-        seconds = time_runs(sizes, self._run, self._clock)
-        operations = [self._model.operations(count, length, length) for count, length in seconds]
-        return fit(operations, list(seconds.values()))
+        return time_runs(possible, partial(self._run, parallel=parallel), clock)
+
+    def _operations(self, sizes: Iterable[Size]) -> list[tuple[int, int]]:
+        return [self._model.operations(count, length, length) for count, length in sizes]
 
     @property
-    def _timed_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Number of sequences, and length of each."""
-        if self._parallel or self.kind in IN_BLOCKS.values():
+    def _timed_sizes(self) -> tuple[Size, ...]:
+        if self.kind in IN_BLOCKS.values():
             return TIMED_SIZES_ALONE
         # The weights of large batches would be hundreds of megabytes of results.
         is_small = self._model.runs_on_host or self.kind is GraphKind.WEIGHTS
         return TIMED_SIZES if is_small else TIMED_SIZES_ON_DEVICE
-
-    @property
-    def _clock(self) -> Callable[[], float]:
-        is_own_thread = self._model.runs_on_host and not self._parallel
-        return time.thread_time if is_own_thread else time.perf_counter
 
     def pair_tensors(self) -> float:
         """Tensors of the size of the attention scores that a run holds, by its measured memory.
@@ -99,8 +122,8 @@ class _Graph:
             return expected
         return max(expected, (measured - row_bytes) / pair_bytes)
 
-    def _run(self, count: int, length: int) -> None:
-        run_batch(self._model, self.kind, self._sequences(count, length), parallel=self._parallel)
+    def _run(self, count: int, length: int, *, parallel: bool) -> None:
+        run_batch(self._model, self.kind, self._sequences(count, length), parallel=parallel)
 
     def _sequences(self, count: int, length: int) -> list[SequenceInputs]:
         lengths = [length - (self._ragged and index == 0) for index in range(count)]

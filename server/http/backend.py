@@ -26,9 +26,10 @@ OPTIONS = (
     # A proxy of the environment is not between two processes of one service.
     ("grpc.enable_http_proxy", 0),
     # A stopped process of the server is noticed: its calls end, and it gets no more. The server allows a ping
-    # every 10 s.
+    # every 10 s. gRPC's core waits a minute for the answer to a ping, whatever the timeout of keepalive is.
     ("grpc.keepalive_time_ms", 11_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # A server that starts again is found within a second.

@@ -21,7 +21,7 @@ from attention_serving.server.rpc.methods import SERVICES, all_methods
 from attention_serving.server.rpc.options import RpcOptions
 from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.rpc.transport import create_transport
-from attention_serving.server.rpc.transport.connections import connections
+from attention_serving.server.rpc.transport.connections import ConnectionCount
 from attention_serving.server.rpc.transport.credentials import private_credentials, tls_credentials
 from attention_serving.server.rpc.unix_socket import UnixSocket
 from attention_serving.server.security.guard import Guard
@@ -80,6 +80,7 @@ class RpcServer:
             options.max_concurrent_calls,
             options.send_timeout_seconds,
         )
+        self._connections = ConnectionCount(self._transport.addresses)
 
     def bind(self, private_socket: Path | None = None) -> int:
         """Binds the address and the Unix domain sockets. Returns the port, chosen by the system for port 0.
@@ -162,9 +163,9 @@ class RpcServer:
         return time.monotonic() - started
 
     def load(self) -> CallLoad:
-        """The calls that are open now. For any thread."""
+        """The calls that are open now, and the connections as last counted. For any thread."""
         load = self._calls.load() if self._calls else CallLoad()
-        return dataclasses.replace(load, connections=len(connections(self._transport.addresses)))
+        return dataclasses.replace(load, connections=self._connections.recent())
 
     def _drain(self) -> None:
         if self._calls is not None:

@@ -61,9 +61,9 @@ class Models(BaseModel):
     )
     latency: Literal["balanced", "lowest"] = Field(
         "balanced",
-        description="What idle threads do: balanced lets them sleep; lowest keeps them awake for a"
-        " millisecond, in a run and between requests, which answers a single caller sooner and uses more"
-        " processor time.",
+        description="What idle threads do: balanced lets them sleep; lowest keeps them awake between the"
+        " operators of a run, and for a millisecond between requests, which answers a single caller sooner"
+        " and uses more processor time.",
     )
 
     @field_validator("version_policy")

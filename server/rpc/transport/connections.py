@@ -1,17 +1,27 @@
 """The connections of a server's addresses, as the operating system sees them.
 
-gRPC's core ends connections only together with its server, and then cancels the calls that arrive at that
-moment: their callers see CANCELLED, which is not retried. A connection that the operating system ends shows
-UNAVAILABLE to them, and can be ended while others go on. Linux only: elsewhere no connections are found.
+This is the only file that touches the sockets of gRPC's core, because the core alone cannot keep what a drain
+promises: that callers see an answer or UNAVAILABLE, and that each connection ends as soon as it is idle. It
+has no call that stops listening or ends one connection. It does both only for all connections together with
+its server, and then cancels the calls that arrive at that moment: with grpcio 1.85, about ten calls of three
+busy clients end with CANCELLED, which clients do not retry. A connection that the operating system ends shows
+UNAVAILABLE to them, and can be ended while others go on.
+
+Nor does it tell how many connections there are, except through an internal API. To count them, every
+descriptor of the process is looked at, 20 microseconds each.
+
+Linux only: elsewhere no connections are found.
 """
 
 import array
 import fcntl
+import math
 import os
 import resource
 import socket
 import stat
 import termios
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +30,8 @@ from typing import Any, NamedTuple, TypeAlias
 DESCRIPTORS = Path("/proc/self/fd")
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 UNIX = "unix:"
+# How old a number of connections may be before they are counted again.
+COUNT_SECONDS = 10.0
 Address: TypeAlias = int | str
 """One end of a connection: a TCP port, or the path of a Unix domain socket, which is empty for a client."""
 
@@ -73,6 +85,28 @@ def connections(addresses: Collection[Address]) -> list[Connection]:
         with suppress(OSError):  # not connected: it listens, or was closed
             found.append(Connection(descriptor, inode, _address(sock.getpeername())))
     return found
+
+
+class ConnectionCount:
+    """The number of connections, which costs little to ask for often."""
+
+    def __init__(self, addresses: Collection[Address]) -> None:
+        """Counts nothing yet.
+
+        Args:
+            addresses: Where the server listens. May change.
+        """
+        self._addresses = addresses
+        self._count = 0
+        self._counted_at = -math.inf
+
+    def recent(self) -> int:
+        """The number of connections now, or at most `COUNT_SECONDS` ago. For any thread."""
+        now = time.monotonic()
+        if now - self._counted_at >= COUNT_SECONDS:
+            self._counted_at = now
+            self._count = len(connections(self._addresses))
+        return self._count
 
 
 def stop_listening(addresses: Collection[Address]) -> None:

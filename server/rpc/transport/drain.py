@@ -1,8 +1,6 @@
 """How a transport stops: it ends the calls that are open, and then its connections, one by one.
 
-gRPC's core can do this by itself, but cancels every call that arrives while it begins to stop: callers see
-CANCELLED, which they do not retry. So the core is stopped last, when no connection is left that could bring
-it a call.
+gRPC's core is stopped last, when no connection is left that could bring it a call: `connections` says why.
 """
 
 import threading

@@ -9,9 +9,11 @@ import pytest
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.calibration import calibrated
 from attention_serving.server.engine.cost import TIMED_SIZES
+from attention_serving.server.engine.dispatch import Dispatch
+from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array
-from tests.server.samples import CROSS, SELF, TEXT
+from tests.server.samples import CROSS, SELF, TEXT, validated_of
 from tests.server.seams import tapped
 
 
@@ -66,3 +68,56 @@ def test_time_in_which_a_run_does_not_compute_does_not_count(self_model: LoadedM
     sessions = {GraphKind.PLAIN: tapped(self_model, sleep).sessions[GraphKind.PLAIN]}
     model = calibrated(dataclasses.replace(self_model, sessions=sessions))
     assert model.seconds(GraphKind.PLAIN, 1, 1, 1) < 0.0025
+
+
+class BusyMachine:
+    """Clocks of a machine whose cores others have half of the time, and runs that let them go on.
+
+    A run on one thread computes for 100 microseconds a row; all threads take a share of that.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._cpu = self._wall = 0.0
+
+    def thread_time(self) -> float:
+        return self._cpu
+
+    def perf_counter(self) -> float:
+        return self._wall
+
+    def run(self, inputs: dict[str, Array]) -> None:
+        self._compute(inputs, 1.0)
+
+    def run_parallel(self, inputs: dict[str, Array]) -> None:
+        self._compute(inputs, self._share)
+
+    def _compute(self, inputs: dict[str, Array], share: float) -> None:
+        count, length, _ = inputs["query"].shape
+        seconds = share * 1e-4 * count * length
+        self._cpu += seconds
+        self._wall += 2 * seconds
+
+
+@pytest.mark.parametrize("share", [0.6, 1.5], ids=["faster", "slower"])
+@pytest.mark.parametrize("length", [1, 128])
+def test_a_run_that_is_alone_takes_what_is_faster_also_on_a_busy_machine(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch, share: float, length: int
+) -> None:
+    machine = BusyMachine(share)
+    monkeypatch.setattr(time, "thread_time", machine.thread_time)
+    monkeypatch.setattr(time, "perf_counter", machine.perf_counter)
+    model = calibrated(
+        dataclasses.replace(
+            tapped(self_model, machine.run),
+            parallel_sessions=tapped(self_model, machine.run_parallel).sessions,
+        )
+    )
+    alone = model.seconds(GraphKind.PLAIN, 1, length, length)
+    assert alone == pytest.approx(1e-4 * length)
+    assert model.parallel_seconds(GraphKind.PLAIN, 1, length, length) == pytest.approx(share * alone)
+    dispatch = Dispatch(Limits(), slots=2)
+    dispatch.add(validated_of(model, [(length, length)]), 0.0, inline=False)
+    batch, _ = dispatch.next(0.0)
+    assert batch is not None
+    assert batch.is_parallel == (share < 1)

@@ -282,6 +282,8 @@ def test_calls_avoid_a_stopped_worker_also_if_nobody_kills_it(artifacts: Path, t
         started = [ask(port, "/v2") for _ in range(16)]
         assert [answer.status for answer in started] == [200] * 16, [answer.body for answer in started]
         os.kill(service.pids(2)[0], signal.SIGSTOP)
-        statuses = [ask(port, "/v2").status for _ in range(32)]
+        answers = [ask(port, "/v2") for _ in range(32)]
+        statuses = [answer.status for answer in answers]
         assert set(statuses[:16]) <= {200, 503, 504}
-        assert statuses[16:] == [200] * 16
+        # By then, each connection has had two calls, and one of these took longer than the ping's timeout.
+        assert statuses[16:] == [200] * 16, [answer.body for answer in answers]

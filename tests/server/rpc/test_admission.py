@@ -16,7 +16,7 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.protos.inference import open_inference_pb2 as open_inference_pb
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.rpc.transport import TransportKind, connections
 from tests.server.rpc.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
@@ -213,7 +213,10 @@ def test_connections_beyond_the_limit_are_closed(self_model: LoadedModel) -> Non
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_connection_without_calls_is_closed(self_model: LoadedModel) -> None:
+def test_a_connection_without_calls_is_closed(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "COUNT_SECONDS", 0.0)
     with Served(self_model, connection_idle_seconds=0.2) as served:
         assert attend_on(served.channel) == [2]
         until = time.monotonic() + PATIENCE_SECONDS

@@ -14,6 +14,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.metrics import Metrics
+from attention_serving.server.rpc import channel_options
 from attention_serving.server.rpc.options import RpcOptions
 from attention_serving.server.rpc.server import RpcServer
 from attention_serving.server.rpc.transport import TransportKind
@@ -33,6 +34,8 @@ OPTIONS = RpcOptions(
     stream_window=1,
 )
 ANY_SIZE = [("grpc.max_receive_message_length", -1)]
+# What a client of HTTP/2 begins with: the preface, and a frame of settings without settings.
+CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 
 
 @pytest.fixture
@@ -87,6 +90,23 @@ def test_a_result_within_the_limit_can_be_sent(channel: grpc.Channel, gate: Gate
     message = attend_request(lengths, return_weights=True)
     answer = AttentionServiceStub(channel).Attend(message, timeout=PATIENCE_SECONDS)
     assert len(answer.attention_weights.data) + len(answer.context_vectors.data) <= RESULT_BYTES
+
+
+def test_a_client_that_answers_no_ping_is_disconnected(
+    transport: TransportKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_options, "KEEPALIVE_TIMEOUT_SECONDS", 1)
+    server = RpcServer(dataclasses.replace(OPTIONS, keepalive_seconds=1, transport=transport), Metrics())
+    port = server.bind()
+    engine = Engine(Repository([]), Limits())
+    server.start(engine)
+    # gRPC's own timeout of pings is a minute.
+    with socket.create_connection((OPTIONS.host, port), timeout=30) as frozen:
+        frozen.sendall(CLIENT_PREFACE)
+        while frozen.recv(1024):
+            pass
+    server.stop(0)
+    engine.close()
 
 
 def has_ipv6() -> bool:

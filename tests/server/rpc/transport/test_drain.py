@@ -13,7 +13,13 @@ import grpc
 import pytest
 
 from attention_serving.server.rpc.transport import TransportKind, create_transport
-from attention_serving.server.rpc.transport.connections import Connection, connections, stop_listening
+from attention_serving.server.rpc.transport import connections as sockets
+from attention_serving.server.rpc.transport.connections import (
+    Connection,
+    ConnectionCount,
+    connections,
+    stop_listening,
+)
 from attention_serving.server.rpc.transport.seam import Call
 from tests.server.seams import PATIENCE_SECONDS
 
@@ -109,6 +115,17 @@ def test_connections_are_counted_while_no_descriptor_is_free() -> None:
             while True:
                 taken.enter_context(socket.socket())
         assert connections([accepted.getsockname()[1]]) == [connection]
+
+
+def test_connections_are_not_counted_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected() as (_, accepted, peer):
+        count = ConnectionCount([accepted.getsockname()[1]])
+        assert count.recent() == 1
+        accepted.close()
+        peer.close()
+        assert count.recent() == 1
+        monkeypatch.setattr(sockets, "COUNT_SECONDS", 0.0)
+        assert count.recent() == 0
 
 
 def test_a_connection_that_is_closed_ends_for_both() -> None:
