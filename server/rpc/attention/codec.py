@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,29 +27,12 @@ from attention_serving.server.engine.types import (
 )
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
-from attention_serving.server.rpc.attention.fields import (
-    IDS,
-    KEY,
-    KNOWN_VECTORS,
-    MASK_BITS,
-    POSITIONS_OF_ROWS,
-    QUERY,
-    SPAN_ENDS,
-    SPAN_LENGTHS,
-    SPAN_STARTS,
-    TEXT,
-    TEXTS,
-    TOKEN_IDS,
-    TOKEN_LENGTHS,
-    VALUE,
-    VECTOR_DATA,
-    VECTOR_LENGTHS,
-)
+from attention_serving.server.rpc.attention.fields import TEXTS
 from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from attention_serving.server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
 from attention_serving.server.rpc.known_requests import ModelReference
-from attention_serving.server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
-from attention_serving.server.rpc.protobuf_numbers import PackedNumbers, few_lengths
+from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, Path, last
+from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
 from attention_serving.server.rpc.tensors import buffers, from_bytes
 
 DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
@@ -108,10 +91,9 @@ def _check_output(model: LoadedModel) -> None:
 def inputs_of(message: pb.AttendRequest, model: LoadedModel, paths: Sequence[Path]) -> list[str]:
     """The model's input that the vectors of each field are."""
     if message.inputs:
-        return [message.inputs[path[-2]].name for path in paths]
+        return [message.inputs[int(path[-2])].name for path in paths]
     names = input_names(model)
-    fields = [KNOWN_VECTORS[path[-2]] for path in paths]
-    return [names.get(field, field) for field in fields]
+    return [names.get(field, field) for field in (str(path[-2]) for path in paths)]
 
 
 def model_of(message: pb.AttendRequest) -> ModelReference:
@@ -122,8 +104,8 @@ def model_of(message: pb.AttendRequest) -> ModelReference:
 def decode(
     message: pb.AttendRequest,
     deadline: float,
-    names: Mapping[str, str] | None = None,
-    fields: Fields = NOTHING_CUT,
+    names: Mapping[str, str],
+    fields: Fields,
     allowance: Allowance = UNCOUNTED,
 ) -> Request:
     """Decodes a request. Its arrays share memory with the message, and with `fields`, where they can.
@@ -144,62 +126,38 @@ def decode(
         raise InvalidRequestError("output_names", "needs inputs, which name every input")
     decoder = _Decoder(fields, allowance)
     inputs = {}
-    texts: tuple[Text, ...] = ()
-    embeds = message.HasField("embedding")
-    options = _NO_OPTIONS
     match message.WhichOneof("query_input"):
         case "query":
-            inputs["query"] = decoder.vectors("query", QUERY, message.query)
+            inputs["query"] = decoder.vectors("query", message.query)
         case "token_ids":
-            inputs["token_ids"] = decoder.tokens(message.token_ids)
-        case "text":
-            texts = decoder.texts(message.text)
-            options = _text_options(message.text)
+            inputs["token_ids"] = decoder.tokens()
     if message.HasField("key"):
-        inputs["key"] = decoder.vectors("key", KEY, message.key)
+        inputs["key"] = decoder.vectors("key", message.key)
     if message.HasField("value"):
-        inputs["value"] = decoder.vectors("value", VALUE, message.value)
-    if message.positions or (POSITIONS_OF_ROWS,) in fields:
-        inputs[POSITIONS] = decoder.positions(message, next(iter(inputs.values()), None))
+        inputs["value"] = decoder.vectors("value", message.value)
+    if (POSITIONS,) in fields:
+        inputs[POSITIONS] = decoder.positions(next(iter(inputs.values()), None))
+    text, embedding = message.text, message.embedding
     return Request(
-        inputs={names.get(name, name): ragged for name, ragged in inputs.items()} if names else inputs,
-        texts=texts,
-        mask=decoder.mask(message.mask) if message.HasField("mask") else None,
+        inputs={names.get(name, name): ragged for name, ragged in inputs.items()},
+        texts=decoder.texts() if message.HasField("text") else (),
+        mask=decoder.mask(message.mask.kind) if message.HasField("mask") else None,
         return_weights=message.return_weights,
         head_selection=_head_selection(message),
-        return_tokens=not embeds,
-        dimensions=message.embedding.dimensions if embeds else 0,
-        spans=decoder.spans(message.embedding.spans)
-        if embeds and message.embedding.HasField("spans")
-        else None,
+        return_tokens=not message.HasField("embedding"),
+        dimensions=embedding.dimensions,
+        spans=decoder.spans() if embedding.HasField("spans") else None,
         return_offsets=message.return_offsets,
-        prompt=options.prompt,
-        truncate=options.truncate,
+        prompt=text.prompt if text.HasField("prompt") else None,
+        truncate=text.truncate if text.HasField("truncate") else None,
         deadline=deadline,
     )
-
-
-class _TextOptions(NamedTuple):
-    """How texts are to be encoded; None leaves it to the model."""
-
-    prompt: str | None = None
-    truncate: bool | None = None
-
-
-_NO_OPTIONS = _TextOptions()
 
 
 def _head_selection(message: pb.AttendRequest) -> HeadSelection | None:
     if not message.HasField("head_selection"):
         return None
     return HeadSelection(tuple(message.head_selection.layers), tuple(message.head_selection.heads))
-
-
-def _text_options(message: pb.TextSequences) -> _TextOptions:
-    return _TextOptions(
-        prompt=message.prompt if message.HasField("prompt") else None,
-        truncate=message.truncate if message.HasField("truncate") else None,
-    )
 
 
 def check_embedding(model: LoadedModel) -> None:
@@ -235,92 +193,74 @@ def elements(
 
 
 class _Decoder:
-    """Decodes the inputs of one request, from its message or from the fields that were cut out of it."""
+    """Decodes the inputs of one request from the fields that were cut out of its message."""
 
     def __init__(self, fields: Fields, allowance: Allowance) -> None:
         self._fields = fields
         self._allowance = allowance
 
-    def vectors(self, field: str, number: int, message: pb.VectorSequences) -> Ragged:
-        width = message.width
-        if width == 0:
+    def vectors(self, field: str, message: pb.VectorSequences) -> Ragged:
+        if message.width == 0:
             raise InvalidRequestError(f"{field}.width", "must be at least 1")
-        lengths = self._lengths(field, (number, VECTOR_LENGTHS), message.lengths)
-        data = self._content((number, VECTOR_DATA), message.data)
-        shape = (sum(lengths), width)
+        lengths = self._lengths(field)
+        shape = (sum(lengths), message.width)
+        data = last(self._fields, (field, "data"))
         return Ragged(elements(field, message.data_type, data, shape, self._allowance), lengths)
 
-    def tokens(self, message: pb.TokenSequences) -> Ragged:
-        lengths = self._lengths("token_ids", (TOKEN_IDS, TOKEN_LENGTHS), message.lengths)
-        expected = f"the lengths sum to {sum(lengths)}"
-        ids = self._numbers("token_ids.ids", "ids", (TOKEN_IDS, IDS), message.ids, sum(lengths), expected)
-        return Ragged(ids, lengths)
+    def tokens(self) -> Ragged:
+        lengths = self._lengths("token_ids")
+        ids = self._numbers(("token_ids", "ids"))
+        _check_count("token_ids.ids", f"has {len(ids)} ids", ids, lengths)
+        self._allowance.take("token_ids.ids", len(ids) * INT64.itemsize)
+        return Ragged(ids.array(), lengths)
 
-    def positions(self, message: pb.AttendRequest, query: Ragged | None) -> Ragged:
+    def positions(self, query: Ragged | None) -> Ragged:
         if query is None:
             raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
-        rows = sum(query.lengths)
-        expected = f"the query has {rows} rows"
-        path = (POSITIONS_OF_ROWS,)
-        numbers = self._numbers(POSITIONS, "positions", path, message.positions, rows, expected)
-        return Ragged(numbers, query.lengths)
+        positions, rows = self._numbers((POSITIONS,)), sum(query.lengths)
+        if len(positions) != rows:
+            says = f"has {len(positions)} positions; the query has {rows} rows"
+            raise InvalidRequestError(POSITIONS, says)
+        self._allowance.take(POSITIONS, rows * INT64.itemsize)
+        return Ragged(positions.array(), query.lengths)
 
-    def spans(self, message: pb.Spans) -> Ragged:
-        lengths = self._lengths(SPANS, SPAN_LENGTHS, message.lengths)
-        starts = self._bounds("starts", SPAN_STARTS, message.starts, sum(lengths))
-        ends = self._bounds("ends", SPAN_ENDS, message.ends, sum(lengths))
+    def spans(self) -> Ragged:
+        path = ("embedding", SPANS)
+        lengths = self._lengths(*path)
+        bounds = []
+        for noun in ("starts", "ends"):
+            numbers = PackedNumbers(self._fields.get((*path, noun), ()), UINT32, is_fixed=True)
+            _check_count(SPANS, f"have {len(numbers)} {noun}", numbers, lengths)
+            bounds.append(numbers)
         self._allowance.take(SPANS, 2 * sum(lengths) * INT64.itemsize)
-        return Ragged(np.stack([starts.array(), ends.array()], axis=1, dtype=INT64), lengths)
+        return Ragged(np.stack([numbers.array() for numbers in bounds], axis=1, dtype=INT64), lengths)
 
-    def texts(self, message: pb.TextSequences) -> tuple[Text, ...]:
-        texts: Sequence[Text] = self._fields.get((TEXT, TEXTS), message.texts)
+    def texts(self) -> tuple[Text, ...]:
+        texts = self._fields.get(TEXTS)
         if not texts:
             raise InvalidRequestError("text", "has no sequences; at least one is required")
         return tuple(texts)
 
-    def mask(self, message: pb.AttentionMask) -> Mask:
-        kind = MASK_KINDS.get(message.kind)
-        if kind is None:
-            raise InvalidRequestError("mask.kind", f"is {message.kind}; must be one of {', '.join(MaskKind)}")
-        bits = np.frombuffer(self._content(MASK_BITS, message.bits), np.uint8)
+    def mask(self, kind: pb.AttentionMask.Kind.ValueType) -> Mask:
+        if kind not in MASK_KINDS:
+            raise InvalidRequestError("mask.kind", f"is {kind}; must be one of {', '.join(MaskKind)}")
+        bits = np.frombuffer(last(self._fields, ("mask", "bits")), np.uint8)
         # A flag of a mask takes one byte. The unused bits of the last byte are not flags.
         self._allowance.check_bytes("mask.bits", (len(bits) - 1) * BITS_PER_BYTE)
-        return Mask(kind, bits)
+        return Mask(MASK_KINDS[kind], bits)
 
-    def _content(self, path: Path, parsed: bytes) -> bytes | memoryview:
-        return self._fields[path][-1] if path in self._fields else parsed
+    def _numbers(self, path: Path) -> PackedNumbers:
+        return PackedNumbers(self._fields.get(path, ()), INT64)
 
-    def _lengths(self, field: str, path: Path, parsed: Sequence[int]) -> tuple[int, ...]:
-        if path not in self._fields:
-            self._allowance.limits.check_sequences(field, len(parsed))
-            return tuple(parsed)
-        if (few := few_lengths(self._fields[path])) is not None:
-            self._allowance.limits.check_sequences(field, len(few))
-            return tuple(few)
-        numbers = PackedNumbers(self._fields[path], UINT32)
-        self._allowance.limits.check_sequences(field, len(numbers))
+    def _lengths(self, *path: str) -> tuple[int, ...]:
+        numbers = PackedNumbers(self._fields.get((*path, "lengths"), ()), UINT32)
+        self._allowance.limits.check_sequences(path[-1], len(numbers))
         return tuple(numbers.array().tolist())
 
-    def _bounds(self, noun: str, path: Path, parsed: Sequence[int], expected: int) -> PackedNumbers:
-        """The starts or ends of as many spans as expected."""
-        content = self._fields.get(path) or [memoryview(np.array(parsed, UINT32).tobytes())]
-        numbers = PackedNumbers(content, UINT32, is_fixed=True)
-        if len(numbers) != expected:
-            raise InvalidRequestError(SPANS, f"have {len(numbers)} {noun}; the lengths sum to {expected}")
-        return numbers
 
-    def _numbers(
-        self, field: str, noun: str, path: Path, parsed: Sequence[int], expected: int, says: str
-    ) -> Array:
-        """Numbers of which there must be as many as expected."""
-        cut = PackedNumbers(self._fields[path], INT64) if path in self._fields else None
-        count = len(parsed if cut is None else cut)
-        if count != expected:
-            raise InvalidRequestError(field, f"has {count} {noun}; {says}")
-        if cut is None:
-            return np.array(parsed, INT64)
-        self._allowance.take(field, count * INT64.itemsize)
-        return cut.array()
+def _check_count(field: str, has: str, numbers: PackedNumbers, lengths: Sequence[int]) -> None:
+    if len(numbers) != sum(lengths):
+        raise InvalidRequestError(field, f"{has}; the lengths sum to {sum(lengths)}")
 
 
 def output_type(message: pb.AttendRequest) -> WireFloat:
@@ -355,8 +295,7 @@ def encode(
         facts: What the response says about texts.
         embeds: Whether the request asked for embeddings.
     """
-    description, tensors = _response(result, model, wire, (), embeds=embeds)
-    return b"".join([description, facts.serialized(), *tensors])
+    return b"".join(_parts(result, model, wire, facts, embeds=embeds))
 
 
 def encode_streamed(
@@ -369,19 +308,19 @@ def encode_streamed(
     embeds: bool = False,
 ) -> bytes:
     """Serializes a result as an AttendStreamResponse; otherwise as `encode`."""
-    description, tensors = _response(result, model, wire, STREAMED, embeds=embeds)
+    return streamed(request_id, _parts(result, model, wire, facts, embeds=embeds))
+
+
+def streamed(request_id: str, response: Sequence[Buffer]) -> bytes:
+    """Serializes an AttendStreamResponse, given the parts of its AttendResponse."""
     own = pb.AttendStreamResponse(id=request_id).SerializeToString()
-    fields = protobuf_bytes.field(STREAMED, [description, facts.serialized()])
-    return b"".join([own, *fields, *tensors])
+    return b"".join([own, *protobuf_bytes.field(STREAMED, response)])
 
 
-def _response(
-    result: Result, model: LoadedModel, wire: WireFloat, path: Path, *, embeds: bool
-) -> tuple[bytes, list[Buffer]]:
-    """A serialized response without its tensors, and the tensors to append to it.
-
-    `path` is the field path of the response in the message that carries it.
-    """
+def _parts(
+    result: Result, model: LoadedModel, wire: WireFloat, facts: TextFacts, *, embeds: bool
+) -> list[Buffer]:
+    """The parts of a serialized AttendResponse."""
     rows = result.outputs[EMBEDDING] if embeds else result.outputs.get(CONTEXT_VECTORS)
     # The first output of a non-attention module may be one row for each sequence.
     context = [np.atleast_2d(array) for array in rows or next(iter(result.outputs.values()))]
@@ -390,11 +329,11 @@ def _response(
     describe = _describe if len(context) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
     shapes = tuple([array.shape for array in context]), tuple([array.shape for array in weights])
     description = describe(model.name, model.version, data_type_of(context[0], wire), wire, *shapes)
-    tensors = protobuf_bytes.field((*path, *CONTEXT_DATA), buffers([narrowed(own, wire) for own in context]))
+    parts: list[Buffer] = [description, facts.serialized()]
+    parts += protobuf_bytes.field(CONTEXT_DATA, buffers([narrowed(own, wire) for own in context]))
     if weights:
-        narrow = [narrowed(own, wire) for own in weights]
-        tensors += protobuf_bytes.field((*path, *WEIGHTS_DATA), buffers(narrow))
-    return description, tensors
+        parts += protobuf_bytes.field(WEIGHTS_DATA, buffers([narrowed(own, wire) for own in weights]))
+    return parts
 
 
 def data_type_of(array: Array, wire: WireFloat) -> pb.DataType.ValueType:

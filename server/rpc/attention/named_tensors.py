@@ -18,20 +18,19 @@ from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention.codec import (
     CACHED_DESCRIPTIONS,
-    STREAMED,
     UINT32,
     Shape,
     data_type_of,
     elements,
+    streamed,
 )
-from attention_serving.server.rpc.attention.fields import INPUTS, TENSOR_DATA, TENSOR_SHAPES
 from attention_serving.server.rpc.half_precision import WireFloat, narrowed
-from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields
+from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, last
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
 from attention_serving.server.rpc.tensors import buffers
 
 OUTPUTS = (pb.AttendResponse.OUTPUTS_FIELD_NUMBER,)
-DATA = (TENSOR_DATA,)
+DATA = (pb.NamedTensors.DATA_FIELD_NUMBER,)
 BESIDE_INPUTS = frozenset({"model_name", "model_version", "output_data_type", "inputs", "output_names"})
 # No tensor of a model has more axes.
 MAX_AXES = 32
@@ -98,8 +97,7 @@ def decode(
 
 def _check_alone(message: pb.AttendRequest, fields: Fields) -> None:
     """The inputs are named, or they are in the other fields."""
-    known = pb.AttendRequest.DESCRIPTOR.fields_by_number
-    found = {field.name for field, _ in message.ListFields()} | {known[path[0]].name for path in fields}
+    found = {field.name for field, _ in message.ListFields()} | {str(path[0]) for path in fields}
     if others := sorted(found - BESIDE_INPUTS):
         raise InvalidRequestError(others[0], "cannot be combined with inputs, which name every input")
 
@@ -143,22 +141,20 @@ class _Decoder:
         if count < 1:
             raise InvalidRequestError(name, "contains 0 tensors; at least one is required")
         self._allowance.limits.check_sequences(name, count)
-        cut = self._fields.get((INPUTS, index, TENSOR_SHAPES))
-        packed = None if cut is None else PackedNumbers(cut, UINT32)
-        size = len(sent.shapes if packed is None else packed)
+        packed = PackedNumbers(self._fields.get(("inputs", index, "shapes"), ()), UINT32)
+        size = len(packed)
         rank, left = divmod(size, count)
         if left or rank > MAX_AXES:
             raise InvalidRequestError(
                 name, f"has {size} sizes for {count} tensors; each has as many, {MAX_AXES} at most"
             )
-        sizes = list(sent.shapes) if packed is None else packed.array().tolist()
+        sizes = packed.array().tolist()
         if 0 in sizes:
             raise InvalidRequestError(name, f"tensor {sizes.index(0) // rank} has an axis without elements")
         shapes = (
             [tuple(sizes[start : start + rank]) for start in range(0, size, rank)] if rank else [()] * count
         )
-        content = self._fields.get((INPUTS, index, TENSOR_DATA))
-        data = sent.data if content is None else content[-1]
+        data = last(self._fields, ("inputs", index, "data"))
         total = sum(map(math.prod, shapes))
         return _Tensors(name, shapes, elements(name, sent.data_type, data, (total,), self._allowance))
 
@@ -235,20 +231,16 @@ def encode(
     stream_id: str | None = None,
 ) -> bytes:
     """Serializes the outputs of a result as an AttendResponse, or as an AttendStreamResponse with its id."""
-    path = () if stream_id is None else STREAMED
-    parts: list[Buffer] = []
-    if stream_id is not None:
-        parts.append(pb.AttendStreamResponse(id=stream_id).SerializeToString())
-    named = pb.AttendResponse(model_name=model.name, model_version=model.version).SerializeToString()
-    parts += protobuf_bytes.field(path, [named]) if path else [named]
+    named = pb.AttendResponse(model_name=model.name, model_version=model.version)
+    parts: list[Buffer] = [named.SerializeToString()]
     for name in outputs.names:
         arrays = result.outputs[name]
         shapes = tuple([array.shape for array in arrays])
         describe = _describe if len(shapes) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
         description = describe(name, data_type_of(arrays[0], wire), shapes, has_batch=outputs.has_batch)
         content = protobuf_bytes.field(DATA, buffers([narrowed(array, wire) for array in arrays]))
-        parts += protobuf_bytes.field((*path, *OUTPUTS), [description, *content])
-    return b"".join(parts)
+        parts += protobuf_bytes.field(OUTPUTS, [description, *content])
+    return b"".join(parts) if stream_id is None else streamed(stream_id, parts)
 
 
 @lru_cache(maxsize=CACHED_DESCRIPTIONS)

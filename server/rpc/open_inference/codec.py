@@ -44,8 +44,6 @@ from attention_serving.server.rpc.open_inference.tensors import (
 )
 from attention_serving.server.rpc.open_inference.token_texts import TOKENS, has_tokens, token_texts
 from attention_serving.server.rpc.protobuf_bytes import (
-    CONTENT,
-    NOTHING_CUT,
     Bounds,
     Fields,
     Parsed,
@@ -53,9 +51,11 @@ from attention_serving.server.rpc.protobuf_bytes import (
 )
 from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 
-ID = (pb.ModelInferRequest.ID_FIELD_NUMBER,)
+ID = ("id",)
 # The fields in which requests may differ that are otherwise the same.
-KNOWN_FIELDS = Submessage({ID[0]: CONTENT, RAW_CONTENTS[0]: CONTENT})
+KNOWN_FIELDS = Submessage.of(pb.ModelInferRequest.DESCRIPTOR, (*ID, *RAW_CONTENTS))
+# Text of more bytes takes long to tokenize.
+MUCH_TEXT_BYTES = 32 << 10
 # Inputs that a request may have beside those of its model.
 OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
 
@@ -63,7 +63,8 @@ OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
 def is_slow(request: Parsed[pb.ModelInferRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, or many texts."""
     return any(
-        tensor.datatype == BYTES and (request.fields or math.prod(islice(tensor.shape, MAX_AXES)) > FEW_TEXTS)
+        tensor.datatype == BYTES
+        and (len(request.data) > MUCH_TEXT_BYTES or math.prod(islice(tensor.shape, MAX_AXES)) > FEW_TEXTS)
         for tensor in request.message.inputs
     )
 
@@ -108,7 +109,7 @@ def decode(
     message: pb.ModelInferRequest,
     model: LoadedModel,
     deadline: float,
-    fields: Fields = NOTHING_CUT,
+    fields: Fields,
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory | None = None,
 ) -> Decoded:

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -16,15 +16,7 @@ from attention_serving.server.engine.types import Array, Text
 from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
 from attention_serving.server.rpc.half_precision import WireFloat, widened
 from attention_serving.server.rpc.open_inference import parameters
-from attention_serving.server.rpc.protobuf_bytes import (
-    CONTENT,
-    DOUBLES,
-    FLOATS,
-    NOTHING_CUT,
-    VARINTS,
-    Fields,
-    Submessage,
-)
+from attention_serving.server.rpc.protobuf_bytes import Fields, Submessage
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
 from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 from attention_serving.server.rpc.tensors import check_size, from_bytes
@@ -60,37 +52,12 @@ CONTENTS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
-# The types of the typed fields, and how they are cut out of large messages.
-CONTENT_TYPES = {
-    "bool_contents": np.dtype("?"),
-    "int_contents": np.dtype("<i4"),
-    "int64_contents": np.dtype("<i8"),
-    "uint_contents": np.dtype("<u4"),
-    "uint64_contents": np.dtype("<u8"),
-    "fp32_contents": np.dtype("<f4"),
-    "fp64_contents": np.dtype("<f8"),
-}
-NUMBERS = {field.name: field.number for field in pb.InferTensorContents.DESCRIPTOR.fields}
-INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER
-TENSOR_CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
-RAW_CONTENTS = (pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,)
-REQUEST = Submessage(
-    {
-        INPUTS: Submessage(
-            {
-                TENSOR_CONTENTS: Submessage(
-                    {
-                        **{NUMBERS[name]: VARINTS for name in CONTENT_TYPES},
-                        NUMBERS["fp32_contents"]: FLOATS,
-                        NUMBERS["fp64_contents"]: DOUBLES,
-                        NUMBERS["bytes_contents"]: CONTENT,
-                    }
-                )
-            },
-            repeated=True,
-        ),
-        RAW_CONTENTS[0]: CONTENT,
-    }
+# The type of a typed field is the widest that it has elements of, which comes last.
+CONTENT_TYPES = {CONTENTS[name]: dtype for name, dtype in DTYPES.items()}
+TYPED_FIELDS = [field.name for field in pb.InferTensorContents.DESCRIPTOR.fields]
+RAW_CONTENTS = ("raw_input_contents",)
+REQUEST = Submessage.of(
+    pb.ModelInferRequest.DESCRIPTOR, [*RAW_CONTENTS, *[f"inputs.contents.{name}" for name in TYPED_FIELDS]]
 )
 # NumPy's own limit.
 MAX_AXES = 64
@@ -100,7 +67,7 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 
 def decode_tensors(
     message: pb.ModelInferRequest,
-    fields: Fields = NOTHING_CUT,
+    fields: Fields,
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory | None = None,
 ) -> dict[str, Array]:
@@ -119,7 +86,7 @@ def decode_tensors(
         RegionNotFoundError: An input is in shared memory that is not registered.
         UnsupportedError: An input is in shared memory, which is switched off.
     """
-    contents: Sequence[Raw] = fields.get(RAW_CONTENTS, message.raw_input_contents)
+    contents: Sequence[Raw] = fields.get(RAW_CONTENTS, ())
     raw = iter(contents)
     tensors: dict[str, Array] = {}
     shared = set[str]()
@@ -141,7 +108,7 @@ def decode_tensors(
     return tensors
 
 
-def _check_description(tensor: InputTensor, name: str, others: Mapping[str, Array]) -> None:
+def _check_description(tensor: InputTensor, name: str, others: Container[str]) -> None:
     if name in others:
         raise InvalidRequestError(name, "is given twice; each input must be given once")
     if tensor.datatype not in KNOWN_DATATYPES:
@@ -172,13 +139,15 @@ class _TensorDecoder:
     """Decodes one input. Its size is checked against its shape before anything is built."""
 
     def __init__(self, tensor: InputTensor, index: int, fields: Fields, allowance: Allowance) -> None:
-        self._tensor = tensor
         # Each access to a field of a message makes a new object.
         self._name = tensor.name
         self._datatype = tensor.datatype
         self._shape = _checked_shape(self._name, tensor, allowance.limits)
-        self._contents = (INPUTS, index, TENSOR_CONTENTS)
-        self._fields = fields
+        own = {name: fields.get(("inputs", index, "contents", name), ()) for name in TYPED_FIELDS}
+        # An element of BYTES may be empty, an occurrence of numbers has none then.
+        self._typed = {
+            name: found for name, found in own.items() if found and (name == CONTENTS[BYTES] or any(found))
+        }
         self._allowance = allowance
 
     def shared(self, where: parameters.Place, memory: SharedMemory | None) -> Array:
@@ -195,7 +164,7 @@ class _TensorDecoder:
 
     def raw(self, entries: Iterator[Raw]) -> Array:
         """The input's elements from the next entry of the raw contents."""
-        if self._tensor.HasField("contents") and self._filled():
+        if self._typed:
             raise InvalidRequestError(self._name, "has contents, but the request has raw_input_contents too")
         data = next(entries, None)
         if data is None:
@@ -217,34 +186,20 @@ class _TensorDecoder:
         field = CONTENTS.get(datatype)
         if field is None:
             raise InvalidRequestError(self._name, f"{datatype} must be sent in raw_input_contents")
-        if (filled := self._filled()) not in ([], [field]):
+        if list(self._typed) not in ([], [field]):
             raise InvalidRequestError(
-                self._name, f"is {datatype} and fills {', '.join(filled)}; must fill {field} only"
+                self._name, f"is {datatype} and fills {', '.join(self._typed)}; must fill {field} only"
             )
-        cut = self._fields.get((*self._contents, NUMBERS[field]))
+        found = self._typed.get(field, ())
         if datatype == BYTES:
             self._bytes_count()
-            return self._bytes(getattr(self._tensor.contents, field) if cut is None else cut)
+            return self._bytes(found)
         dtype, wide = DTYPES[datatype], CONTENT_TYPES[field]
-        if cut is None:
-            elements = getattr(self._tensor.contents, field)
-            self._check_count(len(elements))
-            return self._narrowed(np.array(list(elements), wide), dtype).reshape(self._shape)
-        numbers = PackedNumbers(cut, wide)
+        numbers = PackedNumbers(found, wide)
         self._check_count(count := len(numbers))
         # Narrowing copies the numbers once more.
         self._allowance.take(self._name, count * (wide.itemsize + (dtype.itemsize if dtype != wide else 0)))
         return self._narrowed(numbers.array(), dtype).reshape(self._shape)
-
-    def _filled(self) -> list[str]:
-        """Names of the typed fields that have elements."""
-        if not self._fields:
-            return [descriptor.name for descriptor, _ in self._tensor.contents.ListFields()]
-        return [name for name, number in NUMBERS.items() if self._is_filled(number)]
-
-    def _is_filled(self, number: int) -> bool:
-        found = self._fields.get((*self._contents, number), ())
-        return bool(found) and (number == NUMBERS["bytes_contents"] or any(map(len, found)))
 
     def _bytes_count(self) -> int:
         """The number of elements of a BYTES tensor by its shape. Each element is a sequence."""
