@@ -57,8 +57,11 @@ class PackedNumbers:
         content = self._occurrences[0] if len(self._occurrences) == 1 else b"".join(self._occurrences)
         if self._is_fixed:
             return np.frombuffer(content, self._dtype)
-        numbers, at = np.empty(len(self), self._dtype), 0
-        for values in _values(np.frombuffer(content, np.uint8)):
+        digits, count = np.frombuffer(content, np.uint8), len(self)
+        if digits.size == count:
+            return digits.astype(self._dtype)
+        numbers, at = np.empty(count, self._dtype), 0
+        for values in _values(digits):
             numbers[at : at + len(values)] = _converted(values, self._dtype)
             at += len(values)
         return numbers

@@ -21,9 +21,9 @@ from attention_serving.server.engine.observer import NullObserver
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.validation import ValidatedRequest, validate
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention import codec, fields
 from attention_serving.server.rpc.protobuf_bytes import Fields, field
+from attention_serving.server.rpc.tensors import Allowance
 from tests.encoders.repository import SENTENCE
 from tests.server.seams import PATIENCE_SECONDS
 from tests.support import encoders

@@ -28,10 +28,10 @@ from attention_serving.server.engine.tokenizer import FEW_TEXTS
 from attention_serving.server.engine.validation import validate
 from attention_serving.server.http import embedding_messages, infer_request
 from attention_serving.server.http.errors import HttpError
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention import codec, fields
 from attention_serving.server.rpc.open_inference import codec as open_inference
 from attention_serving.server.rpc.open_inference.tensors import KNOWN_DATATYPES
+from attention_serving.server.rpc.tensors import Allowance
 from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support.artifacts import cached_repositories

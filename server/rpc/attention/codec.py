@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -26,23 +25,30 @@ from attention_serving.server.engine.types import (
     Text,
 )
 from attention_serving.server.rpc import protobuf_bytes
-from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
 from attention_serving.server.rpc.attention.fields import TEXTS
 from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
-from attention_serving.server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
 from attention_serving.server.rpc.known_requests import ModelReference
 from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, Path, last
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
-from attention_serving.server.rpc.tensors import buffers, from_bytes
+from attention_serving.server.rpc.tensors import (
+    UNCOUNTED,
+    Allowance,
+    Shape,
+    WireFloat,
+    datatype_of,
+    from_bytes,
+    to_bytes,
+)
 
-DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
-    pb.DATA_TYPE_FP32: np.dtype("<f4"),
-    pb.DATA_TYPE_INT64: np.dtype("<i8"),
-    pb.DATA_TYPE_BOOL: np.dtype("?"),
+# The types that models take, and that vectors are sent in, by name.
+DATA_TYPES = {
+    "FP32": pb.DATA_TYPE_FP32,
+    "FP16": pb.DATA_TYPE_FP16,
+    "BF16": pb.DATA_TYPE_BF16,
+    "INT64": pb.DATA_TYPE_INT64,
+    "BOOL": pb.DATA_TYPE_BOOL,
 }
-DATA_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
-FLOAT_TYPES = {wire: pb.DataType.Value(f"DATA_TYPE_{wire.name}") for wire in WireFloat}
-WIRE_FLOATS = {data_type: wire for wire, data_type in FLOAT_TYPES.items()}
+NAMES = {data_type: name for name, data_type in DATA_TYPES.items()}
 MASK_KINDS = {
     pb.AttentionMask.KIND_KEYS: MaskKind.KEYS,
     pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
@@ -50,10 +56,7 @@ MASK_KINDS = {
 }
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
-KNOWN_FLOATS = ", ".join(WireFloat.__members__)
-KNOWN_TYPES = f"{KNOWN_FLOATS}, INT64, BOOL"
 CACHED_MODELS = CACHED_DESCRIPTIONS = 1024
-Shape = tuple[int, ...]
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
 STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
@@ -184,12 +187,11 @@ def elements(
         LimitExceededError: The input would be too large.
         OverloadedError: The memory of its copy is not available.
     """
-    wire = WIRE_FLOATS.get(data_type)
-    if wire is not None:
-        return widened(f"{field}.data", data, wire, shape, allowance)
-    if data_type not in DTYPES:
-        raise InvalidRequestError(f"{field}.data_type", f"is {data_type}; must be one of {KNOWN_TYPES}")
-    return from_bytes(f"{field}.data", data, DTYPES[data_type], shape)
+    if data_type not in NAMES:
+        raise InvalidRequestError(
+            f"{field}.data_type", f"is {data_type}; must be one of {', '.join(DATA_TYPES)}"
+        )
+    return from_bytes(f"{field}.data", data, NAMES[data_type], shape, allowance)
 
 
 class _Decoder:
@@ -272,9 +274,10 @@ def output_type(message: pb.AttendRequest) -> WireFloat:
     data_type = message.output_data_type
     if not data_type:
         return WireFloat.FP32
-    wire = WIRE_FLOATS.get(data_type)
+    wire = WireFloat.__members__.get(NAMES.get(data_type, ""))
     if wire is None:
-        raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {KNOWN_FLOATS}")
+        known = ", ".join(WireFloat.__members__)
+        raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {known}")
     return wire
 
 
@@ -328,24 +331,19 @@ def _parts(
     weights = result.outputs.get("attention_weights", ()) if model.manifest.num_heads else ()
     describe = _describe if len(context) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
     shapes = tuple([array.shape for array in context]), tuple([array.shape for array in weights])
-    description = describe(model.name, model.version, data_type_of(context[0], wire), wire, *shapes)
+    description = describe(model.name, model.version, datatype_of(context[0], wire), wire, *shapes)
     parts: list[Buffer] = [description, facts.serialized()]
-    parts += protobuf_bytes.field(CONTEXT_DATA, buffers([narrowed(own, wire) for own in context]))
+    parts += protobuf_bytes.field(CONTEXT_DATA, to_bytes(context, wire))
     if weights:
-        parts += protobuf_bytes.field(WEIGHTS_DATA, buffers([narrowed(own, wire) for own in weights]))
+        parts += protobuf_bytes.field(WEIGHTS_DATA, to_bytes(weights, wire))
     return parts
-
-
-def data_type_of(array: Array, wire: WireFloat) -> pb.DataType.ValueType:
-    """The type in which an array is sent."""
-    return DATA_TYPES[array.dtype] if array.dtype != FLOAT32 else FLOAT_TYPES[wire]
 
 
 @lru_cache(maxsize=CACHED_DESCRIPTIONS)
 def _describe(
     name: str,
     version: str,
-    data_type: pb.DataType.ValueType,
+    datatype: str,
     wire: WireFloat,
     context: tuple[Shape, ...],
     weights: tuple[Shape, ...],
@@ -353,11 +351,11 @@ def _describe(
     """A serialized response without its tensors, which have these shapes."""
     response = pb.AttendResponse(model_name=name, model_version=version)
     vectors = response.context_vectors
-    vectors.data_type = data_type
+    vectors.data_type = DATA_TYPES[datatype]
     vectors.width = context[0][-1]
     vectors.lengths.extend([shape[0] for shape in context])
     if weights:
-        response.attention_weights.data_type = FLOAT_TYPES[wire]
+        response.attention_weights.data_type = DATA_TYPES[wire.name]
         *layers, response.attention_weights.num_heads, _, _ = weights[0]  # those of an encoder have layers
         response.attention_weights.num_layers = layers[0] if layers else 0
         response.attention_weights.query_lengths.extend([shape[-2] for shape in weights])

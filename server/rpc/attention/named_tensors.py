@@ -15,19 +15,24 @@ from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
 from attention_serving.server.rpc import protobuf_bytes
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention.codec import (
     CACHED_DESCRIPTIONS,
+    DATA_TYPES,
     UINT32,
-    Shape,
-    data_type_of,
     elements,
     streamed,
 )
-from attention_serving.server.rpc.half_precision import WireFloat, narrowed
 from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, last
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
-from attention_serving.server.rpc.tensors import buffers
+from attention_serving.server.rpc.tensors import (
+    Allowance,
+    Shape,
+    WireFloat,
+    alternatives,
+    datatype_of,
+    mask_shapes,
+    to_bytes,
+)
 
 OUTPUTS = (pb.AttendResponse.OUTPUTS_FIELD_NUMBER,)
 DATA = (pb.NamedTensors.DATA_FIELD_NUMBER,)
@@ -206,17 +211,11 @@ def _mask(
         raise InvalidRequestError(name, f"contains {len(shapes)} masks for {count} sequences")
     kinds = set[MaskKind]()
     for shape, queries, keys in zip(shapes, lengths[query_axis], lengths[key_axis], strict=False):
-        expected = {
-            (keys,): MaskKind.KEYS,
-            (queries, keys): MaskKind.PAIRS,
-            (1, queries, keys): MaskKind.PAIRS,
-        }
-        if heads := model.manifest.num_heads:
-            expected[heads, queries, keys] = MaskKind.HEADS
+        expected = mask_shapes(model.manifest, queries, keys)
         if shape not in expected:
-            *known, last = map(str, expected)
-            takes = f"{', '.join(known)} or {last}"
-            raise InvalidRequestError(name, f"has a mask {shape}; that sequence takes {takes}")
+            raise InvalidRequestError(
+                name, f"has a mask {shape}; that sequence takes {alternatives(expected)}"
+            )
         kinds.add(expected[shape])
     if len(kinds) > 1:
         raise InvalidRequestError(name, "has masks of different numbers of axes; all must have the same")
@@ -237,18 +236,18 @@ def encode(
         arrays = result.outputs[name]
         shapes = tuple([array.shape for array in arrays])
         describe = _describe if len(shapes) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
-        description = describe(name, data_type_of(arrays[0], wire), shapes, has_batch=outputs.has_batch)
-        content = protobuf_bytes.field(DATA, buffers([narrowed(array, wire) for array in arrays]))
+        description = describe(name, datatype_of(arrays[0], wire), shapes, has_batch=outputs.has_batch)
+        content = protobuf_bytes.field(DATA, to_bytes(arrays, wire))
         parts += protobuf_bytes.field(OUTPUTS, [description, *content])
     return b"".join(parts) if stream_id is None else streamed(stream_id, parts)
 
 
 @lru_cache(maxsize=CACHED_DESCRIPTIONS)
-def _describe(
-    name: str, data_type: pb.DataType.ValueType, shapes: tuple[Shape, ...], *, has_batch: bool
-) -> bytes:
+def _describe(name: str, datatype: str, shapes: tuple[Shape, ...], *, has_batch: bool) -> bytes:
     """Serialized tensors without their data."""
-    tensors = pb.NamedTensors(name=name, data_type=data_type, num_tensors=1 if has_batch else len(shapes))
+    tensors = pb.NamedTensors(
+        name=name, data_type=DATA_TYPES[datatype], num_tensors=1 if has_batch else len(shapes)
+    )
     for shape in [(len(shapes), *shapes[0])] if has_batch else shapes:
         tensors.shapes.extend(shape)
     return tensors.SerializeToString()

@@ -12,18 +12,17 @@ from attention_serving.server.engine.errors import LimitExceededError, Overloade
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.rpc import model_rights
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention import codec, named_tensors
 from attention_serving.server.rpc.attention.fields import KNOWN_FIELDS, KNOWN_STREAMED_FIELDS, STREAMED_ID
 from attention_serving.server.rpc.attention.model_codec import describe
 from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from attention_serving.server.rpc.calls.deferred import DeferredReply
 from attention_serving.server.rpc.calls.ending import engine_error_of
-from attention_serving.server.rpc.half_precision import WireFloat
 from attention_serving.server.rpc.known_requests import Answered, KnownRequests, Recalled
 from attention_serving.server.rpc.notes import note_failure, note_refusal
 from attention_serving.server.rpc.protobuf_bytes import Fields, Parsed, leading_text
 from attention_serving.server.rpc.status import code_of
+from attention_serving.server.rpc.tensors import Allowance, WireFloat
 from attention_serving.server.rpc.transport.seam import Call
 from attention_serving.server.security.rights import Right
 

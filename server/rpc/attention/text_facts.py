@@ -8,7 +8,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Ragged, Request
 from attention_serving.server.rpc import protobuf_bytes
-from attention_serving.server.rpc.tensors import buffers
+from attention_serving.server.rpc.tensors import to_bytes
 
 OFFSET_STARTS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.STARTS_FIELD_NUMBER)
 OFFSET_ENDS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.ENDS_FIELD_NUMBER)
@@ -45,8 +45,8 @@ class TextFacts(NamedTuple):
         fields.token_offsets.lengths.extend(self.offsets.lengths)
         starts, ends = (column.astype(OFFSET_TYPE) for column in self.offsets.rows.T)
         numbers = [
-            *protobuf_bytes.field(OFFSET_STARTS, buffers([starts])),
-            *protobuf_bytes.field(OFFSET_ENDS, buffers([ends])),
+            *protobuf_bytes.field(OFFSET_STARTS, to_bytes([starts])),
+            *protobuf_bytes.field(OFFSET_ENDS, to_bytes([ends])),
         ]
         return b"".join([fields.SerializeToString(), *numbers])
 

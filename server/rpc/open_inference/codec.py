@@ -20,15 +20,12 @@ from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.tokenizer import FEW_TEXTS, TEXT
 from attention_serving.server.engine.types import Request
 from attention_serving.server.rpc import protobuf_bytes
-from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
-from attention_serving.server.rpc.half_precision import WireFloat
 from attention_serving.server.rpc.known_requests import ModelReference
 from attention_serving.server.rpc.open_inference import parameters
 from attention_serving.server.rpc.open_inference.rectangle import Rectangle
 from attention_serving.server.rpc.open_inference.response import (
     OutputRegion,
     ResponseLayout,
-    Shape,
     TextFacts,
     default_outputs,
     layout,
@@ -50,6 +47,7 @@ from attention_serving.server.rpc.protobuf_bytes import (
     Submessage,
 )
 from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
+from attention_serving.server.rpc.tensors import UNCOUNTED, Allowance, Shape, WireFloat
 
 ID = ("id",)
 # The fields in which requests may differ that are otherwise the same.
@@ -255,6 +253,6 @@ def _check_response(
             f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else field,
             f"the response would have {size} bytes with padding; the limit is {most}",
         )
-    if response.padding and allowance.reservation is not None:
+    if response.padding:
         # The outputs are copied to rectangles, which are then copied to the response.
-        allowance.reservation.add(response.size + response.padding)
+        allowance.reserve(response.size + response.padding)

@@ -18,7 +18,8 @@ from attention_serving.server.rpc import model_rights
 from attention_serving.server.rpc.calls.deferred import DeferredReply
 from attention_serving.server.rpc.open_inference import response
 from attention_serving.server.rpc.open_inference.statistics import describe
-from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES
+from attention_serving.server.rpc.open_inference.tensors import BYTES
+from attention_serving.server.rpc.tensors import DATATYPES
 from attention_serving.server.rpc.transport.seam import Call
 from attention_serving.server.security.rights import Right
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.rpc.deadlines import deadline_after
-from attention_serving.server.rpc.half_precision import WireFloat
+from attention_serving.server.rpc.tensors import WireFloat
 
 T = TypeVar("T")
 Parameters = Mapping[str, pb.InferParameter]

@@ -15,6 +15,7 @@ from attention_serving.artifact.manifest import (
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged
+from attention_serving.server.rpc.tensors import alternatives, mask_shapes
 
 # The length of each sequence, by symbolic axis.
 Cuts = Mapping[str, tuple[int, ...]]
@@ -86,20 +87,11 @@ class Rectangle:
             raise InvalidRequestError(ATTENTION_MASK, f"model {self._model.name!r} does not take a mask")
         batch = self.sizes.get(BATCH_AXIS, 0)
         query_length, key_length = (self.sizes.get(str(axis), 0) for axis in self._mask_axes)
-        expected = {
-            (batch, key_length): MaskKind.KEYS,
-            (batch, query_length, key_length): MaskKind.PAIRS,
-            (batch, 1, query_length, key_length): MaskKind.PAIRS,
-        }
-        if heads := self._model.manifest.num_heads:
-            expected[batch, heads, query_length, key_length] = MaskKind.HEADS
+        expected = mask_shapes(self._model.manifest, query_length, key_length, batch)
         kind = expected.get(mask.shape)
         if kind is None or mask.dtype != np.bool_:
-            *shapes, last_shape = map(str, expected)
-            known = f"{', '.join(shapes)} or {last_shape}"
-            raise InvalidRequestError(
-                ATTENTION_MASK, f"is {mask.dtype.name} {mask.shape}; must be bool {known}"
-            )
+            says = f"is {mask.dtype.name} {mask.shape}; must be bool {alternatives(expected)}"
+            raise InvalidRequestError(ATTENTION_MASK, says)
         if not cuts:
             return Mask(kind, mask.ravel())
         whole = (None,) * batch

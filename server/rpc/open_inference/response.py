@@ -14,13 +14,12 @@ from attention_serving.server.engine.dimensions import DTYPES, MAX_CACHED_SEQUEN
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.model_caches import cached_by_model
 from attention_serving.server.engine.types import Array, Request, Result
-from attention_serving.server.rpc.half_precision import WireFloat, narrowed
 from attention_serving.server.rpc.open_inference.parameters import REGION, REGION_OFFSET, REGION_SIZE
-from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES
+from attention_serving.server.rpc.open_inference.tensors import BYTES
 from attention_serving.server.rpc.open_inference.token_texts import TOKENS
 from attention_serving.server.rpc.protobuf_bytes import Buffer, field
 from attention_serving.server.rpc.shared_memory import Region
-from attention_serving.server.rpc.tensors import buffers
+from attention_serving.server.rpc.tensors import Shape, WireFloat, datatype_of, to_bytes
 
 # The parameter of a response that names the texts that were cut, by their indices.
 TRUNCATED = "truncated"
@@ -29,7 +28,6 @@ LENGTHS = "lengths"
 LENGTHS_TYPE = np.dtype("<i8")
 CACHED_MODELS = CACHED_SHAPES = 1024
 RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
-Shape = tuple[int, ...]
 FP32_ONLY: Mapping[str, WireFloat] = {}
 # Name, datatype and shape of an output, and its place in shared memory: region, offset and size.
 _Described = tuple[str, str, Shape, tuple[str, int, int] | None]
@@ -199,12 +197,8 @@ def encode(
             arrays: list[Array] = [np.array(counts, LENGTHS_TYPE)]
         else:
             arrays = [_padded(array, shape[1:]) for array in result.outputs[name]]
-        datatype = DATATYPES[arrays[0].dtype]
-        if name in types and datatype == WireFloat.FP32.name:
-            datatype = types[name].name
-            arrays = [narrowed(array, types[name]) for array in arrays]
-        own = buffers(arrays)
-        where = None
+        wire = types.get(name, WireFloat.FP32)
+        datatype, own, where = datatype_of(arrays[0], wire), to_bytes(arrays, wire), None
         if name in regions:
             region, offset, size = regions[name]
             region.write(name, offset, own)

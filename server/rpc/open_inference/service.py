@@ -15,13 +15,13 @@ from attention_serving.server.engine.types import Result
 from attention_serving.server.engine.validation import ValidatedRequest
 from attention_serving.server.model_control import ModelControl
 from attention_serving.server.rpc import model_rights
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.calls.deferred import DeferredReply
 from attention_serving.server.rpc.known_requests import Answered, KnownRequests, Recalled
 from attention_serving.server.rpc.notes import note_refusal
 from attention_serving.server.rpc.open_inference import codec, parameters, response, stream
 from attention_serving.server.rpc.protobuf_bytes import Parsed
 from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.rpc.tensors import Allowance
 from attention_serving.server.rpc.transport.seam import Call
 from attention_serving.server.security.rights import Right
 

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -13,29 +13,13 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.types import Array, Text
-from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
-from attention_serving.server.rpc.half_precision import WireFloat, widened
 from attention_serving.server.rpc.open_inference import parameters
 from attention_serving.server.rpc.protobuf_bytes import Fields, Submessage
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
 from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
-from attention_serving.server.rpc.tensors import check_size, from_bytes
+from attention_serving.server.rpc.tensors import DTYPES, UNCOUNTED, Allowance, Shape, from_bytes
 
 BYTES = "BYTES"
-DTYPES = {
-    "BOOL": np.dtype("?"),
-    "INT8": np.dtype("i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "UINT8": np.dtype("u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
-DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 KNOWN_DATATYPES = (*DTYPES, "FP16", "BF16", BYTES)
 # The typed field for elements of each type. FP16 and BF16 have none: they are sent as raw contents.
 CONTENTS = {
@@ -116,7 +100,7 @@ def _check_description(tensor: InputTensor, name: str, others: Container[str]) -
         raise InvalidRequestError(name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}")
 
 
-def _checked_shape(name: str, tensor: InputTensor, limits: Limits) -> tuple[int, ...]:
+def _checked_shape(name: str, tensor: InputTensor, limits: Limits) -> Shape:
     """The shape of an input. The first axis counts sequences.
 
     No size may be 0: the number of bytes would not bound the other sizes.
@@ -155,10 +139,6 @@ class _TensorDecoder:
         if memory is None:
             raise UnsupportedError(SHARED_MEMORY_IS_OFF)
         region = memory.find(self._name, where.region)
-        if self._datatype != BYTES:
-            wire = WireFloat.__members__.get(self._datatype)
-            dtype = DTYPES[self._datatype] if wire is None else wire.value
-            check_size(self._name, where.size, dtype, self._shape, self._datatype)
         self._allowance.take(self._name, where.size)
         return self._elements(memoryview(region.read(self._name, where.offset, where.size)))
 
@@ -173,12 +153,8 @@ class _TensorDecoder:
 
     def _elements(self, data: Raw) -> Array:
         if self._datatype == BYTES:
-            count = self._bytes_count()
-            return self._bytes(list(islice(_split_bytes(self._name, data), count + 1)))
-        wire = WireFloat.__members__.get(self._datatype)
-        if wire is None:
-            return from_bytes(self._name, data, DTYPES[self._datatype], self._shape)
-        return widened(self._name, data, wire, self._shape, self._allowance)
+            return self._bytes(_split_bytes(self._name, data))
+        return from_bytes(self._name, data, self._datatype, self._shape, self._allowance)
 
     def typed(self) -> Array:
         """The input's elements from its own contents."""
@@ -192,7 +168,6 @@ class _TensorDecoder:
             )
         found = self._typed.get(field, ())
         if datatype == BYTES:
-            self._bytes_count()
             return self._bytes(found)
         dtype, wide = DTYPES[datatype], CONTENT_TYPES[field]
         numbers = PackedNumbers(found, wide)
@@ -201,18 +176,13 @@ class _TensorDecoder:
         self._allowance.take(self._name, count * (wide.itemsize + (dtype.itemsize if dtype != wide else 0)))
         return self._narrowed(numbers.array(), dtype).reshape(self._shape)
 
-    def _bytes_count(self) -> int:
-        """The number of elements of a BYTES tensor by its shape. Each element is a sequence."""
+    def _bytes(self, elements: Iterable[Raw]) -> Array:
+        """The elements of a BYTES tensor, each of which is a sequence."""
         count = math.prod(self._shape)
         self._allowance.limits.check_sequences(self._name, count)
-        return count
-
-    def _bytes(self, elements: Sequence[Raw]) -> Array:
-        self._check_count(len(elements))
-        array = np.empty(len(elements), object)
-        for index, element in enumerate(elements):
-            array[index] = element
-        return array.reshape(self._shape)
+        found = list(islice(elements, count + 1))
+        self._check_count(len(found))
+        return np.fromiter(found, object, count).reshape(self._shape)
 
     def _check_count(self, count: int) -> None:
         if count != (expected := math.prod(self._shape)):

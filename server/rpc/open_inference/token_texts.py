@@ -8,7 +8,7 @@ import numpy as np
 from attention_serving.server.engine.errors import LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request
-from attention_serving.server.rpc.allowance import Allowance
+from attention_serving.server.rpc.tensors import Allowance
 
 TOKENS = "tokens"
 LENGTH = struct.Struct("<I")
@@ -57,8 +57,7 @@ def token_texts(request: Request, model: LoadedModel, length: int, allowance: Al
     size = int(sizes[places].sum()) + padding * LENGTH.size
     if size > (most := allowance.limits.max_result_bytes):
         raise LimitExceededError(f"outputs[{TOKENS}]", f"would have {size} bytes; the limit is {most}")
-    if allowance.reservation is not None:
-        allowance.reservation.add(size)
+    allowance.reserve(size)
     return TokenTexts((len(ids.lengths), length), _content(elements, places.tolist(), ids.lengths, length))
 
 

@@ -13,12 +13,12 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Request
 from attention_serving.server.engine.validation import ValidatedRequest
-from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
 from attention_serving.server.rpc.attention import codec as attention_codec
 from attention_serving.server.rpc.attention import fields
 from attention_serving.server.rpc.open_inference import codec
-from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES, decode_tensors
+from attention_serving.server.rpc.open_inference.tensors import BYTES, decode_tensors
 from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.rpc.tensors import DATATYPES, UNCOUNTED, Allowance
 from tests.server.samples import SELF
 
 Output = pb.ModelInferRequest.InferRequestedOutputTensor

@@ -14,11 +14,13 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import MaskKind, Result
-from attention_serving.server.rpc.attention.codec import DTYPES, MASK_KINDS, encode, input_names
+from attention_serving.server.rpc.attention.codec import DATA_TYPES, MASK_KINDS, encode, input_names
+from attention_serving.server.rpc.tensors import DTYPES as ELEMENTS
 from tests.server.rpc.messages import attend_request, decode_attend
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Served
 
+DTYPES = {DATA_TYPES[name]: ELEMENTS[name] for name in ("FP32", "INT64", "BOOL")}
 lengths_of_sequences = st.lists(st.integers(0, 5), max_size=5)
 
 

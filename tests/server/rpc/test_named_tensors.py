@@ -11,9 +11,9 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention.fields import reader
 from attention_serving.server.rpc.attention.named_tensors import decode
+from attention_serving.server.rpc.tensors import Allowance
 from tests.server.rpc.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.support.eager import Array

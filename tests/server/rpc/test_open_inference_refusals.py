@@ -13,8 +13,8 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array
 from attention_serving.server.engine.validation import validate
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.open_inference.codec import decode, reader
+from attention_serving.server.rpc.tensors import Allowance
 from tests.server.rpc.messages import decode_infer, raw_request, text_request
 from tests.server.samples import CROSS, SELF, TEXT
 

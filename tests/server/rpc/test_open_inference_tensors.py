@@ -16,10 +16,10 @@ from attention_serving.server.engine.types import Array
 from attention_serving.server.rpc.open_inference.tensors import (
     BYTES,
     CONTENTS,
-    DTYPES,
     KNOWN_DATATYPES,
     decode_texts,
 )
+from attention_serving.server.rpc.tensors import DTYPES
 from tests.server.rpc.messages import decode_inputs, packed
 
 shapes = array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)
