@@ -243,6 +243,7 @@ def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     assert_parity(np.frombuffer(vectors.data, np.float32).reshape(3, WIDTH), pooled)
     message = raw_request(model, {"ids": np.stack(ids), "rows": np.stack(rows)}, ["pooled"])
     decoded = decode_infer(message, model)
+    shapes, types, regions, texts, _ = decoded.reply
     result = engine.submit(model, decoded.request).result(60)
-    encoded = encode(result, decoded.reply.shapes, model, "")
+    encoded = encode(result, shapes, model, "", types, regions, texts)
     assert_parity(answered(pb.ModelInferResponse.FromString(encoded))["pooled"], pooled)

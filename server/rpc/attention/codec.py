@@ -1,17 +1,14 @@
 """Converts attention.v1 messages to the engine's types and back."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS, POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.engine.dimensions import MAX_CACHED_SEQUENCES
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.model_caches import cached_by_model
 from attention_serving.server.engine.text_spans import SPANS
 from attention_serving.server.engine.types import (
     BITS_PER_BYTE,
@@ -56,7 +53,6 @@ MASK_KINDS = {
 }
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
-CACHED_MODELS = CACHED_DESCRIPTIONS = 1024
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
 STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
@@ -64,7 +60,6 @@ STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 UINT32, INT64 = np.dtype("<u4"), np.dtype("<i8")
 
 
-@cached_by_model(CACHED_MODELS)
 def input_names(model: LoadedModel) -> dict[str, str]:
     """The model's input for each field of a request, if the names differ, as for non-attention modules.
 
@@ -329,35 +324,20 @@ def _parts(
     context = [np.atleast_2d(array) for array in rows or next(iter(result.outputs.values()))]
     # A module may have an output of this name that is not the weights of heads.
     weights = result.outputs.get("attention_weights", ()) if model.manifest.num_heads else ()
-    describe = _describe if len(context) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
-    shapes = tuple([array.shape for array in context]), tuple([array.shape for array in weights])
-    description = describe(model.name, model.version, datatype_of(context[0], wire), wire, *shapes)
-    parts: list[Buffer] = [description, facts.serialized()]
+    response = pb.AttendResponse(model_name=model.name, model_version=model.version)
+    vectors = response.context_vectors
+    vectors.data_type = DATA_TYPES[datatype_of(context[0], wire)]
+    vectors.width = context[0].shape[-1]
+    vectors.lengths.extend([len(array) for array in context])
+    if weights:
+        described = response.attention_weights
+        described.data_type = DATA_TYPES[wire.name]
+        *layers, described.num_heads, _, _ = weights[0].shape  # those of an encoder have layers
+        described.num_layers = layers[0] if layers else 0
+        described.query_lengths.extend([array.shape[-2] for array in weights])
+        described.key_lengths.extend([array.shape[-1] for array in weights])
+    parts: list[Buffer] = [response.SerializeToString(), facts.serialized()]
     parts += protobuf_bytes.field(CONTEXT_DATA, to_bytes(context, wire))
     if weights:
         parts += protobuf_bytes.field(WEIGHTS_DATA, to_bytes(weights, wire))
     return parts
-
-
-@lru_cache(maxsize=CACHED_DESCRIPTIONS)
-def _describe(
-    name: str,
-    version: str,
-    datatype: str,
-    wire: WireFloat,
-    context: tuple[Shape, ...],
-    weights: tuple[Shape, ...],
-) -> bytes:
-    """A serialized response without its tensors, which have these shapes."""
-    response = pb.AttendResponse(model_name=name, model_version=version)
-    vectors = response.context_vectors
-    vectors.data_type = DATA_TYPES[datatype]
-    vectors.width = context[0][-1]
-    vectors.lengths.extend([shape[0] for shape in context])
-    if weights:
-        response.attention_weights.data_type = DATA_TYPES[wire.name]
-        *layers, response.attention_weights.num_heads, _, _ = weights[0]  # those of an encoder have layers
-        response.attention_weights.num_layers = layers[0] if layers else 0
-        response.attention_weights.query_lengths.extend([shape[-2] for shape in weights])
-        response.attention_weights.key_lengths.extend([shape[-1] for shape in weights])
-    return response.SerializeToString()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -10,13 +10,11 @@ import numpy as np
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
 from attention_serving.artifact.manifest import ATTENTION_MASK, GraphKind
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.engine.dimensions import MAX_CACHED_SEQUENCES
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.attention.codec import (
-    CACHED_DESCRIPTIONS,
     DATA_TYPES,
     UINT32,
     elements,
@@ -234,20 +232,10 @@ def encode(
     parts: list[Buffer] = [named.SerializeToString()]
     for name in outputs.names:
         arrays = result.outputs[name]
-        shapes = tuple([array.shape for array in arrays])
-        describe = _describe if len(shapes) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
-        description = describe(name, datatype_of(arrays[0], wire), shapes, has_batch=outputs.has_batch)
+        tensors = pb.NamedTensors(name=name, data_type=DATA_TYPES[datatype_of(arrays[0], wire)])
+        shapes = [(len(arrays), *arrays[0].shape)] if outputs.has_batch else [array.shape for array in arrays]
+        tensors.num_tensors = len(shapes)
+        tensors.shapes.extend(chain.from_iterable(shapes))
         content = protobuf_bytes.field(DATA, to_bytes(arrays, wire))
-        parts += protobuf_bytes.field(OUTPUTS, [description, *content])
+        parts += protobuf_bytes.field(OUTPUTS, [tensors.SerializeToString(), *content])
     return b"".join(parts) if stream_id is None else streamed(stream_id, parts)
-
-
-@lru_cache(maxsize=CACHED_DESCRIPTIONS)
-def _describe(name: str, datatype: str, shapes: tuple[Shape, ...], *, has_batch: bool) -> bytes:
-    """Serialized tensors without their data."""
-    tensors = pb.NamedTensors(
-        name=name, data_type=DATA_TYPES[datatype], num_tensors=1 if has_batch else len(shapes)
-    )
-    for shape in [(len(shapes), *shapes[0])] if has_batch else shapes:
-        tensors.shapes.extend(shape)
-    return tensors.SerializeToString()

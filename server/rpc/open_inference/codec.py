@@ -13,7 +13,7 @@ from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTOR
 from attention_serving.artifact.manifest import ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.embeddings import check_dimensions
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.texts import encode_texts
@@ -22,14 +22,17 @@ from attention_serving.server.engine.types import Request
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.known_requests import ModelReference
 from attention_serving.server.rpc.open_inference import parameters
+from attention_serving.server.rpc.open_inference.parameters import RegionSlice
 from attention_serving.server.rpc.open_inference.rectangle import Rectangle
 from attention_serving.server.rpc.open_inference.response import (
-    OutputRegion,
+    TOKENS,
     ResponseLayout,
-    TextFacts,
+    TextReply,
     default_outputs,
+    has_tokens,
     layout,
     output_bytes,
+    token_texts,
 )
 from attention_serving.server.rpc.open_inference.tensors import (
     BYTES,
@@ -39,14 +42,13 @@ from attention_serving.server.rpc.open_inference.tensors import (
     decode_tensors,
     decode_texts,
 )
-from attention_serving.server.rpc.open_inference.token_texts import TOKENS, has_tokens, token_texts
 from attention_serving.server.rpc.protobuf_bytes import (
     Bounds,
     Fields,
     Parsed,
     Submessage,
 )
-from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
+from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.rpc.tensors import UNCOUNTED, Allowance, Shape, WireFloat
 
 ID = ("id",)
@@ -80,8 +82,8 @@ class Reply(NamedTuple):
 
     shapes: Mapping[str, Shape]
     types: Mapping[str, WireFloat]
-    regions: Mapping[str, OutputRegion]
-    texts: TextFacts
+    regions: Mapping[str, RegionSlice]
+    texts: TextReply
     wants_final: bool
 
 
@@ -129,8 +131,11 @@ def decode(
         UnsupportedError: A tensor is in shared memory, which is switched off.
     """
     parameters.check_request(message.parameters)
-    outputs = _requested(message, model)
-    _check_inputs(len(message.inputs), len(model.inputs) + len(OTHER_INPUTS))
+    types = _requested(message, model)
+    if len(message.inputs) > (most := len(model.inputs) + len(OTHER_INPUTS)):
+        raise InvalidRequestError(
+            "inputs", f"has {len(message.inputs)} entries; the model takes {most} at most"
+        )
     tensors = decode_tensors(message, fields, allowance, memory)
     texts, *others = (tensors.pop(name, None) for name in OTHER_INPUTS)
     given = {name: other for name, other in zip(OTHER_INPUTS[1:], others, strict=True) if other is not None}
@@ -143,39 +148,33 @@ def decode(
         inputs={spec.name: rectangle.rows(spec, cuts) for spec in model.inputs if spec.name in tensors},
         texts=() if texts is None else decode_texts(TEXT, texts),
         mask=None if mask is None else rectangle.mask(mask, cuts),
-        return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
-        return_tokens=CONTEXT_VECTORS in outputs,
-        dimensions=(options := parameters.text_options(message.parameters)).dimensions,
-        prompt=options.prompt,
-        truncate=options.truncate,
+        return_weights=ATTENTION_WEIGHTS in types and ATTENTION_WEIGHTS not in model.default_outputs,
+        return_tokens=CONTEXT_VECTORS in types,
+        dimensions=parameters.dimensions(message.parameters),
+        prompt=parameters.prompt(message.parameters),
+        truncate=parameters.truncate(message.parameters),
         deadline=min(deadline, parameters.timeout(message.parameters)),
     )
     if request.dimensions:
         check_dimensions(request.dimensions, model)
     encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
-    wants_tokens = TOKENS in outputs and has_tokens(model)
-    computed = tuple(name for name in outputs if not (wants_tokens and name == TOKENS))
+    wants_tokens = TOKENS in types and has_tokens(model)
+    computed = [name for name in types if not (wants_tokens and name == TOKENS)]
     response = layout(computed, encoded, model, rectangle.sizes)
     _check_response(response, request, model, message.id, allowance)
-    tokens, shapes = None, response.shapes
+    shapes, tokens = response.shapes, None
     if wants_tokens:
-        tokens = token_texts(encoded, model, rectangle.lengths[0], allowance)
-        shapes = {name: tokens.shape if name == TOKENS else shapes[name] for name in outputs}
-    types = _types(message)
-    regions = _regions(message, model, shapes, types, memory)
+        shapes[TOKENS], tokens = token_texts(encoded, model, rectangle.lengths[0], allowance)
+        shapes = {name: shapes[name] for name in types}
     first = next(iter(encoded.inputs.values()), None)
-    facts = TextFacts(first.lengths if first else (), encoded.truncated, tokens.content if tokens else None)
-    return Decoded(encoded, Reply(shapes, types, regions, facts, parameters.wants_final(message.parameters)))
-
-
-def _types(message: pb.ModelInferRequest) -> dict[str, WireFloat]:
-    """The types of requested outputs that are not sent as FP32."""
-    asked = {
-        output.name: parameters.output_type(f"outputs[{output.name}]", output.parameters)
-        for output in message.outputs
-        if output.parameters
-    }
-    return {name: wire for name, wire in asked.items() if wire is not WireFloat.FP32}
+    reply = Reply(
+        shapes,
+        {name: wire for name, wire in types.items() if wire is not WireFloat.FP32},
+        _regions(message, model, shapes, types, memory),
+        TextReply(first.lengths if first else (), encoded.truncated, tokens),
+        parameters.wants_final(message.parameters),
+    )
+    return Decoded(encoded, reply)
 
 
 def _regions(
@@ -184,43 +183,37 @@ def _regions(
     shapes: Mapping[str, Shape],
     types: Mapping[str, WireFloat],
     memory: SharedMemory | None,
-) -> dict[str, OutputRegion]:
+) -> dict[str, RegionSlice]:
     """Where outputs are written to shared memory, in which each has room."""
     found = {}
     for output in message.outputs:
         name, field = output.name, f"outputs[{output.name}]"
-        where = parameters.place(field, output.parameters)
-        if where is None:
+        own = parameters.region_slice(field, output.parameters, memory)
+        if own is None:
             continue
-        if memory is None:
-            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
         if name == TOKENS:
             raise InvalidRequestError(field, "has no fixed size and cannot be written to shared memory")
-        region = memory.find(field, where.region)
-        size = output_bytes(name, model, shapes[name], types)
-        region.check_write(field, where.offset, where.size, size)
-        found[name] = OutputRegion(region, where.offset, size)
+        size = output_bytes(name, model, shapes[name], types[name])
+        own.region.check_write(field, own.offset, own.size, size)
+        found[name] = own._replace(size=size)
     return found
 
 
-def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, ...]:
-    """Names of the requested outputs, in their order."""
+def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> dict[str, WireFloat]:
+    """The type of real numbers in each requested output, by name, in their order."""
     names = default_outputs(model)
     if not message.outputs:
-        return names
+        return dict.fromkeys(names, WireFloat.FP32)
     known = dict.fromkeys((*names, *model.outputs, *((TOKENS,) if has_tokens(model) else ())))
-    requested: dict[str, None] = {}
+    requested: dict[str, WireFloat] = {}
     for output in message.outputs:
-        name = output.name
+        name, field = output.name, f"outputs[{output.name}]"
         if name not in known:
             raise _unknown_output(name, model, ", ".join(known))
         if name in requested:
-            raise InvalidRequestError(
-                f"outputs[{name}]", "is requested twice; each output must be requested once"
-            )
-        parameters.check_output(f"outputs[{name}]", output.parameters)
-        requested[name] = None
-    return tuple(requested)
+            raise InvalidRequestError(field, "is requested twice; each output must be requested once")
+        requested[name] = parameters.output_type(field, output.parameters)
+    return requested
 
 
 def _unknown_output(name: str, model: LoadedModel, known: str) -> InvalidRequestError:
@@ -230,11 +223,6 @@ def _unknown_output(name: str, model: LoadedModel, known: str) -> InvalidRequest
             field, f"model {model.name!r} is not a text encoder; its outputs are {known}"
         )
     return InvalidRequestError(field, f"is unknown; must be one of {known}")
-
-
-def _check_inputs(count: int, most: int) -> None:
-    if count > most:
-        raise InvalidRequestError("inputs", f"has {count} entries; the model takes {most} at most")
 
 
 def _check_response(

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
+from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.types import Array, Text
 from attention_serving.server.rpc.open_inference import parameters
+from attention_serving.server.rpc.open_inference.parameters import RegionSlice
 from attention_serving.server.rpc.protobuf_bytes import Fields, Submessage
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
-from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
+from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.rpc.tensors import DTYPES, UNCOUNTED, Allowance, Shape, from_bytes
 
 BYTES = "BYTES"
@@ -78,8 +79,8 @@ def decode_tensors(
         name = tensor.name
         _check_description(tensor, name, tensors)
         decoder = _TensorDecoder(tensor, index, fields, allowance)
-        if (where := parameters.place(name, tensor.parameters)) is not None:
-            tensors[name] = decoder.shared(where, memory)
+        if (where := parameters.region_slice(name, tensor.parameters, memory)) is not None:
+            tensors[name] = decoder.shared(where)
             shared.add(name)
         else:
             tensors[name] = decoder.raw(raw) if contents else decoder.typed()
@@ -134,13 +135,10 @@ class _TensorDecoder:
         }
         self._allowance = allowance
 
-    def shared(self, where: parameters.Place, memory: SharedMemory | None) -> Array:
+    def shared(self, where: RegionSlice) -> Array:
         """The input's elements from shared memory."""
-        if memory is None:
-            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
-        region = memory.find(self._name, where.region)
         self._allowance.take(self._name, where.size)
-        return self._elements(memoryview(region.read(self._name, where.offset, where.size)))
+        return self._elements(memoryview(where.region.read(self._name, where.offset, where.size)))
 
     def raw(self, entries: Iterator[Raw]) -> Array:
         """The input's elements from the next entry of the raw contents."""

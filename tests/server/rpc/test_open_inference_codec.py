@@ -35,9 +35,12 @@ def rectangles(model: LoadedModel, batch: int, query_length: int, key_length: in
 def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array]:
     """Decodes a request, computes it and encodes the result."""
     decoded = decode_infer(message, model)
+    shapes, types, regions, texts, _ = decoded.reply
     engine = Engine(Repository([model]))
     result = engine.submit(model, decoded.request).result()
-    response = pb.ModelInferResponse.FromString(encode(result, decoded.reply.shapes, model, message.id))
+    response = pb.ModelInferResponse.FromString(
+        encode(result, shapes, model, message.id, types, regions, texts)
+    )
     engine.close()
     assert (response.model_name, response.model_version, response.id) == (model.name, "1", message.id)
     return answered(response)
