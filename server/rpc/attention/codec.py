@@ -1,6 +1,7 @@
 """Converts attention.v1 messages to the engine's types and back."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from attention_serving.server.engine.types import (
 )
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.attention.fields import TEXTS
-from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from attention_serving.server.rpc.known_requests import ModelReference
 from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, Path, last
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
@@ -53,6 +53,8 @@ MASK_KINDS = {
 }
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
+OFFSET_STARTS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.STARTS_FIELD_NUMBER)
+OFFSET_ENDS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.ENDS_FIELD_NUMBER)
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
 STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
@@ -66,16 +68,8 @@ def input_names(model: LoadedModel) -> dict[str, str]:
     Raises:
         InvalidRequestError: attention.v1 cannot carry the model's first output.
     """
-    _check_output(model)
-    if model.manifest.num_heads:
-        return {}
-    names = [spec.name for spec in model.inputs]
-    return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
-
-
-def _check_output(model: LoadedModel) -> None:
-    """The first output must be rows of one width: (B, T, d), or one row (B, d) or (B,) per sequence."""
     spec = model.outputs[model.default_outputs[0]]
+    # Rows of one width: (B, T, d), or one row (B, d) or (B,) per sequence.
     is_rows = len(spec.axes) <= MAX_OUTPUT_AXES and not isinstance(spec.axes[-1], str)
     if not is_rows and spec.axes != (BATCH_AXIS,):
         shape = ", ".join(map(str, spec.axes))
@@ -84,6 +78,10 @@ def _check_output(model: LoadedModel) -> None:
             f"{spec.name} of model {model.name!r} has shape ({shape}), which is not a sequence of vectors; "
             "send its inputs by name, as `inputs`, and its outputs come back by name",
         )
+    if model.manifest.num_heads:
+        return {}
+    names = [spec.name for spec in model.inputs]
+    return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
 
 
 def inputs_of(message: pb.AttendRequest, model: LoadedModel, paths: Sequence[Path]) -> list[str]:
@@ -135,13 +133,14 @@ def decode(
         inputs["value"] = decoder.vectors("value", message.value)
     if (POSITIONS,) in fields:
         inputs[POSITIONS] = decoder.positions(next(iter(inputs.values()), None))
-    text, embedding = message.text, message.embedding
+    text, embedding, heads = message.text, message.embedding, message.head_selection
+    has_heads = message.HasField("head_selection")
     return Request(
         inputs={names.get(name, name): ragged for name, ragged in inputs.items()},
         texts=decoder.texts() if message.HasField("text") else (),
         mask=decoder.mask(message.mask.kind) if message.HasField("mask") else None,
         return_weights=message.return_weights,
-        head_selection=_head_selection(message),
+        head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_heads else None,
         return_tokens=not message.HasField("embedding"),
         dimensions=embedding.dimensions,
         spans=decoder.spans() if embedding.HasField("spans") else None,
@@ -150,12 +149,6 @@ def decode(
         truncate=text.truncate if text.HasField("truncate") else None,
         deadline=deadline,
     )
-
-
-def _head_selection(message: pb.AttendRequest) -> HeadSelection | None:
-    if not message.HasField("head_selection"):
-        return None
-    return HeadSelection(tuple(message.head_selection.layers), tuple(message.head_selection.heads))
 
 
 def check_embedding(model: LoadedModel) -> None:
@@ -274,6 +267,45 @@ def output_type(message: pb.AttendRequest) -> WireFloat:
         known = ", ".join(WireFloat.__members__)
         raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {known}")
     return wire
+
+
+class TextFacts(NamedTuple):
+    """What a response says about the texts of its request.
+
+    Attributes:
+        token_counts: Number of tokens of each text; empty if the request had no texts, or not to an encoder.
+        truncated: Indices of the texts that were cut.
+        offsets: The characters of each token; None unless the request asked for them.
+    """
+
+    token_counts: tuple[int, ...] = ()
+    truncated: tuple[int, ...] = ()
+    offsets: Ragged | None = None
+
+    @classmethod
+    def of(cls, request: Request, model: LoadedModel) -> Self:
+        """The facts of a request whose texts have been encoded."""
+        if model.encoder is None:
+            return cls(offsets=request.offsets)
+        return cls(request.inputs[model.inputs[0].name].lengths, request.truncated, request.offsets)
+
+    def serialized(self) -> bytes:
+        """The fields of an AttendResponse."""
+        if not self.token_counts and self.offsets is None:
+            return b""
+        fields = pb.AttendResponse(token_counts=self.token_counts, truncated=self.truncated)
+        if self.offsets is None:
+            return fields.SerializeToString()
+        fields.token_offsets.lengths.extend(self.offsets.lengths)
+        starts, ends = (column.astype(UINT32) for column in self.offsets.rows.T)
+        numbers = [
+            *protobuf_bytes.field(OFFSET_STARTS, to_bytes([starts])),
+            *protobuf_bytes.field(OFFSET_ENDS, to_bytes([ends])),
+        ]
+        return b"".join([fields.SerializeToString(), *numbers])
+
+
+NO_FACTS = TextFacts()
 
 
 def encode(

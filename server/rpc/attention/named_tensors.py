@@ -1,7 +1,7 @@
 """Inputs and outputs of attention.v1 by name: those of any model, with the axes that its manifest states."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -51,20 +51,6 @@ class NamedOutputs(NamedTuple):
     has_batch: bool
 
 
-class _Tensors(NamedTuple):
-    """One input.
-
-    Attributes:
-        name: Its name.
-        shapes: Shape of each tensor.
-        elements: The elements of all tensors (sum of their sizes,).
-    """
-
-    name: str
-    shapes: Sequence[Shape]
-    elements: Array
-
-
 def decode(
     message: pb.AttendRequest, model: LoadedModel, deadline: float, fields: Fields, allowance: Allowance
 ) -> tuple[Request, NamedOutputs]:
@@ -77,20 +63,27 @@ def decode(
     """
     _check_alone(message, fields)
     names = _output_names(message, model)
-    decoder = _Decoder(message, fields, allowance)
+    takes_mask = GraphKind.MASK in model.manifest.graphs
     inputs: dict[str, Ragged] = {}
     mask, has_batch = None, True
-    for index, name in enumerate(_input_names(message, model)):
-        tensors = decoder.tensors(index)
+    for index, sent in enumerate(message.inputs):
+        name = sent.name
+        if name not in model.inputs_by_name and not (takes_mask and name == ATTENTION_MASK):
+            takes = f"model {model.name!r} takes {model.input_names}"
+            raise InvalidRequestError(name, f"is not an input; {takes}")
+        if name in inputs or (mask is not None and name == ATTENTION_MASK):
+            raise InvalidRequestError(name, "is sent twice; each input must be sent once")
+        shapes, numbers = _tensors(sent, index, fields, allowance)
         if name not in model.inputs_by_name:
-            mask = tensors
+            mask = shapes, numbers
             continue
-        shapes, is_batch = _sequences(tensors, len(model.inputs_by_name[name].axes) - 1, allowance)
-        inputs[name] = _ragged(tensors, shapes)
+        rank = len(model.inputs_by_name[name].axes) - 1
+        is_batch = len(shapes[0]) == rank + 1
+        inputs[name] = _ragged(name, shapes, numbers, rank, allowance)
         has_batch &= is_batch
     request = Request(
         inputs=inputs,
-        mask=None if mask is None else _mask(mask, model, inputs, has_batch=has_batch),
+        mask=None if mask is None else _mask(*mask, model, inputs, has_batch=has_batch),
         return_weights=ATTENTION_WEIGHTS in names and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in names,
         deadline=deadline,
@@ -105,20 +98,6 @@ def _check_alone(message: pb.AttendRequest, fields: Fields) -> None:
         raise InvalidRequestError(others[0], "cannot be combined with inputs, which name every input")
 
 
-def _input_names(message: pb.AttendRequest, model: LoadedModel) -> list[str]:
-    """Names of the inputs, in the order of the message: those of the model, and its mask."""
-    known = {*model.inputs_by_name, *([ATTENTION_MASK] if GraphKind.MASK in model.manifest.graphs else [])}
-    names: dict[str, None] = {}
-    for tensors in message.inputs:
-        if tensors.name not in known:
-            takes = f"model {model.name!r} takes {model.input_names}"
-            raise InvalidRequestError(tensors.name, f"is not an input; {takes}")
-        if tensors.name in names:
-            raise InvalidRequestError(tensors.name, "is sent twice; each input must be sent once")
-        names[tensors.name] = None
-    return list(names)
-
-
 def _output_names(message: pb.AttendRequest, model: LoadedModel) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for name in message.output_names:
@@ -131,71 +110,56 @@ def _output_names(message: pb.AttendRequest, model: LoadedModel) -> tuple[str, .
     return tuple(names or model.default_outputs)
 
 
-class _Decoder:
-    """Decodes named tensors, from a message or from the fields that were cut out of it."""
-
-    def __init__(self, message: pb.AttendRequest, fields: Fields, allowance: Allowance) -> None:
-        self._message, self._fields, self._allowance = message, fields, allowance
-
-    def tensors(self, index: int) -> _Tensors:
-        """The tensors of one input, given by its index."""
-        sent = self._message.inputs[index]
-        name, count = sent.name, sent.num_tensors
-        if count < 1:
-            raise InvalidRequestError(name, "contains 0 tensors; at least one is required")
-        self._allowance.limits.check_sequences(name, count)
-        packed = PackedNumbers(self._fields.get(("inputs", index, "shapes"), ()), UINT32)
-        size = len(packed)
-        rank, left = divmod(size, count)
-        if left or rank > MAX_AXES:
-            raise InvalidRequestError(
-                name, f"has {size} sizes for {count} tensors; each has as many, {MAX_AXES} at most"
-            )
-        sizes = packed.array().tolist()
-        if 0 in sizes:
-            raise InvalidRequestError(name, f"tensor {sizes.index(0) // rank} has an axis without elements")
-        shapes = (
-            [tuple(sizes[start : start + rank]) for start in range(0, size, rank)] if rank else [()] * count
+def _tensors(
+    sent: pb.NamedTensors, index: int, fields: Fields, allowance: Allowance
+) -> tuple[list[Shape], Array]:
+    """The shape of each tensor of one input, given with its index; and the elements of all of them."""
+    name, count = sent.name, sent.num_tensors
+    if count < 1:
+        raise InvalidRequestError(name, "contains 0 tensors; at least one is required")
+    allowance.limits.check_sequences(name, count)
+    packed = PackedNumbers(fields.get(("inputs", index, "shapes"), ()), UINT32)
+    size = len(packed)
+    rank, left = divmod(size, count)
+    if left or rank > MAX_AXES:
+        raise InvalidRequestError(
+            name, f"has {size} sizes for {count} tensors; each has as many, {MAX_AXES} at most"
         )
-        data = last(self._fields, ("inputs", index, "data"))
-        total = sum(map(math.prod, shapes))
-        return _Tensors(name, shapes, elements(name, sent.data_type, data, (total,), self._allowance))
+    sizes = packed.array().tolist()
+    if 0 in sizes:
+        raise InvalidRequestError(name, f"tensor {sizes.index(0) // rank} has an axis without elements")
+    shapes = [tuple(sizes[rank * at : rank * (at + 1)]) for at in range(count)]
+    total = sum(map(math.prod, shapes))
+    data = last(fields, ("inputs", index, "data"))
+    return shapes, elements(name, sent.data_type, data, (total,), allowance)
 
 
-def _sequences(tensors: _Tensors, rank: int, allowance: Allowance) -> tuple[Sequence[Shape], bool]:
-    """The shape of each sequence's tensor, which has `rank` axes; and whether they have the batch axis."""
-    name, shapes, _ = tensors
-    found = len(shapes[0])
-    if found == rank:
-        return shapes, False
-    if found != rank + 1 or len(shapes) > 1:
+def _ragged(name: str, shapes: list[Shape], numbers: Array, rank: int, allowance: Allowance) -> Ragged:
+    """Sequences (T, ...) of `rank` axes, whose rows all have the same shape: a tensor each, or one batch."""
+    if len(shapes) == 1 and len(shapes[0]) == rank + 1:
+        allowance.limits.check_sequences(name, shapes[0][0])
+        shapes = [shapes[0][1:]] * shapes[0][0]
+    if (found := len(shapes[0])) != rank:
         raise InvalidRequestError(
             name, f"has a tensor of {found} axes; one sequence has {rank}, and one batch has {rank + 1}"
         )
-    count, *own = shapes[0]
-    allowance.limits.check_sequences(name, count)
-    return [tuple(own)] * count, True
-
-
-def _ragged(tensors: _Tensors, shapes: Sequence[Shape]) -> Ragged:
-    """Sequences (T, ...), whose rows all have the same shape."""
     lengths, (_, *width) = [shape[0] for shape in shapes], shapes[0]
     for index, (_, *own) in enumerate(shapes):
         if own != width:
             raise InvalidRequestError(
-                tensors.name, f"sequence {index} has rows of shape {own}; those of sequence 0 have {width}"
+                name, f"sequence {index} has rows of shape {own}; those of sequence 0 have {width}"
             )
-    return Ragged(tensors.elements.reshape(sum(lengths), *width), tuple(lengths))
+    return Ragged(numbers.reshape(sum(lengths), *width), tuple(lengths))
 
 
 def _mask(
-    tensors: _Tensors, model: LoadedModel, inputs: Mapping[str, Ragged], *, has_batch: bool
+    shapes: list[Shape], flags: Array, model: LoadedModel, inputs: Mapping[str, Ragged], *, has_batch: bool
 ) -> Mask | None:
     """The mask of each sequence: (Tk,), (Tq, Tk), (1, Tq, Tk) or (H, Tq, Tk).
 
     None if the model's own inputs are missing, which is refused later.
     """
-    name, shapes, flags = tensors
+    name = ATTENTION_MASK
     lengths = {spec.axes[1]: inputs[spec.name].lengths for spec in model.inputs if spec.name in inputs}
     *_, query_axis, key_axis = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes
     if query_axis not in lengths or key_axis not in lengths:

@@ -13,9 +13,9 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.rpc import model_rights
 from attention_serving.server.rpc.attention import codec, named_tensors
+from attention_serving.server.rpc.attention.codec import NO_FACTS, TextFacts
 from attention_serving.server.rpc.attention.fields import KNOWN_FIELDS, KNOWN_STREAMED_FIELDS, STREAMED_ID
 from attention_serving.server.rpc.attention.model_codec import describe
-from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from attention_serving.server.rpc.calls.deferred import DeferredReply
 from attention_serving.server.rpc.calls.ending import engine_error_of
 from attention_serving.server.rpc.known_requests import Answered, KnownRequests, Recalled

@@ -12,12 +12,12 @@ from attention_serving.server.engine.control import ModelState, index_of
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.statistics import Durations, ModelStatistics, RunDurations
 from attention_serving.server.engine.tokenizer import TEXT
 from attention_serving.server.model_control import CONTROL_IS_OFF, ModelControl
 from attention_serving.server.rpc import model_rights
 from attention_serving.server.rpc.calls.deferred import DeferredReply
 from attention_serving.server.rpc.open_inference import response
-from attention_serving.server.rpc.open_inference.statistics import describe
 from attention_serving.server.rpc.open_inference.tensors import BYTES
 from attention_serving.server.rpc.tensors import DATATYPES
 from attention_serving.server.rpc.transport.seam import Call
@@ -26,6 +26,8 @@ from attention_serving.server.security.rights import Right
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
 UNLOAD_DEPENDENTS = "unload_dependents"
+# The parts of a run in the statistics of a model.
+PARTS = ("compute_input", "compute_infer", "compute_output")
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 
 
@@ -84,7 +86,7 @@ class ModelService:
         ]
         if not models and (request.name or call.identity is None):
             models = [model_rights.readable_model(self._engine, call, request.name, request.version)]
-        return pb.ModelStatisticsResponse(model_stats=[describe(model) for model in models])
+        return pb.ModelStatisticsResponse(model_stats=[_statistics(model) for model in models])
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Lists the models, and why those that are not ready are not."""
@@ -159,3 +161,45 @@ def _configuration(tensor: TensorMetadata, batched: bool) -> dict[str, Any]:  # 
     name = "STRING" if tensor.datatype == BYTES else tensor.datatype
     dims = tensor.shape[1:] if batched else tensor.shape
     return {"name": tensor.name, "data_type": pb.DataType.Value(f"TYPE_{name}"), "dims": dims}
+
+
+def _statistics(model: LoadedModel) -> pb.ModelStatistics:
+    """What a version of a model has done since it was loaded."""
+    statistics = model.statistics
+    with statistics.lock:
+        return pb.ModelStatistics(
+            name=model.name,
+            version=model.version,
+            last_inference=int(statistics.last_run * 1e3),
+            inference_count=statistics.queued.count,
+            execution_count=sum(runs.compute.count for runs in statistics.runs.values()),
+            inference_stats=_requests(statistics),
+            batch_stats=[
+                pb.InferBatchStatistics(batch_size=sequences, **_parts(runs, 1))
+                for sequences, runs in sorted(statistics.runs.items())
+            ],
+        )
+
+
+def _requests(statistics: ModelStatistics) -> pb.InferStatistics:
+    """The durations of all requests. Each sequence of a run counts, and takes as long as the run."""
+    parts = {name: pb.StatisticDuration() for name in PARTS}
+    for sequences, runs in statistics.runs.items():
+        for name, duration in _parts(runs, sequences).items():
+            parts[name].count += duration.count
+            parts[name].ns += duration.ns
+    return pb.InferStatistics(
+        success=_duration(statistics.succeeded),
+        fail=_duration(statistics.failed),
+        queue=_duration(statistics.queued),
+        **parts,
+    )
+
+
+def _parts(runs: RunDurations, times: int) -> dict[str, pb.StatisticDuration]:
+    durations = (runs.prepare, runs.compute, runs.split)
+    return {name: _duration(own, times) for name, own in zip(PARTS, durations, strict=True)}
+
+
+def _duration(own: Durations, times: int = 1) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=times * own.count, ns=int(times * own.seconds * 1e9))
