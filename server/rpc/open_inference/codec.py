@@ -164,7 +164,7 @@ def decode(
     _check_response(response, request, model, message.id, allowance)
     shapes, tokens = response.shapes, None
     if wants_tokens:
-        shapes[TOKENS], tokens = token_texts(encoded, model, rectangle.lengths[0], allowance)
+        shapes[TOKENS], tokens = token_texts(encoded, model, rectangle.query_length, allowance)
         shapes = {name: shapes[name] for name in types}
     first = next(iter(encoded.inputs.values()), None)
     reply = Reply(

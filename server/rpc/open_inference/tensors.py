@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.types import Array, Text
 from attention_serving.server.rpc.open_inference import parameters
 from attention_serving.server.rpc.open_inference.parameters import RegionSlice
 from attention_serving.server.rpc.protobuf_bytes import Fields, Submessage
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
 from attention_serving.server.rpc.shared_memory import SharedMemory
-from attention_serving.server.rpc.tensors import DTYPES, UNCOUNTED, Allowance, Shape, from_bytes
+from attention_serving.server.rpc.tensors import DTYPES, UNCOUNTED, Allowance, from_bytes
 
 BYTES = "BYTES"
 KNOWN_DATATYPES = (*DTYPES, "FP16", "BF16", BYTES)
@@ -71,53 +70,25 @@ def decode_tensors(
         RegionNotFoundError: An input is in shared memory that is not registered.
         UnsupportedError: An input is in shared memory, which is switched off.
     """
-    contents: Sequence[Raw] = fields.get(RAW_CONTENTS, ())
+    contents = fields.get(RAW_CONTENTS, ())
     raw = iter(contents)
     tensors: dict[str, Array] = {}
-    shared = set[str]()
+    shared = 0
     for index, tensor in enumerate(message.inputs):
         name = tensor.name
-        _check_description(tensor, name, tensors)
+        if name in tensors:
+            raise InvalidRequestError(name, "is given twice; each input must be given once")
         decoder = _TensorDecoder(tensor, index, fields, allowance)
         if (where := parameters.region_slice(name, tensor.parameters, memory)) is not None:
             tensors[name] = decoder.shared(where)
-            shared.add(name)
+            shared += 1
         else:
             tensors[name] = decoder.raw(raw) if contents else decoder.typed()
     if next(raw, None) is not None:
-        own = len(tensors) - len(shared)
         elsewhere = " outside shared memory" if shared else ""
-        raise InvalidRequestError(
-            "raw_input_contents", f"has {len(contents)} entries; the request has {own} inputs{elsewhere}"
-        )
+        has = f"has {len(contents)} entries; the request has {len(tensors) - shared} inputs{elsewhere}"
+        raise InvalidRequestError("raw_input_contents", has)
     return tensors
-
-
-def _check_description(tensor: InputTensor, name: str, others: Container[str]) -> None:
-    if name in others:
-        raise InvalidRequestError(name, "is given twice; each input must be given once")
-    if tensor.datatype not in KNOWN_DATATYPES:
-        known = ", ".join(KNOWN_DATATYPES)
-        raise InvalidRequestError(name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}")
-
-
-def _checked_shape(name: str, tensor: InputTensor, limits: Limits) -> Shape:
-    """The shape of an input. The first axis counts sequences.
-
-    No size may be 0: the number of bytes would not bound the other sizes.
-
-    Raises:
-        InvalidRequestError: There are too many axes, or a size is below 1.
-        LimitExceededError: There are too many sequences.
-    """
-    if len(tensor.shape) > MAX_AXES:
-        raise InvalidRequestError(name, f"has {len(tensor.shape)} axes; the limit is {MAX_AXES}")
-    shape = tuple(tensor.shape)
-    if shape:
-        if min(shape) < 1:
-            raise InvalidRequestError(name, f"has shape {list(shape)}; every size must be 1 or more")
-        limits.check_sequences(name, shape[0])
-    return shape
 
 
 class _TensorDecoder:
@@ -125,15 +96,26 @@ class _TensorDecoder:
 
     def __init__(self, tensor: InputTensor, index: int, fields: Fields, allowance: Allowance) -> None:
         # Each access to a field of a message makes a new object.
-        self._name = tensor.name
-        self._datatype = tensor.datatype
-        self._shape = _checked_shape(self._name, tensor, allowance.limits)
-        own = {name: fields.get(("inputs", index, "contents", name), ()) for name in TYPED_FIELDS}
+        name, shape = tensor.name, tensor.shape
+        if tensor.datatype not in KNOWN_DATATYPES:
+            known = ", ".join(KNOWN_DATATYPES)
+            raise InvalidRequestError(
+                name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}"
+            )
+        if len(shape) > MAX_AXES:
+            raise InvalidRequestError(name, f"has {len(shape)} axes; the limit is {MAX_AXES}")
+        # If a size was 0, the number of bytes would not bound the others.
+        if min(shape, default=1) < 1:
+            raise InvalidRequestError(name, f"has shape {list(shape)}; every size must be 1 or more")
+        # The first axis counts sequences.
+        allowance.limits.check_sequences(name, shape[0] if shape else 0)
+        self._name, self._datatype, self._shape = name, tensor.datatype, tuple(shape)
+        self._allowance = allowance
+        own = {field: fields.get(("inputs", index, "contents", field), ()) for field in TYPED_FIELDS}
         # An element of BYTES may be empty, an occurrence of numbers has none then.
         self._typed = {
-            name: found for name, found in own.items() if found and (name == CONTENTS[BYTES] or any(found))
+            field: found for field, found in own.items() if found and (field == CONTENTS[BYTES] or any(found))
         }
-        self._allowance = allowance
 
     def shared(self, where: RegionSlice) -> Array:
         """The input's elements from shared memory."""
