@@ -39,18 +39,10 @@ from attention_serving.server.rpc.tensors import (
 
 # The types that models take, and that vectors are sent in, by name.
 DATA_TYPES = {
-    "FP32": pb.DATA_TYPE_FP32,
-    "FP16": pb.DATA_TYPE_FP16,
-    "BF16": pb.DATA_TYPE_BF16,
-    "INT64": pb.DATA_TYPE_INT64,
-    "BOOL": pb.DATA_TYPE_BOOL,
+    name: pb.DataType.Value(f"DATA_TYPE_{name}") for name in ("FP32", "FP16", "BF16", "INT64", "BOOL")
 }
 NAMES = {data_type: name for name, data_type in DATA_TYPES.items()}
-MASK_KINDS = {
-    pb.AttentionMask.KIND_KEYS: MaskKind.KEYS,
-    pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
-    pb.AttentionMask.KIND_HEADS: MaskKind.HEADS,
-}
+MASK_KINDS = {pb.AttentionMask.Kind.Value(f"KIND_{kind.name}"): kind for kind in MaskKind}
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
 OFFSET_STARTS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.STARTS_FIELD_NUMBER)
@@ -199,31 +191,28 @@ class _Decoder:
 
     def tokens(self) -> Ragged:
         lengths = self._lengths("token_ids")
-        ids = self._numbers(("token_ids", "ids"))
-        _check_count("token_ids.ids", f"has {len(ids)} ids", ids, lengths)
-        self._allowance.take("token_ids.ids", len(ids) * INT64.itemsize)
-        return Ragged(ids.array(), lengths)
+        says = f"the lengths sum to {sum(lengths)}"
+        return Ragged(self._numbers("token_ids.ids", ("token_ids", "ids"), sum(lengths), says), lengths)
 
     def positions(self, query: Ragged | None) -> Ragged:
         if query is None:
             raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
-        positions, rows = self._numbers((POSITIONS,)), sum(query.lengths)
-        if len(positions) != rows:
-            says = f"has {len(positions)} positions; the query has {rows} rows"
-            raise InvalidRequestError(POSITIONS, says)
-        self._allowance.take(POSITIONS, rows * INT64.itemsize)
-        return Ragged(positions.array(), query.lengths)
+        rows = sum(query.lengths)
+        positions = self._numbers(POSITIONS, (POSITIONS,), rows, f"the query has {rows} rows")
+        return Ragged(positions, query.lengths)
 
     def spans(self) -> Ragged:
         path = ("embedding", SPANS)
         lengths = self._lengths(*path)
-        bounds = []
+        bounds = {}
         for noun in ("starts", "ends"):
-            numbers = PackedNumbers(self._fields.get((*path, noun), ()), UINT32, is_fixed=True)
-            _check_count(SPANS, f"have {len(numbers)} {noun}", numbers, lengths)
-            bounds.append(numbers)
+            bounds[noun] = PackedNumbers(self._fields.get((*path, noun), ()), UINT32, is_fixed=True)
+            if (count := len(bounds[noun])) != sum(lengths):
+                says = f"have {count} {noun}; the lengths sum to {sum(lengths)}"
+                raise InvalidRequestError(SPANS, says)
         self._allowance.take(SPANS, 2 * sum(lengths) * INT64.itemsize)
-        return Ragged(np.stack([numbers.array() for numbers in bounds], axis=1, dtype=INT64), lengths)
+        arrays = [numbers.array() for numbers in bounds.values()]
+        return Ragged(np.stack(arrays, axis=1, dtype=INT64), lengths)
 
     def texts(self) -> tuple[Text, ...]:
         texts = self._fields.get(TEXTS)
@@ -239,18 +228,17 @@ class _Decoder:
         self._allowance.check_bytes("mask.bits", (len(bits) - 1) * BITS_PER_BYTE)
         return Mask(MASK_KINDS[kind], bits)
 
-    def _numbers(self, path: Path) -> PackedNumbers:
-        return PackedNumbers(self._fields.get(path, ()), INT64)
+    def _numbers(self, field: str, path: Path, expected: int, says: str) -> Array:
+        numbers = PackedNumbers(self._fields.get(path, ()), INT64)
+        if len(numbers) != expected:
+            raise InvalidRequestError(field, f"has {len(numbers)} {path[-1]}; {says}")
+        self._allowance.take(field, expected * INT64.itemsize)
+        return numbers.array()
 
     def _lengths(self, *path: str) -> tuple[int, ...]:
         numbers = PackedNumbers(self._fields.get((*path, "lengths"), ()), UINT32)
         self._allowance.limits.check_sequences(path[-1], len(numbers))
         return tuple(numbers.array().tolist())
-
-
-def _check_count(field: str, has: str, numbers: PackedNumbers, lengths: Sequence[int]) -> None:
-    if len(numbers) != sum(lengths):
-        raise InvalidRequestError(field, f"{has}; the lengths sum to {sum(lengths)}")
 
 
 def output_type(message: pb.AttendRequest) -> WireFloat:

@@ -13,7 +13,7 @@ from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTOR
 from attention_serving.artifact.manifest import ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.embeddings import check_dimensions
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.texts import encode_texts
@@ -26,7 +26,6 @@ from attention_serving.server.rpc.open_inference.parameters import RegionSlice
 from attention_serving.server.rpc.open_inference.rectangle import Rectangle
 from attention_serving.server.rpc.open_inference.response import (
     TOKENS,
-    ResponseLayout,
     TextReply,
     default_outputs,
     has_tokens,
@@ -42,12 +41,7 @@ from attention_serving.server.rpc.open_inference.tensors import (
     decode_tensors,
     decode_texts,
 )
-from attention_serving.server.rpc.protobuf_bytes import (
-    Bounds,
-    Fields,
-    Parsed,
-    Submessage,
-)
+from attention_serving.server.rpc.protobuf_bytes import Bounds, Fields, Parsed, Submessage
 from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.rpc.tensors import UNCOUNTED, Allowance, Shape, WireFloat
 
@@ -160,9 +154,11 @@ def decode(
     encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
     wants_tokens = TOKENS in types and has_tokens(model)
     computed = [name for name in types if not (wants_tokens and name == TOKENS)]
-    response = layout(computed, encoded, model, rectangle.sizes)
-    _check_response(response, request, model, message.id, allowance)
-    shapes, tokens = response.shapes, None
+    field = TEXT if request.texts else model.inputs[0].name
+    if request.return_weights:
+        field = f"outputs[{ATTENTION_WEIGHTS}]"
+    id_bytes, tokens = len(message.id.encode()), None
+    shapes = layout(computed, encoded, model, rectangle.sizes, field, id_bytes, allowance)
     if wants_tokens:
         shapes[TOKENS], tokens = token_texts(encoded, model, rectangle.query_length, allowance)
         shapes = {name: shapes[name] for name in types}
@@ -223,24 +219,3 @@ def _unknown_output(name: str, model: LoadedModel, known: str) -> InvalidRequest
             field, f"model {model.name!r} is not a text encoder; its outputs are {known}"
         )
     return InvalidRequestError(field, f"is unknown; must be one of {known}")
-
-
-def _check_response(
-    response: ResponseLayout, request: Request, model: LoadedModel, request_id: str, allowance: Allowance
-) -> None:
-    """Checks the size of a response before the request is queued, and reserves what is padding.
-
-    Raises:
-        LimitExceededError: The response would be too large.
-        OverloadedError: The memory of the padding is not available.
-    """
-    size, most = response.size + len(request_id.encode()), allowance.limits.max_result_bytes
-    if size > most:
-        field = TEXT if request.texts else model.inputs[0].name
-        raise LimitExceededError(
-            f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else field,
-            f"the response would have {size} bytes with padding; the limit is {most}",
-        )
-    if response.padding:
-        # The outputs are copied to rectangles, which are then copied to the response.
-        allowance.reserve(response.size + response.padding)

@@ -12,7 +12,7 @@ from attention_serving.server.engine.control import ModelState, index_of
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.statistics import Durations, ModelStatistics, RunDurations
+from attention_serving.server.engine.statistics import Durations, RunDurations
 from attention_serving.server.engine.tokenizer import TEXT
 from attention_serving.server.model_control import CONTROL_IS_OFF, ModelControl
 from attention_serving.server.rpc import model_rights
@@ -27,7 +27,7 @@ PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
 UNLOAD_DEPENDENTS = "unload_dependents"
 # The parts of a run in the statistics of a model.
-PARTS = ("compute_input", "compute_infer", "compute_output")
+PARTS = {"compute_input": "prepare", "compute_infer": "compute", "compute_output": "split"}
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 
 
@@ -167,39 +167,35 @@ def _statistics(model: LoadedModel) -> pb.ModelStatistics:
     """What a version of a model has done since it was loaded."""
     statistics = model.statistics
     with statistics.lock:
+        runs = sorted(statistics.runs.items())
         return pb.ModelStatistics(
             name=model.name,
             version=model.version,
             last_inference=int(statistics.last_run * 1e3),
             inference_count=statistics.queued.count,
-            execution_count=sum(runs.compute.count for runs in statistics.runs.values()),
-            inference_stats=_requests(statistics),
+            execution_count=sum(own.compute.count for _, own in runs),
+            # Each sequence of a run counts, and takes as long as the run.
+            inference_stats=pb.InferStatistics(
+                success=_duration([(1, statistics.succeeded)]),
+                fail=_duration([(1, statistics.failed)]),
+                queue=_duration([(1, statistics.queued)]),
+                **_parts(runs),
+            ),
             batch_stats=[
-                pb.InferBatchStatistics(batch_size=sequences, **_parts(runs, 1))
-                for sequences, runs in sorted(statistics.runs.items())
+                pb.InferBatchStatistics(batch_size=sequences, **_parts([(1, own)])) for sequences, own in runs
             ],
         )
 
 
-def _requests(statistics: ModelStatistics) -> pb.InferStatistics:
-    """The durations of all requests. Each sequence of a run counts, and takes as long as the run."""
-    parts = {name: pb.StatisticDuration() for name in PARTS}
-    for sequences, runs in statistics.runs.items():
-        for name, duration in _parts(runs, sequences).items():
-            parts[name].count += duration.count
-            parts[name].ns += duration.ns
-    return pb.InferStatistics(
-        success=_duration(statistics.succeeded),
-        fail=_duration(statistics.failed),
-        queue=_duration(statistics.queued),
-        **parts,
+def _parts(runs: list[tuple[int, RunDurations]]) -> dict[str, pb.StatisticDuration]:
+    """The durations of the parts of some runs, each of which counts so many times."""
+    return {
+        name: _duration([(times, getattr(own, part)) for times, own in runs]) for name, part in PARTS.items()
+    }
+
+
+def _duration(durations: list[tuple[int, Durations]]) -> pb.StatisticDuration:
+    return pb.StatisticDuration(
+        count=sum(times * own.count for times, own in durations),
+        ns=int(sum(times * own.seconds * 1e9 for times, own in durations)),
     )
-
-
-def _parts(runs: RunDurations, times: int) -> dict[str, pb.StatisticDuration]:
-    durations = (runs.prepare, runs.compute, runs.split)
-    return {name: _duration(own, times) for name, own in zip(PARTS, durations, strict=True)}
-
-
-def _duration(own: Durations, times: int = 1) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=times * own.count, ns=int(times * own.seconds * 1e9))

@@ -15,14 +15,11 @@ from attention_serving.server.engine.dimensions import DTYPES
 from attention_serving.server.engine.errors import LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Request, Result
-from attention_serving.server.rpc.open_inference.parameters import (
-    REGION,
-    REGION_OFFSET,
-    REGION_SIZE,
-    RegionSlice,
-)
+from attention_serving.server.rpc import protobuf_bytes
+from attention_serving.server.rpc.open_inference import parameters
+from attention_serving.server.rpc.open_inference.parameters import RegionSlice
 from attention_serving.server.rpc.open_inference.tensors import BYTES
-from attention_serving.server.rpc.protobuf_bytes import Buffer, field
+from attention_serving.server.rpc.protobuf_bytes import Buffer
 from attention_serving.server.rpc.tensors import Allowance, Shape, WireFloat, datatype_of, to_bytes
 
 # The parameter of a response that names the texts that were cut, by their indices.
@@ -38,20 +35,6 @@ LENGTHS_SPEC = TensorSpec(name=LENGTHS, data_type="int64", axes=(BATCH_AXIS,))
 RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
 
 
-class ResponseLayout(NamedTuple):
-    """What a response will contain.
-
-    Attributes:
-        shapes: Shape of each requested output by name, padding included, in the order of the request.
-        size: Size of all of them, in bytes.
-        padding: How much of the size is padding.
-    """
-
-    shapes: dict[str, Shape]
-    size: int
-    padding: int
-
-
 def default_outputs(model: LoadedModel) -> tuple[str, ...]:
     """Outputs of a request that names none. Texts differ in length, so their lengths are an output."""
     return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
@@ -63,16 +46,29 @@ def has_tokens(model: LoadedModel) -> bool:
 
 
 def layout(
-    outputs: Sequence[str], request: Request, model: LoadedModel, sizes: Mapping[str, int]
-) -> ResponseLayout:
-    """The layout of the response to a request, which may still be found invalid.
+    outputs: Sequence[str],
+    request: Request,
+    model: LoadedModel,
+    sizes: Mapping[str, int],
+    field: str,
+    id_bytes: int,
+    allowance: Allowance,
+) -> dict[str, Shape]:
+    """The shapes of a response, padding included, whose size is checked before the request is queued.
 
     Args:
         outputs: Names of the requested outputs.
-        request: The decoded request, without texts.
+        request: The decoded request, without texts. It may still be found invalid.
         model: The model.
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
             longest sequence.
+        field: What the size depends on, for errors.
+        id_bytes: Size of the request's id.
+        allowance: What the response may take. The memory of padding is reserved.
+
+    Raises:
+        LimitExceededError: The response would be too large.
+        OverloadedError: The memory of the padding is not available.
     """
     lengths = {
         str(spec.axes[1]): request.inputs[spec.name].lengths
@@ -94,7 +90,13 @@ def layout(
             columns = [lengths[axis] for axis in spec.axes[1:] if axis in lengths]
             rows = sum(map(math.prod, zip(*columns, strict=False))) if columns else batch
             unpadded += output_bytes(name, model, (rows, *fixed))
-    return ResponseLayout(shapes, size, size - unpadded if is_padded else 0)
+    if size + id_bytes > (most := allowance.limits.max_result_bytes):
+        says = f"the response would have {size + id_bytes} bytes with padding; the limit is {most}"
+        raise LimitExceededError(field, says)
+    if is_padded and size > unpadded:
+        # The outputs are copied to rectangles, which are then copied to the response.
+        allowance.reserve(size + size - unpadded)
+    return shapes
 
 
 def output_bytes(name: str, model: LoadedModel, shape: Shape, wire: WireFloat = WireFloat.FP32) -> int:
@@ -167,7 +169,7 @@ def encode(
 
     Args:
         result: The outputs of each sequence.
-        shapes: The shapes of `ResponseLayout`.
+        shapes: The result of `layout`.
         model: The model.
         request_id: The id of the request.
         types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
@@ -195,11 +197,11 @@ def encode(
         if name in regions:
             region, offset, size = regions[name]
             region.write(name, offset, own)
-            output.parameters[REGION].string_param = region.name
-            output.parameters[REGION_OFFSET].int64_param = offset
-            output.parameters[REGION_SIZE].int64_param = size
+            output.parameters[parameters.REGION].string_param = region.name
+            output.parameters[parameters.REGION_OFFSET].int64_param = offset
+            output.parameters[parameters.REGION_SIZE].int64_param = size
             own = []
-        contents += field(RAW_OUTPUT_CONTENTS, own)
+        contents += protobuf_bytes.field(RAW_OUTPUT_CONTENTS, own)
     return b"".join([response.SerializeToString(), *contents])
 
 
