@@ -24,7 +24,7 @@ from attention_serving.server.http.errors import ClientDisconnectedError, HttpEr
 from attention_serving.server.http.observation import Observer
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.http.record import HttpRecord
-from attention_serving.server.rpc.channel_options import METADATA_BYTES
+from attention_serving.server.rpc.options import METADATA_BYTES
 from attention_serving.server.tls import forwarding
 
 T = TypeVar("T")

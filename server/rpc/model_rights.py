@@ -1,6 +1,6 @@
 """The rights of a call for one model. The name is known once the message has been parsed or recalled."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from attention_serving.server.engine.engine import Engine
@@ -19,6 +19,7 @@ class Named(Protocol):
         """Name of the model."""
 
 
+M = TypeVar("M")
 N = TypeVar("N", bound=Named)
 
 
@@ -40,37 +41,29 @@ def model_to_infer(engine: Engine, call: Call, name: str, version: str) -> Loade
         ModelNotFoundError: The model or version does not exist.
         ModelNotReadyError: The model failed to load.
     """
-    if call.identity is None:
-        return engine.model(name, version)
-    call.identity.require_model(Right.INFER, name)
-    try:
-        return engine.model(name, version)
-    except ModelNotFoundError as error:
-        raise _for(call, name, error) from None
+    return _found(engine.model, call, Right.INFER, name, version)
 
 
 def readable_model(engine: Engine, call: Call, name: str, version: str) -> LoadedModel:
-    """The model that a request names, if the caller may read it.
-
-    Raises:
-        PermissionDeniedError: The caller may not.
-        ModelNotFoundError: The model or version does not exist.
-        ModelNotReadyError: The model failed to load.
-    """
-    require(call, Right.READ, name)
-    try:
-        return engine.model(name, version)
-    except ModelNotFoundError as error:
-        raise _for(call, name, error) from None
+    """As `model_to_infer`, if the caller may read it."""
+    return _found(engine.model, call, Right.READ, name, version)
 
 
 def readable_in_any_state(repository: Repository, call: Call, name: str, version: str) -> Model:
     """As `readable_model`; models that failed to load included."""
-    require(call, Right.READ, name)
+    return _found(repository.find, call, Right.READ, name, version)
+
+
+def _found(find: Callable[[str, str], M], call: Call, right: Right, name: str, version: str) -> M:
+    """Errors do not tell the names of models that the caller may not read."""
+    require(call, right, name)
     try:
-        return repository.find(name, version)
+        return find(name, version)
     except ModelNotFoundError as error:
-        raise _for(call, name, error) from None
+        if call.identity is None or call.identity.rights.reads_every_model:
+            raise
+        says = f"model {quoted(name)}, or the version of it, does not exist"
+        raise ModelNotFoundError(says, field=error.field) from None
 
 
 def readable(models: Iterable[N], call: Call) -> Iterator[N]:
@@ -80,12 +73,3 @@ def readable(models: Iterable[N], call: Call) -> Iterator[N]:
         yield from models
         return
     yield from (model for model in models if identity.rights.covers(Right.READ, model.name))
-
-
-def _for(call: Call, name: str, error: ModelNotFoundError) -> ModelNotFoundError:
-    """The error without the names of models that the caller may not read."""
-    if call.identity is None or call.identity.rights.reads_every_model:
-        return error
-    return ModelNotFoundError(
-        f"model {quoted(name)}, or the version of it, does not exist", field=error.field
-    )

@@ -8,38 +8,59 @@ encoding permits both: fields may come in any order, and occurrences of one subm
 Source: protobuf.dev/programming-guides/encoding, "Message Structure" and "Last One Wins".
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from attention_serving.server.engine.errors import LimitExceededError
 
-# Field numbers from the message down to a field. The number of a repeated submessage is followed by the index
-# of its occurrence.
-Path = tuple[int, ...]
+# Field names from the message down to a field that is cut out. The name of a repeated submessage is followed
+# by the index of its occurrence.
+Path: TypeAlias = "tuple[str | int, ...]"
 # The occurrences of each field that was cut out, in the message's order.
 Fields: TypeAlias = "Mapping[Path, Sequence[memoryview]]"
+# Start and end of a field's content in its message.
+Place = tuple[int, int]
 Buffer: TypeAlias = "bytes | memoryview"
 M = TypeVar("M", bound=Message)
 
-VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
 FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
-# Messages smaller than this are faster to parse than to cut.
-SMALL_BYTES = 32 << 10
+# Wire types by field type; VARINT for the others.
+WIRE_TYPES: dict[int, int] = {
+    FieldDescriptor.TYPE_BYTES: LENGTH_DELIMITED,
+    FieldDescriptor.TYPE_STRING: LENGTH_DELIMITED,
+    FieldDescriptor.TYPE_MESSAGE: LENGTH_DELIMITED,
+    FieldDescriptor.TYPE_FLOAT: FIXED32,
+    FieldDescriptor.TYPE_FIXED32: FIXED32,
+    FieldDescriptor.TYPE_DOUBLE: FIXED64,
+}
 CACHED_HEADS = 1024
 MAX_LEADING_BYTES = 1024
-NOTHING_CUT: Fields = {}
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """A field that is cut out, given by the wire types that its occurrences may have."""
+class CutField(NamedTuple):
+    """A field that is cut out, or a submessage from which fields are.
 
+    Attributes:
+        name: Its name.
+        wire_types: Wire types of its occurrences. Repeated numbers are all in one occurrence or each in its
+            own; the content of an occurrence reads the same.
+        inner: What is cut out of the submessage; None if the field itself is cut out.
+        repeated: Whether each occurrence is a submessage of its own; otherwise they are merged.
+        replaced: Paths of the fields in other members of its oneof, which an occurrence replaces.
+    """
+
+    name: str
     wire_types: frozenset[int]
+    inner: "Submessage | None"
+    repeated: bool
+    replaced: Sequence[Path]
 
 
 @dataclass(frozen=True)
@@ -48,23 +69,34 @@ class Submessage:
 
     Attributes:
         fields: What is cut out, by field number.
-        repeated: Whether each occurrence is a submessage of its own; otherwise they are merged.
-        oneof: Numbers of fields of which the last one replaces the others.
     """
 
-    fields: "Mapping[int, Submessage | Leaf]"
-    repeated: bool = False
-    oneof: frozenset[int] = frozenset()
-    wire_types = frozenset({LENGTH_DELIMITED})
+    fields: Mapping[int, CutField]
 
+    @classmethod
+    def of(cls, message: Descriptor, paths: Iterable[str]) -> "Submessage":
+        """Selects fields of a message.
 
-# A `bytes` or `string` field, repeated or not.
-CONTENT = Leaf(frozenset({LENGTH_DELIMITED}))
-# Repeated numbers, all in one occurrence or each in its own: the content of an occurrence reads the same.
-VARINTS = Leaf(frozenset({LENGTH_DELIMITED, VARINT}))
-# Of 4 and 8 bytes each, floating-point or not.
-FLOATS = Leaf(frozenset({LENGTH_DELIMITED, FIXED32}))
-DOUBLES = Leaf(frozenset({LENGTH_DELIMITED, FIXED64}))
+        Args:
+            message: The type of the message.
+            paths: Names of fields from the message down, such as "query.data". They are `bytes`, strings or
+                repeated numbers; members of a oneof have no repeated submessages.
+        """
+        members: dict[str, list[str]] = defaultdict(list)
+        for path in paths:
+            name, _, rest = path.partition(".")
+            members[name] += [rest] if rest else []
+        fields = {}
+        for name, own in members.items():
+            field = message.fields_by_name[name]
+            inner = cls.of(field.message_type, own) if own else None
+            oneof = field.containing_oneof
+            others = [] if oneof is None else [other.name for other in oneof.fields if other.name != name]
+            replaced = [(other, *path.split(".")) for other in others for path in members.get(other, ())]
+            kinds = frozenset({LENGTH_DELIMITED, WIRE_TYPES.get(field.type, VARINT)})
+            repeated = inner is not None and field.is_repeated
+            fields[field.number] = CutField(name, kinds, inner, repeated, replaced)
+        return cls(fields)
 
 
 class Bounds(NamedTuple):
@@ -92,14 +124,14 @@ class Parsed(NamedTuple, Generic[M]):
     """A request.
 
     Attributes:
-        message: Its message.
-        fields: The fields that were cut out of the message, if it is large.
+        message: Its message, without the fields that were cut out.
+        fields: The fields that were cut out.
         data: The message as it was received.
     """
 
     message: M
-    fields: Fields = NOTHING_CUT
-    data: bytes = b""
+    fields: Fields
+    data: bytes
 
 
 def reader(parse: Callable[[bytes], M], root: Submessage, bounds: Bounds) -> Callable[[bytes], Parsed[M]]:
@@ -109,8 +141,6 @@ def reader(parse: Callable[[bytes], M], root: Submessage, bounds: Bounds) -> Cal
     """
 
     def read(data: bytes) -> Parsed[M]:
-        if len(data) < SMALL_BYTES:
-            return Parsed(parse(data), NOTHING_CUT, data)
         rest, fields = cut(data, root, bounds)
         return Parsed(parse(rest), fields, data)
 
@@ -124,69 +154,81 @@ def cut(message: bytes, root: Submessage, bounds: Bounds) -> tuple[bytes, Fields
         The message without the fields, and views of the fields.
 
     Raises:
-        DecodeError: The bytes are not a message, or use groups, which protobuf 3 lacks.
+        DecodeError: The bytes are not a message.
+        LimitExceededError: The message exceeds the bounds.
+    """
+    cutter, view = _Cutter(bounds), memoryview(message)
+    rest = b"".join(cutter.rest(view, root, ()))
+    return rest, {path: [view[start:end] for start, end in own] for path, own in cutter.places.items()}
+
+
+def last(fields: Fields, path: Path) -> bytes | memoryview:
+    """The content of a `bytes` field that is not repeated: its last occurrence, or nothing."""
+    return fields[path][-1] if path in fields else b""
+
+
+def places(message: bytes, root: Submessage, bounds: Bounds) -> list[tuple[Path, Place]]:
+    """Where the contents of fields begin and end in a serialized message, in its order.
+
+    Raises:
+        DecodeError: The bytes are not a message.
         LimitExceededError: The message exceeds the bounds.
     """
     cutter = _Cutter(bounds)
-    try:
-        return b"".join(cutter.rest(memoryview(message), root, ())), cutter.fields
-    except IndexError:
-        raise DecodeError("the message ends within a field") from None
-
-
-def places(message: bytes, root: Submessage, bounds: Bounds) -> list[tuple[Path, tuple[int, int]]]:
-    """Where the contents of fields begin and end in a serialized message that parses, in its order.
-
-    Raises:
-        DecodeError: The message uses groups, which protobuf 3 lacks.
-        LimitExceededError: The message exceeds the bounds.
-    """
-    found: list[tuple[Path, tuple[int, int]]] = []
-    _Cutter(bounds, found).rest(memoryview(message), root, ())
-    return found
+    cutter.rest(memoryview(message), root, ())
+    found = [(path, place) for path, own in cutter.places.items() for place in own]
+    return sorted(found, key=lambda each: each[1])
 
 
 class _Cutter:
-    """Walks one message. Work and memory are bounded, whatever the message contains."""
+    """Walks one message. Work and memory are bounded, whatever the message contains.
 
-    def __init__(self, bounds: Bounds, places: "list[tuple[Path, tuple[int, int]]] | None" = None) -> None:
-        self.fields: dict[Path, list[memoryview]] = {}
-        self._places = places
+    Attributes:
+        places: Where the occurrences of each field were found, in the message's order.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.places: dict[Path, list[Place]] = {}
         self._bounds = bounds
         self._fields_left = bounds.fields
         self._rest_left = bounds.rest_bytes
         self._occurrences: Counter[Path] = Counter()
 
     def rest(self, message: memoryview, node: Submessage, path: Path, offset: int = 0) -> list[Buffer]:
-        """The parts of a message that are left; adds what is cut out to the fields and places.
+        """The parts of a message that are left; adds what is cut out to the places.
 
         `offset` is where the message begins in that which contains it.
         """
         parts: list[Buffer] = []
-        at = kept_from = 0
+        at = kept_from = depth = 0
         while at < len(message):
             self._count_field()
             start = at
             key, at = _varint(message, at)
             number, kind = key >> 3, key & 7
             end, at = _extent(message, at, kind)
-            inner = node.fields.get(number)
-            if inner is None or kind not in inner.wire_types:
+            # Unknown fields may be groups, whose fields are not those of the message.
+            depth += (kind == START_GROUP) - (kind == END_GROUP)
+            own = None if depth else node.fields.get(number)
+            if own is None or kind not in own.wire_types:
                 at = end
                 continue
             if kept_from < start:
                 parts.append(self._kept(message[kept_from:start]))
-            if number in node.oneof:
-                self._replace_others(node.oneof, path, number)
-            if isinstance(inner, Leaf):
-                self.fields.setdefault((*path, number), []).append(message[at:end])
-                if self._places is not None:
-                    self._places.append(((*path, number), (offset + at, offset + end)))
+            for other in own.replaced:
+                self.places.pop((*path, *other), None)
+            own_path: Path = (*path, own.name)
+            if own.inner is None:
+                self.places.setdefault(own_path, []).append((offset + at, offset + end))
             else:
-                inner_path = self._inner_path(path, number, inner)
-                rest = b"".join(self.rest(message[at:end], inner, inner_path, offset + at))
+                if own.repeated:
+                    self._occurrences[own_path] += 1
+                    own_path = (*own_path, self._occurrences[own_path] - 1)
+                rest = b"".join(self.rest(message[at:end], own.inner, own_path, offset + at))
                 parts += [_key(number), _encoded(len(rest)), rest]
             at = kept_from = end
+        if depth:
+            raise DecodeError("a group has no end")
         return [*parts, self._kept(message[kept_from:])]
 
     def _count_field(self) -> None:
@@ -206,19 +248,6 @@ class _Cutter:
             )
         return part
 
-    def _replace_others(self, oneof: frozenset[int], path: Path, number: int) -> None:
-        at = len(path)
-        replaced = [own for own in self.fields if own[:at] == path and own[at] in oneof and own[at] != number]
-        for own in replaced:
-            del self.fields[own]
-
-    def _inner_path(self, path: Path, number: int, node: Submessage) -> Path:
-        path = (*path, number)
-        if not node.repeated:
-            return path
-        self._occurrences[path] += 1
-        return (*path, self._occurrences[path] - 1)
-
 
 def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
     """The offsets at which the value of a field ends, and at which its content begins."""
@@ -229,6 +258,8 @@ def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
         _, end = _varint(message, at)
     elif kind in FIXED_SIZES:
         end = at + FIXED_SIZES[kind]
+    elif kind in (START_GROUP, END_GROUP):
+        end = at
     else:
         raise DecodeError(f"wire type {kind} is unknown")
     if end > len(message):
@@ -240,6 +271,8 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
     """Decodes a number in base 128, lowest digits first; returns it and the offset at which it ends."""
     value = shift = 0
     while shift <= 63:  # noqa: PLR2004 - ten digits of seven bits
+        if at == len(message):
+            raise DecodeError("the message ends within a number")
         digit = message[at]
         at += 1
         value |= (digit & 0x7F) << shift
@@ -258,12 +291,12 @@ def leading_text(message: bytes, number: int) -> str:
     try:
         key, at = _varint(start, 0)
         end, at = _extent(start, at, key & 7)
-    except (IndexError, DecodeError):
+    except DecodeError:
         return ""
     return str(start[at:end], "utf-8", "replace") if key == number << 3 | LENGTH_DELIMITED else ""
 
 
-def field(path: Path, content: Sequence[Buffer]) -> list[Buffer]:
+def field(path: tuple[int, ...], content: Sequence[Buffer]) -> list[Buffer]:
     """Encodes a `bytes` field, to be appended to a serialized message, without copying its content.
 
     Args:
@@ -275,7 +308,7 @@ def field(path: Path, content: Sequence[Buffer]) -> list[Buffer]:
 
 
 @lru_cache(maxsize=CACHED_HEADS)
-def head(path: Path, size: int) -> bytes:
+def head(path: tuple[int, ...], size: int) -> bytes:
     """The bytes before the content of a field: its key and size, and those of the submessages around it.
 
     Args:

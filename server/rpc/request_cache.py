@@ -25,7 +25,7 @@ from attention_serving.server.engine.validated_request import RequestForm, Valid
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.calls.codec_threads import LARGE_REPLY_BYTES
 from attention_serving.server.rpc.protobuf_bytes import Bounds, Path, Submessage
-from attention_serving.server.rpc.tensors import buffers
+from attention_serving.server.rpc.tensors import to_bytes
 from attention_serving.server.rpc.transport.call import Call
 
 # Sizes of messages, in bytes, of which requests are kept, and how many of each. With 3 to 6 kB for each
@@ -79,7 +79,7 @@ class ReplyFrame(NamedTuple):
             fields: Its fields with vectors, and the id.
             id_path: The field of the id.
         """
-        outputs = {name: b"".join(buffers(arrays)) for name, arrays in result.outputs.items()}
+        outputs = {name: b"".join(to_bytes(arrays)) for name, arrays in result.outputs.items()}
         pieces, at = [], 0
         for path, (start, end) in protobuf_bytes.places(reply, fields, BOUNDS):
             content, name = reply[start:end], None

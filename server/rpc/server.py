@@ -15,10 +15,9 @@ from attention_serving.server.rpc.access import CallAccess
 from attention_serving.server.rpc.admission import CallLimits
 from attention_serving.server.rpc.calls.calls import CallLoad, CallObserver, Calls, Recorder
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
-from attention_serving.server.rpc.channel_options import channel_options
 from attention_serving.server.rpc.health import HealthService
 from attention_serving.server.rpc.methods import SERVICES, all_methods
-from attention_serving.server.rpc.options import RpcOptions
+from attention_serving.server.rpc.options import RpcOptions, channel_options
 from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.rpc.transport import create_transport
 from attention_serving.server.rpc.transport.connections import ConnectionCount

@@ -21,9 +21,9 @@ from attention_serving.server.engine.observer import NullObserver
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.validation import ValidatedRequest, validate
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention import codec, fields
-from attention_serving.server.rpc.protobuf_bytes import SMALL_BYTES, Fields, field
+from attention_serving.server.rpc.protobuf_bytes import Fields, field
+from attention_serving.server.rpc.tensors import Allowance
 from tests.encoders.repository import SENTENCE
 from tests.server.seams import PATIENCE_SECONDS
 from tests.support import encoders
@@ -61,7 +61,6 @@ def prepare(
 def test_spans_of_large_and_small_messages_read_the_same(model: LoadedModel) -> None:
     spans = [(index % 16, index % 16 + 1) for index in range(MANY)]
     large, small = (request_with(own).SerializeToString() for own in (spans, spans[:9]))
-    assert len(large) > SMALL_BYTES > len(small)
     found, expected = prepare(large, model).sequences[0].spans, prepare(small, model).sequences[0].spans
     assert found is not None
     assert expected is not None
@@ -75,7 +74,7 @@ def numbers(number: int, content: bytes) -> bytes:
 
 
 def test_numbers_that_are_not_packed_read_the_same() -> None:
-    long = request_with([], text="eat " + " " * SMALL_BYTES).SerializeToString()
+    long = request_with([], text="eat " + " " * (32 << 10)).SerializeToString()
     unpacked = [b"\x08\x02", b"\x15\0\0\0\0", b"\x15\1\0\0\0", b"\x1d\3\0\0\0", b"\x1d\2\0\0\0"]
     without_lengths = long.replace(numbers(1, b"\0"), b"")
     data = without_lengths + b"".join(field((12, 2), unpacked))
@@ -84,10 +83,9 @@ def test_numbers_that_are_not_packed_read_the_same() -> None:
     assert (request.spans.rows.tolist(), request.spans.lengths) == ([[0, 3], [1, 2]], (2,))
 
 
-def _read(data: bytes) -> tuple[pb.AttendRequest, float, None, Fields]:
+def _read(data: bytes) -> tuple[pb.AttendRequest, float, dict[str, str], Fields]:
     parsed = fields.reader(LIMITS)(data)
-    assert parsed.fields
-    return parsed.message, math.inf, None, parsed.fields
+    return parsed.message, math.inf, {}, parsed.fields
 
 
 def after_a_good_request(*content: bytes) -> bytes:
@@ -135,7 +133,7 @@ def test_hostile_messages_are_refused_before_anything_is_built(model: LoadedMode
 
 
 def test_a_part_of_a_number_is_refused(model: LoadedModel) -> None:
-    data = request_with([(0, 1)], text="eat " + " " * SMALL_BYTES).SerializeToString() + numbers(2, bytes(3))
+    data = request_with([(0, 1)], text="eat " + " " * (32 << 10)).SerializeToString() + numbers(2, bytes(3))
     with pytest.raises(EngineError, match="a field of numbers ends within a number"):
         prepare(data, model)
 

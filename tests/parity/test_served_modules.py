@@ -19,11 +19,11 @@ from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.types import Ragged, Request, Result
 from attention_serving.server.rpc.attention import codec as attention_codec
-from attention_serving.server.rpc.open_inference import codec as open_inference_codec
 from attention_serving.server.rpc.open_inference.response import encode
 from scripts.local_server import ServerProcess
 from tests.server.rpc.messages import answered, raw_request
 from tests.server.samples import load_repository
+from tests.server.rpc.messages import answered, decode_infer, raw_request
 from tests.support import open_inference
 from tests.support.eager import Array, assert_parity
 from tests.support.modules import ENCODER, encoder
@@ -243,7 +243,8 @@ def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     assert (vectors.width, list(vectors.lengths)) == (WIDTH, [1, 1, 1])
     assert_parity(np.frombuffer(vectors.data, np.float32).reshape(3, WIDTH), pooled)
     message = raw_request(model, {"ids": np.stack(ids), "rows": np.stack(rows)}, ["pooled"])
-    decoded = open_inference_codec.decode(message, model, np.inf)
+    decoded = decode_infer(message, model)
+    shapes, types, regions, texts, _ = decoded.reply
     result = engine.submit(model, decoded.request).result(60)
-    encoded = encode(result, decoded.reply.shapes, model, "")
+    encoded = encode(result, shapes, model, "", types, regions, texts)
     assert_parity(answered(pb.ModelInferResponse.FromString(encoded))["pooled"], pooled)

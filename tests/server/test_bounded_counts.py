@@ -28,18 +28,16 @@ from attention_serving.server.engine.tokenizer import FEW_TEXTS
 from attention_serving.server.engine.validation import validate
 from attention_serving.server.http import embedding_messages, infer_request
 from attention_serving.server.http.errors import HttpError
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention import codec, fields
 from attention_serving.server.rpc.open_inference import codec as open_inference
-from attention_serving.server.rpc.open_inference.tensors import KNOWN_DATATYPES, REQUEST
-from attention_serving.server.rpc.protobuf_bytes import NOTHING_CUT, Bounds, Fields, Parsed, Submessage, cut
+from attention_serving.server.rpc.open_inference.tensors import KNOWN_DATATYPES
+from attention_serving.server.rpc.tensors import Allowance
 from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support.artifacts import cached_repositories
 
 MAX_MESSAGE, MAX_BYTES, MAX_SECONDS = 64 << 10, 10_000_000, 0.1
 LIMITS = Limits()
-BOUNDS = Bounds.for_sequences(LIMITS.max_sequences)
 EDGES = (0, 1, 2, 3, 4, 4096, 4097, 1 << 20, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -1, -2, -(2**63))
 sizes = st.sampled_from(EDGES) | st.integers(-3, 9)
 shapes = st.lists(sizes, max_size=5)
@@ -101,16 +99,11 @@ def encoder() -> LoadedModel:
     return load_model(folder / SENTENCE / "1", Device(threads=1))
 
 
-def with_cut(data: bytes, root: Submessage, *, as_large: bool) -> tuple[bytes, Fields]:
-    return cut(data, root, BOUNDS) if as_large else (data, NOTHING_CUT)
-
-
-def infer(data: bytes, model: LoadedModel, *, as_large: bool) -> None:
-    """Decodes and validates a request of the Open Inference Protocol as a small or as a large message."""
-    rest, found = with_cut(data, REQUEST, as_large=as_large)
-    message = pb.ModelInferRequest.FromString(rest)
+def infer(data: bytes, model: LoadedModel) -> None:
+    """Decodes and validates a request of the Open Inference Protocol."""
+    parsed = open_inference.reader(LIMITS)(data)
     allowance = Allowance(LIMITS, MemoryBudget(64 * MIB).reserve(len(data)))
-    decoded = open_inference.decode(message, model, math.inf, found, allowance)
+    decoded = open_inference.decode(parsed.message, model, math.inf, parsed.fields, allowance)
     validate(decoded.request, model, LIMITS)
 
 
@@ -119,13 +112,13 @@ inputs = st.tuples(names, st.sampled_from(KNOWN_DATATYPES), shapes, counts)
 
 
 @many
-@example([("query", "FP32", [2**31, 0, 64], 0)], SELF, "raw small", ["context_vectors"])
-@example([("query", "FP32", [10_000_000, 3, 0], 0)], SELF, "typed large", [])
-@example([("token_ids", "INT64", [0, 2**31], 0)], TEXT, "raw small", ["tokens"])
+@example([("query", "FP32", [2**31, 0, 64], 0)], SELF, "raw", ["context_vectors"])
+@example([("query", "FP32", [10_000_000, 3, 0], 0)], SELF, "typed", [])
+@example([("token_ids", "INT64", [0, 2**31], 0)], TEXT, "raw", ["tokens"])
 @given(
     st.lists(inputs, max_size=4),
     st.sampled_from((SELF, CROSS, TEXT)),
-    st.sampled_from(("raw small", "raw large", "typed small", "typed large")),
+    st.sampled_from(("raw", "typed")),
     st.lists(st.sampled_from(("context_vectors", "attention_weights", "tokens", "embedding")), max_size=3),
 )
 def test_shapes_of_the_open_inference_protocol(
@@ -139,13 +132,13 @@ def test_shapes_of_the_open_inference_protocol(
     message.outputs.extend(pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in outputs)
     for name, datatype, shape, count in tensors:
         tensor = message.inputs.add(name=name, datatype=datatype, shape=shape)
-        if "raw" in form:
+        if form == "raw":
             message.raw_input_contents.append(bytes(count // len(tensors)))
         else:
             tensor.contents.fp32_contents.extend([0.0] * (count // 8))
     data = message.SerializeToString()
     assert len(data) < MAX_MESSAGE
-    cheap(lambda: infer(data, loaded.ready(model), as_large="large" in form))
+    cheap(lambda: infer(data, loaded.ready(model)))
 
 
 def shown(message: typed.AttendRequest) -> Message:
@@ -153,12 +146,12 @@ def shown(message: typed.AttendRequest) -> Message:
     return Message(data, f"{len(data)} bytes: " + " ".join(str(message).split()))
 
 
-def attend(data: bytes, model: LoadedModel, *, as_large: bool) -> None:
-    """Decodes and validates a request of attention.v1 as a small or as a large message."""
-    rest, found = with_cut(data, fields.REQUEST, as_large=as_large)
+def attend(data: bytes, model: LoadedModel) -> None:
+    """Decodes and validates a request of attention.v1."""
+    parsed = fields.reader(LIMITS)(data)
     allowance = Allowance(LIMITS, MemoryBudget(64 * MIB).reserve(len(data)))
-    message = typed.AttendRequest.FromString(rest)
-    request = codec.decode(message, math.inf, codec.input_names(model), found, allowance)
+    names = codec.input_names(model)
+    request = codec.decode(parsed.message, math.inf, names, parsed.fields, allowance)
     if len(request.texts) <= FEW_TEXTS or len(request.texts) > LIMITS.max_sequences:
         validate(request, model, LIMITS)  # others are tokenized on threads of their own
 
@@ -216,21 +209,15 @@ requests: st.SearchStrategy[typed.AttendRequest] = st.one_of(
         typed.AttendRequest(
             query=typed.VectorSequences(data_type=typed.DATA_TYPE_FP32, width=4, lengths=[0] * 60_000)
         )
-    ),
-    "small",
+    )
 )
-@example(
-    shown(typed.AttendRequest(token_ids=typed.TokenSequences(lengths=[1] * 30_000, ids=[1] * 30_000))),
-    "small",
-)
-@example(shown(typed.AttendRequest(text=typed.TextSequences(texts=[""] * 30_000))), "large")
-@given(requests.map(shown), st.sampled_from(("small", "large")))
-def test_counts_of_attention_v1(
-    loaded: Repository, encoder: LoadedModel, message: Message, form: str
-) -> None:
+@example(shown(typed.AttendRequest(token_ids=typed.TokenSequences(lengths=[1] * 30_000, ids=[1] * 30_000))))
+@example(shown(typed.AttendRequest(text=typed.TextSequences(texts=[""] * 30_000))))
+@given(requests.map(shown))
+def test_counts_of_attention_v1(loaded: Repository, encoder: LoadedModel, message: Message) -> None:
     if len(message.data) <= MAX_MESSAGE:
         for model in (loaded.ready(SELF), encoder):
-            cheap(partial(attend, message.data, model, as_large=form == "large"))
+            cheap(partial(attend, message.data, model))
 
 
 def http_infer(body: bytes) -> None:
@@ -282,9 +269,10 @@ def test_many_short_texts_are_not_tokenized_on_the_thread_that_takes_calls(count
     streamed = typed.AttendStreamRequest(
         request=typed.AttendRequest(text=typed.TextSequences(texts=["a"] * count))
     )
+    attend = fields.reader(LIMITS)(streamed.request.SerializeToString())
     found = [
-        open_inference.is_slow(Parsed(message)),
-        fields.is_slow(Parsed(streamed.request)),
-        fields.is_slow_streamed(Parsed(streamed)),
+        open_inference.is_slow(open_inference.reader(LIMITS)(message.SerializeToString())),
+        fields.is_slow(attend),
+        fields.is_slow_streamed(fields.streamed_reader(LIMITS)(streamed.SerializeToString())),
     ]
     assert found == [count > FEW_TEXTS] * 3

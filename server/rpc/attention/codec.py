@@ -1,17 +1,15 @@
 """Converts attention.v1 messages to the engine's types and back."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS, POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.engine.dimensions import MAX_CACHED_SEQUENCES
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.engine.model import LoadedModel, cached_by_model
+from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.outputs import SPANS
 from attention_serving.server.engine.types import (
     BITS_PER_BYTE,
@@ -25,51 +23,30 @@ from attention_serving.server.engine.types import (
     Text,
 )
 from attention_serving.server.rpc import protobuf_bytes
-from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
-from attention_serving.server.rpc.attention.fields import (
-    IDS,
-    KEY,
-    KNOWN_VECTORS,
-    MASK_BITS,
-    POSITIONS_OF_ROWS,
-    QUERY,
-    SPAN_ENDS,
-    SPAN_LENGTHS,
-    SPAN_STARTS,
-    TEXT,
-    TEXTS,
-    TOKEN_IDS,
-    TOKEN_LENGTHS,
-    VALUE,
-    VECTOR_DATA,
-    VECTOR_LENGTHS,
-)
-from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
-from attention_serving.server.rpc.half_precision import FLOAT32, WireFloat, narrowed, widened
-from attention_serving.server.rpc.protobuf_bytes import NOTHING_CUT, Buffer, Fields, Path
-from attention_serving.server.rpc.protobuf_numbers import PackedNumbers, few_lengths
+from attention_serving.server.rpc.attention.fields import TEXTS
+from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, Path, last
+from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
 from attention_serving.server.rpc.request_cache import ModelReference
-from attention_serving.server.rpc.tensors import buffers, from_bytes
+from attention_serving.server.rpc.tensors import (
+    UNCOUNTED,
+    Allowance,
+    Shape,
+    WireFloat,
+    datatype_of,
+    from_bytes,
+    to_bytes,
+)
 
-DTYPES: "dict[pb.DataType.ValueType, np.dtype[Any]]" = {
-    pb.DATA_TYPE_FP32: np.dtype("<f4"),
-    pb.DATA_TYPE_INT64: np.dtype("<i8"),
-    pb.DATA_TYPE_BOOL: np.dtype("?"),
+# The types that models take, and that vectors are sent in, by name.
+DATA_TYPES = {
+    name: pb.DataType.Value(f"DATA_TYPE_{name}") for name in ("FP32", "FP16", "BF16", "INT64", "BOOL")
 }
-DATA_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
-FLOAT_TYPES = {wire: pb.DataType.Value(f"DATA_TYPE_{wire.name}") for wire in WireFloat}
-WIRE_FLOATS = {data_type: wire for wire, data_type in FLOAT_TYPES.items()}
-MASK_KINDS = {
-    pb.AttentionMask.KIND_KEYS: MaskKind.KEYS,
-    pb.AttentionMask.KIND_PAIRS: MaskKind.PAIRS,
-    pb.AttentionMask.KIND_HEADS: MaskKind.HEADS,
-}
+NAMES = {data_type: name for name, data_type in DATA_TYPES.items()}
+MASK_KINDS = {pb.AttentionMask.Kind.Value(f"KIND_{kind.name}"): kind for kind in MaskKind}
 CONTEXT_DATA = (pb.AttendResponse.CONTEXT_VECTORS_FIELD_NUMBER, pb.VectorSequences.DATA_FIELD_NUMBER)
 WEIGHTS_DATA = (pb.AttendResponse.ATTENTION_WEIGHTS_FIELD_NUMBER, pb.AttentionWeights.DATA_FIELD_NUMBER)
-KNOWN_FLOATS = ", ".join(WireFloat.__members__)
-KNOWN_TYPES = f"{KNOWN_FLOATS}, INT64, BOOL"
-CACHED_MODELS = CACHED_DESCRIPTIONS = 1024
-Shape = tuple[int, ...]
+OFFSET_STARTS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.STARTS_FIELD_NUMBER)
+OFFSET_ENDS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.ENDS_FIELD_NUMBER)
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
 STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
@@ -77,23 +54,14 @@ STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 UINT32, INT64 = np.dtype("<u4"), np.dtype("<i8")
 
 
-@cached_by_model(CACHED_MODELS)
 def input_names(model: LoadedModel) -> dict[str, str]:
     """The model's input for each field of a request, if the names differ, as for non-attention modules.
 
     Raises:
         InvalidRequestError: attention.v1 cannot carry the model's first output.
     """
-    _check_output(model)
-    if model.manifest.num_heads:
-        return {}
-    names = [spec.name for spec in model.inputs]
-    return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
-
-
-def _check_output(model: LoadedModel) -> None:
-    """The first output must be rows of one width: (B, T, d), or one row (B, d) or (B,) per sequence."""
     spec = model.outputs[model.default_outputs[0]]
+    # Rows of one width: (B, T, d), or one row (B, d) or (B,) per sequence.
     is_rows = len(spec.axes) <= MAX_OUTPUT_AXES and not isinstance(spec.axes[-1], str)
     if not is_rows and spec.axes != (BATCH_AXIS,):
         shape = ", ".join(map(str, spec.axes))
@@ -102,15 +70,18 @@ def _check_output(model: LoadedModel) -> None:
             f"{spec.name} of model {model.name!r} has shape ({shape}), which is not a sequence of vectors; "
             "send its inputs by name, as `inputs`, and its outputs come back by name",
         )
+    if model.manifest.num_heads:
+        return {}
+    names = [spec.name for spec in model.inputs]
+    return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
 
 
 def inputs_of(message: pb.AttendRequest, model: LoadedModel, paths: Sequence[Path]) -> list[str]:
     """The model's input that the vectors of each field are."""
     if message.inputs:
-        return [message.inputs[path[-2]].name for path in paths]
+        return [message.inputs[int(path[-2])].name for path in paths]
     names = input_names(model)
-    fields = [KNOWN_VECTORS[path[-2]] for path in paths]
-    return [names.get(field, field) for field in fields]
+    return [names.get(field, field) for field in (str(path[-2]) for path in paths)]
 
 
 def model_of(message: pb.AttendRequest) -> ModelReference:
@@ -121,8 +92,8 @@ def model_of(message: pb.AttendRequest) -> ModelReference:
 def decode(
     message: pb.AttendRequest,
     deadline: float,
-    names: Mapping[str, str] | None = None,
-    fields: Fields = NOTHING_CUT,
+    names: Mapping[str, str],
+    fields: Fields,
     allowance: Allowance = UNCOUNTED,
 ) -> Request:
     """Decodes a request. Its arrays share memory with the message, and with `fields`, where they can.
@@ -143,61 +114,32 @@ def decode(
         raise InvalidRequestError("output_names", "needs inputs, which name every input")
     decoder = _Decoder(fields, allowance)
     inputs = {}
-    texts: tuple[Text, ...] = ()
-    embeds = message.HasField("embedding")
-    options = _NO_OPTIONS
     match message.WhichOneof("query_input"):
         case "query":
-            inputs["query"] = decoder.vectors("query", QUERY, message.query)
+            inputs["query"] = decoder.vectors("query", message.query)
         case "token_ids":
-            inputs["token_ids"] = decoder.tokens(message.token_ids)
-        case "text":
-            texts = decoder.texts(message.text)
-            options = _text_options(message.text)
+            inputs["token_ids"] = decoder.tokens()
     if message.HasField("key"):
-        inputs["key"] = decoder.vectors("key", KEY, message.key)
+        inputs["key"] = decoder.vectors("key", message.key)
     if message.HasField("value"):
-        inputs["value"] = decoder.vectors("value", VALUE, message.value)
-    if message.positions or (POSITIONS_OF_ROWS,) in fields:
-        inputs[POSITIONS] = decoder.positions(message, next(iter(inputs.values()), None))
+        inputs["value"] = decoder.vectors("value", message.value)
+    if (POSITIONS,) in fields:
+        inputs[POSITIONS] = decoder.positions(next(iter(inputs.values()), None))
+    text, embedding, heads = message.text, message.embedding, message.head_selection
+    has_heads = message.HasField("head_selection")
     return Request(
-        inputs={names.get(name, name): ragged for name, ragged in inputs.items()} if names else inputs,
-        texts=texts,
-        mask=decoder.mask(message.mask) if message.HasField("mask") else None,
+        inputs={names.get(name, name): ragged for name, ragged in inputs.items()},
+        texts=decoder.texts() if message.HasField("text") else (),
+        mask=decoder.mask(message.mask.kind) if message.HasField("mask") else None,
         return_weights=message.return_weights,
-        head_selection=_head_selection(message),
-        return_tokens=not embeds,
-        dimensions=message.embedding.dimensions if embeds else 0,
-        spans=decoder.spans(message.embedding.spans)
-        if embeds and message.embedding.HasField("spans")
-        else None,
+        head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_heads else None,
+        return_tokens=not message.HasField("embedding"),
+        dimensions=embedding.dimensions,
+        spans=decoder.spans() if embedding.HasField("spans") else None,
         return_offsets=message.return_offsets,
-        prompt=options.prompt,
-        truncate=options.truncate,
+        prompt=text.prompt if text.HasField("prompt") else None,
+        truncate=text.truncate if text.HasField("truncate") else None,
         deadline=deadline,
-    )
-
-
-class _TextOptions(NamedTuple):
-    """How texts are to be encoded; None leaves it to the model."""
-
-    prompt: str | None = None
-    truncate: bool | None = None
-
-
-_NO_OPTIONS = _TextOptions()
-
-
-def _head_selection(message: pb.AttendRequest) -> HeadSelection | None:
-    if not message.HasField("head_selection"):
-        return None
-    return HeadSelection(tuple(message.head_selection.layers), tuple(message.head_selection.heads))
-
-
-def _text_options(message: pb.TextSequences) -> _TextOptions:
-    return _TextOptions(
-        prompt=message.prompt if message.HasField("prompt") else None,
-        truncate=message.truncate if message.HasField("truncate") else None,
     )
 
 
@@ -225,101 +167,78 @@ def elements(
         LimitExceededError: The input would be too large.
         OverloadedError: The memory of its copy is not available.
     """
-    wire = WIRE_FLOATS.get(data_type)
-    if wire is not None:
-        return widened(f"{field}.data", data, wire, shape, allowance)
-    if data_type not in DTYPES:
-        raise InvalidRequestError(f"{field}.data_type", f"is {data_type}; must be one of {KNOWN_TYPES}")
-    return from_bytes(f"{field}.data", data, DTYPES[data_type], shape)
+    if data_type not in NAMES:
+        raise InvalidRequestError(
+            f"{field}.data_type", f"is {data_type}; must be one of {', '.join(DATA_TYPES)}"
+        )
+    return from_bytes(f"{field}.data", data, NAMES[data_type], shape, allowance)
 
 
 class _Decoder:
-    """Decodes the inputs of one request, from its message or from the fields that were cut out of it."""
+    """Decodes the inputs of one request from the fields that were cut out of its message."""
 
     def __init__(self, fields: Fields, allowance: Allowance) -> None:
         self._fields = fields
         self._allowance = allowance
 
-    def vectors(self, field: str, number: int, message: pb.VectorSequences) -> Ragged:
-        width = message.width
-        if width == 0:
+    def vectors(self, field: str, message: pb.VectorSequences) -> Ragged:
+        if message.width == 0:
             raise InvalidRequestError(f"{field}.width", "must be at least 1")
-        lengths = self._lengths(field, (number, VECTOR_LENGTHS), message.lengths)
-        data = self._content((number, VECTOR_DATA), message.data)
-        shape = (sum(lengths), width)
+        lengths = self._lengths(field)
+        shape = (sum(lengths), message.width)
+        data = last(self._fields, (field, "data"))
         return Ragged(elements(field, message.data_type, data, shape, self._allowance), lengths)
 
-    def tokens(self, message: pb.TokenSequences) -> Ragged:
-        lengths = self._lengths("token_ids", (TOKEN_IDS, TOKEN_LENGTHS), message.lengths)
-        expected = f"the lengths sum to {sum(lengths)}"
-        ids = self._numbers("token_ids.ids", "ids", (TOKEN_IDS, IDS), message.ids, sum(lengths), expected)
-        return Ragged(ids, lengths)
+    def tokens(self) -> Ragged:
+        lengths = self._lengths("token_ids")
+        says = f"the lengths sum to {sum(lengths)}"
+        return Ragged(self._numbers("token_ids.ids", ("token_ids", "ids"), sum(lengths), says), lengths)
 
-    def positions(self, message: pb.AttendRequest, query: Ragged | None) -> Ragged:
+    def positions(self, query: Ragged | None) -> Ragged:
         if query is None:
             raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
         rows = sum(query.lengths)
-        expected = f"the query has {rows} rows"
-        path = (POSITIONS_OF_ROWS,)
-        numbers = self._numbers(POSITIONS, "positions", path, message.positions, rows, expected)
-        return Ragged(numbers, query.lengths)
+        positions = self._numbers(POSITIONS, (POSITIONS,), rows, f"the query has {rows} rows")
+        return Ragged(positions, query.lengths)
 
-    def spans(self, message: pb.Spans) -> Ragged:
-        lengths = self._lengths(SPANS, SPAN_LENGTHS, message.lengths)
-        starts = self._bounds("starts", SPAN_STARTS, message.starts, sum(lengths))
-        ends = self._bounds("ends", SPAN_ENDS, message.ends, sum(lengths))
+    def spans(self) -> Ragged:
+        path = ("embedding", SPANS)
+        lengths = self._lengths(*path)
+        bounds = {}
+        for noun in ("starts", "ends"):
+            bounds[noun] = PackedNumbers(self._fields.get((*path, noun), ()), UINT32, is_fixed=True)
+            if (count := len(bounds[noun])) != sum(lengths):
+                says = f"have {count} {noun}; the lengths sum to {sum(lengths)}"
+                raise InvalidRequestError(SPANS, says)
         self._allowance.take(SPANS, 2 * sum(lengths) * INT64.itemsize)
-        return Ragged(np.stack([starts.array(), ends.array()], axis=1, dtype=INT64), lengths)
+        arrays = [numbers.array() for numbers in bounds.values()]
+        return Ragged(np.stack(arrays, axis=1, dtype=INT64), lengths)
 
-    def texts(self, message: pb.TextSequences) -> tuple[Text, ...]:
-        texts: Sequence[Text] = self._fields.get((TEXT, TEXTS), message.texts)
+    def texts(self) -> tuple[Text, ...]:
+        texts = self._fields.get(TEXTS)
         if not texts:
             raise InvalidRequestError("text", "has no sequences; at least one is required")
         return tuple(texts)
 
-    def mask(self, message: pb.AttentionMask) -> Mask:
-        kind = MASK_KINDS.get(message.kind)
-        if kind is None:
-            raise InvalidRequestError("mask.kind", f"is {message.kind}; must be one of {', '.join(MaskKind)}")
-        bits = np.frombuffer(self._content(MASK_BITS, message.bits), np.uint8)
+    def mask(self, kind: pb.AttentionMask.Kind.ValueType) -> Mask:
+        if kind not in MASK_KINDS:
+            raise InvalidRequestError("mask.kind", f"is {kind}; must be one of {', '.join(MaskKind)}")
+        bits = np.frombuffer(last(self._fields, ("mask", "bits")), np.uint8)
         # A flag of a mask takes one byte. The unused bits of the last byte are not flags.
         self._allowance.check_bytes("mask.bits", (len(bits) - 1) * BITS_PER_BYTE)
-        return Mask(kind, bits)
+        return Mask(MASK_KINDS[kind], bits)
 
-    def _content(self, path: Path, parsed: bytes) -> bytes | memoryview:
-        return self._fields[path][-1] if path in self._fields else parsed
-
-    def _lengths(self, field: str, path: Path, parsed: Sequence[int]) -> tuple[int, ...]:
-        if path not in self._fields:
-            self._allowance.limits.check_sequences(field, len(parsed))
-            return tuple(parsed)
-        if (few := few_lengths(self._fields[path])) is not None:
-            self._allowance.limits.check_sequences(field, len(few))
-            return tuple(few)
-        numbers = PackedNumbers(self._fields[path], UINT32)
-        self._allowance.limits.check_sequences(field, len(numbers))
-        return tuple(numbers.array().tolist())
-
-    def _bounds(self, noun: str, path: Path, parsed: Sequence[int], expected: int) -> PackedNumbers:
-        """The starts or ends of as many spans as expected."""
-        content = self._fields.get(path) or [memoryview(np.array(parsed, UINT32).tobytes())]
-        numbers = PackedNumbers(content, UINT32, is_fixed=True)
+    def _numbers(self, field: str, path: Path, expected: int, says: str) -> Array:
+        numbers = PackedNumbers(self._fields.get(path, ()), INT64)
         if len(numbers) != expected:
-            raise InvalidRequestError(SPANS, f"have {len(numbers)} {noun}; the lengths sum to {expected}")
-        return numbers
+            raise InvalidRequestError(field, f"has {len(numbers)} {path[-1]}; {says}")
+        self._allowance.take(field, expected * INT64.itemsize)
+        return numbers.array()
 
-    def _numbers(
-        self, field: str, noun: str, path: Path, parsed: Sequence[int], expected: int, says: str
-    ) -> Array:
-        """Numbers of which there must be as many as expected."""
-        cut = PackedNumbers(self._fields[path], INT64) if path in self._fields else None
-        count = len(parsed if cut is None else cut)
-        if count != expected:
-            raise InvalidRequestError(field, f"has {count} {noun}; {says}")
-        if cut is None:
-            return np.array(parsed, INT64)
-        self._allowance.take(field, count * INT64.itemsize)
-        return cut.array()
+    def _lengths(self, *path: str) -> tuple[int, ...]:
+        numbers = PackedNumbers(self._fields.get((*path, "lengths"), ()), UINT32)
+        self._allowance.limits.check_sequences(path[-1], len(numbers))
+        return tuple(numbers.array().tolist())
 
 
 def output_type(message: pb.AttendRequest) -> WireFloat:
@@ -331,10 +250,50 @@ def output_type(message: pb.AttendRequest) -> WireFloat:
     data_type = message.output_data_type
     if not data_type:
         return WireFloat.FP32
-    wire = WIRE_FLOATS.get(data_type)
+    wire = WireFloat.__members__.get(NAMES.get(data_type, ""))
     if wire is None:
-        raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {KNOWN_FLOATS}")
+        known = ", ".join(WireFloat.__members__)
+        raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {known}")
     return wire
+
+
+class TextFacts(NamedTuple):
+    """What a response says about the texts of its request.
+
+    Attributes:
+        token_counts: Number of tokens of each text; empty if the request had no texts, or not to an encoder.
+        truncated: Indices of the texts that were cut.
+        offsets: The characters of each token; None unless the request asked for them.
+    """
+
+    token_counts: tuple[int, ...] = ()
+    truncated: tuple[int, ...] = ()
+    offsets: Ragged | None = None
+
+    @classmethod
+    def of(cls, request: Request, model: LoadedModel) -> Self:
+        """The facts of a request whose texts have been encoded."""
+        if model.encoder is None:
+            return cls(offsets=request.offsets)
+        return cls(request.inputs[model.inputs[0].name].lengths, request.truncated, request.offsets)
+
+    def serialized(self) -> bytes:
+        """The fields of an AttendResponse."""
+        if not self.token_counts and self.offsets is None:
+            return b""
+        fields = pb.AttendResponse(token_counts=self.token_counts, truncated=self.truncated)
+        if self.offsets is None:
+            return fields.SerializeToString()
+        fields.token_offsets.lengths.extend(self.offsets.lengths)
+        starts, ends = (column.astype(UINT32) for column in self.offsets.rows.T)
+        numbers = [
+            *protobuf_bytes.field(OFFSET_STARTS, to_bytes([starts])),
+            *protobuf_bytes.field(OFFSET_ENDS, to_bytes([ends])),
+        ]
+        return b"".join([fields.SerializeToString(), *numbers])
+
+
+NO_FACTS = TextFacts()
 
 
 def encode(
@@ -354,8 +313,7 @@ def encode(
         facts: What the response says about texts.
         embeds: Whether the request asked for embeddings.
     """
-    description, tensors = _response(result, model, wire, (), embeds=embeds)
-    return b"".join([description, facts.serialized(), *tensors])
+    return b"".join(_parts(result, model, wire, facts, embeds=embeds))
 
 
 def encode_streamed(
@@ -368,58 +326,38 @@ def encode_streamed(
     embeds: bool = False,
 ) -> bytes:
     """Serializes a result as an AttendStreamResponse; otherwise as `encode`."""
-    description, tensors = _response(result, model, wire, STREAMED, embeds=embeds)
+    return streamed(request_id, _parts(result, model, wire, facts, embeds=embeds))
+
+
+def streamed(request_id: str, response: Sequence[Buffer]) -> bytes:
+    """Serializes an AttendStreamResponse, given the parts of its AttendResponse."""
     own = pb.AttendStreamResponse(id=request_id).SerializeToString()
-    fields = protobuf_bytes.field(STREAMED, [description, facts.serialized()])
-    return b"".join([own, *fields, *tensors])
+    return b"".join([own, *protobuf_bytes.field(STREAMED, response)])
 
 
-def _response(
-    result: Result, model: LoadedModel, wire: WireFloat, path: Path, *, embeds: bool
-) -> tuple[bytes, list[Buffer]]:
-    """A serialized response without its tensors, and the tensors to append to it.
-
-    `path` is the field path of the response in the message that carries it.
-    """
+def _parts(
+    result: Result, model: LoadedModel, wire: WireFloat, facts: TextFacts, *, embeds: bool
+) -> list[Buffer]:
+    """The parts of a serialized AttendResponse."""
     rows = result.outputs[EMBEDDING] if embeds else result.outputs.get(CONTEXT_VECTORS)
     # The first output of a non-attention module may be one row for each sequence.
     context = [np.atleast_2d(array) for array in rows or next(iter(result.outputs.values()))]
     # A module may have an output of this name that is not the weights of heads.
     weights = result.outputs.get("attention_weights", ()) if model.manifest.num_heads else ()
-    describe = _describe if len(context) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
-    shapes = tuple([array.shape for array in context]), tuple([array.shape for array in weights])
-    description = describe(model.name, model.version, data_type_of(context[0], wire), wire, *shapes)
-    tensors = protobuf_bytes.field((*path, *CONTEXT_DATA), buffers([narrowed(own, wire) for own in context]))
-    if weights:
-        narrow = [narrowed(own, wire) for own in weights]
-        tensors += protobuf_bytes.field((*path, *WEIGHTS_DATA), buffers(narrow))
-    return description, tensors
-
-
-def data_type_of(array: Array, wire: WireFloat) -> pb.DataType.ValueType:
-    """The type in which an array is sent."""
-    return DATA_TYPES[array.dtype] if array.dtype != FLOAT32 else FLOAT_TYPES[wire]
-
-
-@lru_cache(maxsize=CACHED_DESCRIPTIONS)
-def _describe(
-    name: str,
-    version: str,
-    data_type: pb.DataType.ValueType,
-    wire: WireFloat,
-    context: tuple[Shape, ...],
-    weights: tuple[Shape, ...],
-) -> bytes:
-    """A serialized response without its tensors, which have these shapes."""
-    response = pb.AttendResponse(model_name=name, model_version=version)
+    response = pb.AttendResponse(model_name=model.name, model_version=model.version)
     vectors = response.context_vectors
-    vectors.data_type = data_type
-    vectors.width = context[0][-1]
-    vectors.lengths.extend([shape[0] for shape in context])
+    vectors.data_type = DATA_TYPES[datatype_of(context[0], wire)]
+    vectors.width = context[0].shape[-1]
+    vectors.lengths.extend([len(array) for array in context])
     if weights:
-        response.attention_weights.data_type = FLOAT_TYPES[wire]
-        *layers, response.attention_weights.num_heads, _, _ = weights[0]  # those of an encoder have layers
-        response.attention_weights.num_layers = layers[0] if layers else 0
-        response.attention_weights.query_lengths.extend([shape[-2] for shape in weights])
-        response.attention_weights.key_lengths.extend([shape[-1] for shape in weights])
-    return response.SerializeToString()
+        described = response.attention_weights
+        described.data_type = DATA_TYPES[wire.name]
+        *layers, described.num_heads, _, _ = weights[0].shape  # those of an encoder have layers
+        described.num_layers = layers[0] if layers else 0
+        described.query_lengths.extend([array.shape[-2] for array in weights])
+        described.key_lengths.extend([array.shape[-1] for array in weights])
+    parts: list[Buffer] = [response.SerializeToString(), facts.serialized()]
+    parts += protobuf_bytes.field(CONTEXT_DATA, to_bytes(context, wire))
+    if weights:
+        parts += protobuf_bytes.field(WEIGHTS_DATA, to_bytes(weights, wire))
+    return parts

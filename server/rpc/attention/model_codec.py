@@ -1,17 +1,15 @@
 """Describes models in attention.v1 messages."""
 
+import numpy as np
+
 from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.manifest import POSITIONS, Cost, GraphKind, TensorSpec
 from attention_serving.artifact.patterns import attention_patterns
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import FailedModel, Model
-
-DATA_TYPES = {
-    "float32": pb.DATA_TYPE_FP32,
-    "int64": pb.DATA_TYPE_INT64,
-    "bool": pb.DATA_TYPE_BOOL,
-}
+from attention_serving.server.rpc.attention.codec import DATA_TYPES
+from attention_serving.server.rpc.tensors import DATATYPES
 
 
 def describe(model: Model) -> pb.Model:
@@ -79,7 +77,8 @@ def _outputs(model: LoadedModel) -> list[pb.Tensor]:
 
 def _tensor(spec: TensorSpec, model: LoadedModel, *, optional: bool) -> pb.Tensor:
     axes = [_axis(axis, model) for axis in spec.axes]
-    return pb.Tensor(name=spec.name, data_type=DATA_TYPES[spec.data_type], axes=axes, optional=optional)
+    data_type = DATA_TYPES[DATATYPES[np.dtype(spec.data_type)]]
+    return pb.Tensor(name=spec.name, data_type=data_type, axes=axes, optional=optional)
 
 
 def _axis(axis: str | int, model: LoadedModel) -> pb.Axis:

@@ -1,8 +1,8 @@
 """Inputs and outputs of attention.v1 by name: those of any model, with the axes that its manifest states."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -10,28 +10,30 @@ import numpy as np
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
 from attention_serving.artifact.manifest import ATTENTION_MASK, GraphKind
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.engine.dimensions import MAX_CACHED_SEQUENCES
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
 from attention_serving.server.rpc import protobuf_bytes
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention.codec import (
-    CACHED_DESCRIPTIONS,
-    STREAMED,
+    DATA_TYPES,
     UINT32,
-    Shape,
-    data_type_of,
     elements,
+    streamed,
 )
-from attention_serving.server.rpc.attention.fields import INPUTS, TENSOR_DATA, TENSOR_SHAPES
-from attention_serving.server.rpc.half_precision import WireFloat, narrowed
-from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields
+from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, last
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
-from attention_serving.server.rpc.tensors import buffers
+from attention_serving.server.rpc.tensors import (
+    Allowance,
+    Shape,
+    WireFloat,
+    alternatives,
+    datatype_of,
+    mask_shapes,
+    to_bytes,
+)
 
 OUTPUTS = (pb.AttendResponse.OUTPUTS_FIELD_NUMBER,)
-DATA = (TENSOR_DATA,)
+DATA = (pb.NamedTensors.DATA_FIELD_NUMBER,)
 BESIDE_INPUTS = frozenset({"model_name", "model_version", "output_data_type", "inputs", "output_names"})
 # No tensor of a model has more axes.
 MAX_AXES = 32
@@ -49,20 +51,6 @@ class NamedOutputs(NamedTuple):
     has_batch: bool
 
 
-class _Tensors(NamedTuple):
-    """One input.
-
-    Attributes:
-        name: Its name.
-        shapes: Shape of each tensor.
-        elements: The elements of all tensors (sum of their sizes,).
-    """
-
-    name: str
-    shapes: Sequence[Shape]
-    elements: Array
-
-
 def decode(
     message: pb.AttendRequest, model: LoadedModel, deadline: float, fields: Fields, allowance: Allowance
 ) -> tuple[Request, NamedOutputs]:
@@ -75,20 +63,27 @@ def decode(
     """
     _check_alone(message, fields)
     names = _output_names(message, model)
-    decoder = _Decoder(message, fields, allowance)
+    takes_mask = GraphKind.MASK in model.manifest.graphs
     inputs: dict[str, Ragged] = {}
     mask, has_batch = None, True
-    for index, name in enumerate(_input_names(message, model)):
-        tensors = decoder.tensors(index)
+    for index, sent in enumerate(message.inputs):
+        name = sent.name
+        if name not in model.inputs_by_name and not (takes_mask and name == ATTENTION_MASK):
+            takes = f"model {model.name!r} takes {model.input_names}"
+            raise InvalidRequestError(name, f"is not an input; {takes}")
+        if name in inputs or (mask is not None and name == ATTENTION_MASK):
+            raise InvalidRequestError(name, "is sent twice; each input must be sent once")
+        shapes, numbers = _tensors(sent, index, fields, allowance)
         if name not in model.inputs_by_name:
-            mask = tensors
+            mask = shapes, numbers
             continue
-        shapes, is_batch = _sequences(tensors, len(model.inputs_by_name[name].axes) - 1, allowance)
-        inputs[name] = _ragged(tensors, shapes)
+        rank = len(model.inputs_by_name[name].axes) - 1
+        is_batch = len(shapes[0]) == rank + 1
+        inputs[name] = _ragged(name, shapes, numbers, rank, allowance)
         has_batch &= is_batch
     request = Request(
         inputs=inputs,
-        mask=None if mask is None else _mask(mask, model, inputs, has_batch=has_batch),
+        mask=None if mask is None else _mask(*mask, model, inputs, has_batch=has_batch),
         return_weights=ATTENTION_WEIGHTS in names and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in names,
         deadline=deadline,
@@ -98,24 +93,9 @@ def decode(
 
 def _check_alone(message: pb.AttendRequest, fields: Fields) -> None:
     """The inputs are named, or they are in the other fields."""
-    known = pb.AttendRequest.DESCRIPTOR.fields_by_number
-    found = {field.name for field, _ in message.ListFields()} | {known[path[0]].name for path in fields}
+    found = {field.name for field, _ in message.ListFields()} | {str(path[0]) for path in fields}
     if others := sorted(found - BESIDE_INPUTS):
         raise InvalidRequestError(others[0], "cannot be combined with inputs, which name every input")
-
-
-def _input_names(message: pb.AttendRequest, model: LoadedModel) -> list[str]:
-    """Names of the inputs, in the order of the message: those of the model, and its mask."""
-    known = {*model.inputs_by_name, *([ATTENTION_MASK] if GraphKind.MASK in model.manifest.graphs else [])}
-    names: dict[str, None] = {}
-    for tensors in message.inputs:
-        if tensors.name not in known:
-            takes = f"model {model.name!r} takes {model.input_names}"
-            raise InvalidRequestError(tensors.name, f"is not an input; {takes}")
-        if tensors.name in names:
-            raise InvalidRequestError(tensors.name, "is sent twice; each input must be sent once")
-        names[tensors.name] = None
-    return list(names)
 
 
 def _output_names(message: pb.AttendRequest, model: LoadedModel) -> tuple[str, ...]:
@@ -130,73 +110,56 @@ def _output_names(message: pb.AttendRequest, model: LoadedModel) -> tuple[str, .
     return tuple(names or model.default_outputs)
 
 
-class _Decoder:
-    """Decodes named tensors, from a message or from the fields that were cut out of it."""
-
-    def __init__(self, message: pb.AttendRequest, fields: Fields, allowance: Allowance) -> None:
-        self._message, self._fields, self._allowance = message, fields, allowance
-
-    def tensors(self, index: int) -> _Tensors:
-        """The tensors of one input, given by its index."""
-        sent = self._message.inputs[index]
-        name, count = sent.name, sent.num_tensors
-        if count < 1:
-            raise InvalidRequestError(name, "contains 0 tensors; at least one is required")
-        self._allowance.limits.check_sequences(name, count)
-        cut = self._fields.get((INPUTS, index, TENSOR_SHAPES))
-        packed = None if cut is None else PackedNumbers(cut, UINT32)
-        size = len(sent.shapes if packed is None else packed)
-        rank, left = divmod(size, count)
-        if left or rank > MAX_AXES:
-            raise InvalidRequestError(
-                name, f"has {size} sizes for {count} tensors; each has as many, {MAX_AXES} at most"
-            )
-        sizes = list(sent.shapes) if packed is None else packed.array().tolist()
-        if 0 in sizes:
-            raise InvalidRequestError(name, f"tensor {sizes.index(0) // rank} has an axis without elements")
-        shapes = (
-            [tuple(sizes[start : start + rank]) for start in range(0, size, rank)] if rank else [()] * count
+def _tensors(
+    sent: pb.NamedTensors, index: int, fields: Fields, allowance: Allowance
+) -> tuple[list[Shape], Array]:
+    """The shape of each tensor of one input, given with its index; and the elements of all of them."""
+    name, count = sent.name, sent.num_tensors
+    if count < 1:
+        raise InvalidRequestError(name, "contains 0 tensors; at least one is required")
+    allowance.limits.check_sequences(name, count)
+    packed = PackedNumbers(fields.get(("inputs", index, "shapes"), ()), UINT32)
+    size = len(packed)
+    rank, left = divmod(size, count)
+    if left or rank > MAX_AXES:
+        raise InvalidRequestError(
+            name, f"has {size} sizes for {count} tensors; each has as many, {MAX_AXES} at most"
         )
-        content = self._fields.get((INPUTS, index, TENSOR_DATA))
-        data = sent.data if content is None else content[-1]
-        total = sum(map(math.prod, shapes))
-        return _Tensors(name, shapes, elements(name, sent.data_type, data, (total,), self._allowance))
+    sizes = packed.array().tolist()
+    if 0 in sizes:
+        raise InvalidRequestError(name, f"tensor {sizes.index(0) // rank} has an axis without elements")
+    shapes = [tuple(sizes[rank * at : rank * (at + 1)]) for at in range(count)]
+    total = sum(map(math.prod, shapes))
+    data = last(fields, ("inputs", index, "data"))
+    return shapes, elements(name, sent.data_type, data, (total,), allowance)
 
 
-def _sequences(tensors: _Tensors, rank: int, allowance: Allowance) -> tuple[Sequence[Shape], bool]:
-    """The shape of each sequence's tensor, which has `rank` axes; and whether they have the batch axis."""
-    name, shapes, _ = tensors
-    found = len(shapes[0])
-    if found == rank:
-        return shapes, False
-    if found != rank + 1 or len(shapes) > 1:
+def _ragged(name: str, shapes: list[Shape], numbers: Array, rank: int, allowance: Allowance) -> Ragged:
+    """Sequences (T, ...) of `rank` axes, whose rows all have the same shape: a tensor each, or one batch."""
+    if len(shapes) == 1 and len(shapes[0]) == rank + 1:
+        allowance.limits.check_sequences(name, shapes[0][0])
+        shapes = [shapes[0][1:]] * shapes[0][0]
+    if (found := len(shapes[0])) != rank:
         raise InvalidRequestError(
             name, f"has a tensor of {found} axes; one sequence has {rank}, and one batch has {rank + 1}"
         )
-    count, *own = shapes[0]
-    allowance.limits.check_sequences(name, count)
-    return [tuple(own)] * count, True
-
-
-def _ragged(tensors: _Tensors, shapes: Sequence[Shape]) -> Ragged:
-    """Sequences (T, ...), whose rows all have the same shape."""
     lengths, (_, *width) = [shape[0] for shape in shapes], shapes[0]
     for index, (_, *own) in enumerate(shapes):
         if own != width:
             raise InvalidRequestError(
-                tensors.name, f"sequence {index} has rows of shape {own}; those of sequence 0 have {width}"
+                name, f"sequence {index} has rows of shape {own}; those of sequence 0 have {width}"
             )
-    return Ragged(tensors.elements.reshape(sum(lengths), *width), tuple(lengths))
+    return Ragged(numbers.reshape(sum(lengths), *width), tuple(lengths))
 
 
 def _mask(
-    tensors: _Tensors, model: LoadedModel, inputs: Mapping[str, Ragged], *, has_batch: bool
+    shapes: list[Shape], flags: Array, model: LoadedModel, inputs: Mapping[str, Ragged], *, has_batch: bool
 ) -> Mask | None:
     """The mask of each sequence: (Tk,), (Tq, Tk), (1, Tq, Tk) or (H, Tq, Tk).
 
     None if the model's own inputs are missing, which is refused later.
     """
-    name, shapes, flags = tensors
+    name = ATTENTION_MASK
     lengths = {spec.axes[1]: inputs[spec.name].lengths for spec in model.inputs if spec.name in inputs}
     *_, query_axis, key_axis = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes
     if query_axis not in lengths or key_axis not in lengths:
@@ -210,17 +173,11 @@ def _mask(
         raise InvalidRequestError(name, f"contains {len(shapes)} masks for {count} sequences")
     kinds = set[MaskKind]()
     for shape, queries, keys in zip(shapes, lengths[query_axis], lengths[key_axis], strict=False):
-        expected = {
-            (keys,): MaskKind.KEYS,
-            (queries, keys): MaskKind.PAIRS,
-            (1, queries, keys): MaskKind.PAIRS,
-        }
-        if heads := model.manifest.num_heads:
-            expected[heads, queries, keys] = MaskKind.HEADS
+        expected = mask_shapes(model.manifest, queries, keys)
         if shape not in expected:
-            *known, last = map(str, expected)
-            takes = f"{', '.join(known)} or {last}"
-            raise InvalidRequestError(name, f"has a mask {shape}; that sequence takes {takes}")
+            raise InvalidRequestError(
+                name, f"has a mask {shape}; that sequence takes {alternatives(expected)}"
+            )
         kinds.add(expected[shape])
     if len(kinds) > 1:
         raise InvalidRequestError(name, "has masks of different numbers of axes; all must have the same")
@@ -235,28 +192,14 @@ def encode(
     stream_id: str | None = None,
 ) -> bytes:
     """Serializes the outputs of a result as an AttendResponse, or as an AttendStreamResponse with its id."""
-    path = () if stream_id is None else STREAMED
-    parts: list[Buffer] = []
-    if stream_id is not None:
-        parts.append(pb.AttendStreamResponse(id=stream_id).SerializeToString())
-    named = pb.AttendResponse(model_name=model.name, model_version=model.version).SerializeToString()
-    parts += protobuf_bytes.field(path, [named]) if path else [named]
+    named = pb.AttendResponse(model_name=model.name, model_version=model.version)
+    parts: list[Buffer] = [named.SerializeToString()]
     for name in outputs.names:
         arrays = result.outputs[name]
-        shapes = tuple([array.shape for array in arrays])
-        describe = _describe if len(shapes) <= MAX_CACHED_SEQUENCES else _describe.__wrapped__
-        description = describe(name, data_type_of(arrays[0], wire), shapes, has_batch=outputs.has_batch)
-        content = protobuf_bytes.field(DATA, buffers([narrowed(array, wire) for array in arrays]))
-        parts += protobuf_bytes.field((*path, *OUTPUTS), [description, *content])
-    return b"".join(parts)
-
-
-@lru_cache(maxsize=CACHED_DESCRIPTIONS)
-def _describe(
-    name: str, data_type: pb.DataType.ValueType, shapes: tuple[Shape, ...], *, has_batch: bool
-) -> bytes:
-    """Serialized tensors without their data."""
-    tensors = pb.NamedTensors(name=name, data_type=data_type, num_tensors=1 if has_batch else len(shapes))
-    for shape in [(len(shapes), *shapes[0])] if has_batch else shapes:
-        tensors.shapes.extend(shape)
-    return tensors.SerializeToString()
+        tensors = pb.NamedTensors(name=name, data_type=DATA_TYPES[datatype_of(arrays[0], wire)])
+        shapes = [(len(arrays), *arrays[0].shape)] if outputs.has_batch else [array.shape for array in arrays]
+        tensors.num_tensors = len(shapes)
+        tensors.shapes.extend(chain.from_iterable(shapes))
+        content = protobuf_bytes.field(DATA, to_bytes(arrays, wire))
+        parts += protobuf_bytes.field(OUTPUTS, [tensors.SerializeToString(), *content])
+    return b"".join(parts) if stream_id is None else streamed(stream_id, parts)

@@ -12,17 +12,16 @@ from attention_serving.server.engine.errors import LimitExceededError, Overloade
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.rpc import model_rights
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention import codec, fields, named_tensors
+from attention_serving.server.rpc.attention.codec import NO_FACTS, TextFacts
 from attention_serving.server.rpc.attention.model_codec import describe
-from attention_serving.server.rpc.attention.text_facts import NO_FACTS, TextFacts
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.calls.ending import engine_error_of
-from attention_serving.server.rpc.half_precision import WireFloat
 from attention_serving.server.rpc.protobuf_bytes import Parsed, leading_text
 from attention_serving.server.rpc.records import RequestRecord
 from attention_serving.server.rpc.request_cache import Incoming, RequestCache
 from attention_serving.server.rpc.status import code_of
+from attention_serving.server.rpc.tensors import Allowance, WireFloat
 from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.security.rights import Right
 

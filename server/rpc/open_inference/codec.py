@@ -12,7 +12,7 @@ from typing import NamedTuple
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, UnsupportedError
+from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.outputs import check_dimensions
@@ -20,19 +20,17 @@ from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.tokenizer import FEW_TEXTS, TEXT
 from attention_serving.server.engine.types import Request
 from attention_serving.server.rpc import protobuf_bytes
-from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
-from attention_serving.server.rpc.half_precision import WireFloat
 from attention_serving.server.rpc.open_inference import parameters
+from attention_serving.server.rpc.open_inference.parameters import RegionSlice
 from attention_serving.server.rpc.open_inference.rectangle import Rectangle
 from attention_serving.server.rpc.open_inference.response import (
-    RAW_OUTPUT_CONTENTS,
-    OutputRegion,
-    ResponseLayout,
-    Shape,
-    TextFacts,
+    TOKENS,
+    TextReply,
     default_outputs,
+    has_tokens,
     layout,
     output_bytes,
+    token_texts,
 )
 from attention_serving.server.rpc.open_inference.tensors import (
     BYTES,
@@ -42,24 +40,19 @@ from attention_serving.server.rpc.open_inference.tensors import (
     decode_tensors,
     decode_texts,
 )
-from attention_serving.server.rpc.open_inference.token_texts import TOKENS, has_tokens, token_texts
-from attention_serving.server.rpc.protobuf_bytes import (
-    CONTENT,
-    NOTHING_CUT,
-    Bounds,
-    Fields,
-    Parsed,
-    Submessage,
-)
+from attention_serving.server.rpc.protobuf_bytes import Bounds, Fields, Parsed, Submessage
 from attention_serving.server.rpc.request_cache import KnownFields, ModelReference
-from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
+from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.rpc.tensors import UNCOUNTED, Allowance, Shape, WireFloat
 
-ID = (pb.ModelInferRequest.ID_FIELD_NUMBER,)
+ID = ("id",)
 # The fields in which requests may differ that are otherwise the same.
-KNOWN = KnownFields(Submessage({ID[0]: CONTENT, RAW_CONTENTS[0]: CONTENT}), ID)
+KNOWN_FIELDS = Submessage.of(pb.ModelInferRequest.DESCRIPTOR, (*ID, *RAW_CONTENTS))
+KNOWN = KnownFields(KNOWN_FIELDS, ID)
 # The same of replies.
-_REPLY_ID = (pb.ModelInferResponse.ID_FIELD_NUMBER,)
-KNOWN_REPLY = KnownFields(Submessage({_REPLY_ID[0]: CONTENT, RAW_OUTPUT_CONTENTS[0]: CONTENT}), _REPLY_ID)
+KNOWN_REPLY = KnownFields(Submessage.of(pb.ModelInferResponse.DESCRIPTOR, (*ID, "raw_output_contents")), ID)
+# Text of more bytes takes long to tokenize.
+MUCH_TEXT_BYTES = 32 << 10
 # Inputs that a request may have beside those of its model.
 OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
 
@@ -67,7 +60,8 @@ OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
 def is_slow(request: Parsed[pb.ModelInferRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, or many texts."""
     return any(
-        tensor.datatype == BYTES and (request.fields or math.prod(islice(tensor.shape, MAX_AXES)) > FEW_TEXTS)
+        tensor.datatype == BYTES
+        and (len(request.data) > MUCH_TEXT_BYTES or math.prod(islice(tensor.shape, MAX_AXES)) > FEW_TEXTS)
         for tensor in request.message.inputs
     )
 
@@ -85,8 +79,8 @@ class Reply(NamedTuple):
 
     shapes: Mapping[str, Shape]
     types: Mapping[str, WireFloat]
-    regions: Mapping[str, OutputRegion]
-    texts: TextFacts
+    regions: Mapping[str, RegionSlice]
+    texts: TextReply
     wants_final: bool
 
 
@@ -112,7 +106,7 @@ def decode(
     message: pb.ModelInferRequest,
     model: LoadedModel,
     deadline: float,
-    fields: Fields = NOTHING_CUT,
+    fields: Fields,
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory | None = None,
 ) -> Decoded:
@@ -134,8 +128,11 @@ def decode(
         UnsupportedError: A tensor is in shared memory, which is switched off.
     """
     parameters.check_request(message.parameters)
-    outputs = _requested(message, model)
-    _check_inputs(len(message.inputs), len(model.inputs) + len(OTHER_INPUTS))
+    types = _requested(message, model)
+    if len(message.inputs) > (most := len(model.inputs) + len(OTHER_INPUTS)):
+        raise InvalidRequestError(
+            "inputs", f"has {len(message.inputs)} entries; the model takes {most} at most"
+        )
     tensors = decode_tensors(message, fields, allowance, memory)
     texts, *others = (tensors.pop(name, None) for name in OTHER_INPUTS)
     given = {name: other for name, other in zip(OTHER_INPUTS[1:], others, strict=True) if other is not None}
@@ -148,39 +145,35 @@ def decode(
         inputs={spec.name: rectangle.rows(spec, cuts) for spec in model.inputs if spec.name in tensors},
         texts=() if texts is None else decode_texts(TEXT, texts),
         mask=None if mask is None else rectangle.mask(mask, cuts),
-        return_weights=ATTENTION_WEIGHTS in outputs and ATTENTION_WEIGHTS not in model.default_outputs,
-        return_tokens=CONTEXT_VECTORS in outputs,
-        dimensions=(options := parameters.text_options(message.parameters)).dimensions,
-        prompt=options.prompt,
-        truncate=options.truncate,
+        return_weights=ATTENTION_WEIGHTS in types and ATTENTION_WEIGHTS not in model.default_outputs,
+        return_tokens=CONTEXT_VECTORS in types,
+        dimensions=parameters.dimensions(message.parameters),
+        prompt=parameters.prompt(message.parameters),
+        truncate=parameters.truncate(message.parameters),
         deadline=min(deadline, parameters.timeout(message.parameters)),
     )
     if request.dimensions:
         check_dimensions(request.dimensions, model)
     encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
-    wants_tokens = TOKENS in outputs and has_tokens(model)
-    computed = tuple(name for name in outputs if not (wants_tokens and name == TOKENS))
-    response = layout(computed, encoded, model, rectangle.sizes)
-    _check_response(response, request, model, message.id, allowance)
-    tokens, shapes = None, response.shapes
+    wants_tokens = TOKENS in types and has_tokens(model)
+    computed = [name for name in types if not (wants_tokens and name == TOKENS)]
+    field = TEXT if request.texts else model.inputs[0].name
+    if request.return_weights:
+        field = f"outputs[{ATTENTION_WEIGHTS}]"
+    id_bytes, tokens = len(message.id.encode()), None
+    shapes = layout(computed, encoded, model, rectangle.sizes, field, id_bytes, allowance)
     if wants_tokens:
-        tokens = token_texts(encoded, model, rectangle.lengths[0], allowance)
-        shapes = {name: tokens.shape if name == TOKENS else shapes[name] for name in outputs}
-    types = _types(message)
-    regions = _regions(message, model, shapes, types, memory)
+        shapes[TOKENS], tokens = token_texts(encoded, model, rectangle.query_length, allowance)
+        shapes = {name: shapes[name] for name in types}
     first = next(iter(encoded.inputs.values()), None)
-    facts = TextFacts(first.lengths if first else (), encoded.truncated, tokens.content if tokens else None)
-    return Decoded(encoded, Reply(shapes, types, regions, facts, parameters.wants_final(message.parameters)))
-
-
-def _types(message: pb.ModelInferRequest) -> dict[str, WireFloat]:
-    """The types of requested outputs that are not sent as FP32."""
-    asked = {
-        output.name: parameters.output_type(f"outputs[{output.name}]", output.parameters)
-        for output in message.outputs
-        if output.parameters
-    }
-    return {name: wire for name, wire in asked.items() if wire is not WireFloat.FP32}
+    reply = Reply(
+        shapes,
+        {name: wire for name, wire in types.items() if wire is not WireFloat.FP32},
+        _regions(message, model, shapes, types, memory),
+        TextReply(first.lengths if first else (), encoded.truncated, tokens),
+        parameters.wants_final(message.parameters),
+    )
+    return Decoded(encoded, reply)
 
 
 def _regions(
@@ -189,43 +182,37 @@ def _regions(
     shapes: Mapping[str, Shape],
     types: Mapping[str, WireFloat],
     memory: SharedMemory | None,
-) -> dict[str, OutputRegion]:
+) -> dict[str, RegionSlice]:
     """Where outputs are written to shared memory, in which each has room."""
     found = {}
     for output in message.outputs:
         name, field = output.name, f"outputs[{output.name}]"
-        where = parameters.place(field, output.parameters)
-        if where is None:
+        own = parameters.region_slice(field, output.parameters, memory)
+        if own is None:
             continue
-        if memory is None:
-            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
         if name == TOKENS:
             raise InvalidRequestError(field, "has no fixed size and cannot be written to shared memory")
-        region = memory.find(field, where.region)
-        size = output_bytes(name, model, shapes[name], types)
-        region.check_write(field, where.offset, where.size, size)
-        found[name] = OutputRegion(region, where.offset, size)
+        size = output_bytes(name, model, shapes[name], types[name])
+        own.region.check_write(field, own.offset, own.size, size)
+        found[name] = own._replace(size=size)
     return found
 
 
-def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> tuple[str, ...]:
-    """Names of the requested outputs, in their order."""
+def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> dict[str, WireFloat]:
+    """The type of real numbers in each requested output, by name, in their order."""
     names = default_outputs(model)
     if not message.outputs:
-        return names
+        return dict.fromkeys(names, WireFloat.FP32)
     known = dict.fromkeys((*names, *model.outputs, *((TOKENS,) if has_tokens(model) else ())))
-    requested: dict[str, None] = {}
+    requested: dict[str, WireFloat] = {}
     for output in message.outputs:
-        name = output.name
+        name, field = output.name, f"outputs[{output.name}]"
         if name not in known:
             raise _unknown_output(name, model, ", ".join(known))
         if name in requested:
-            raise InvalidRequestError(
-                f"outputs[{name}]", "is requested twice; each output must be requested once"
-            )
-        parameters.check_output(f"outputs[{name}]", output.parameters)
-        requested[name] = None
-    return tuple(requested)
+            raise InvalidRequestError(field, "is requested twice; each output must be requested once")
+        requested[name] = parameters.output_type(field, output.parameters)
+    return requested
 
 
 def _unknown_output(name: str, model: LoadedModel, known: str) -> InvalidRequestError:
@@ -235,29 +222,3 @@ def _unknown_output(name: str, model: LoadedModel, known: str) -> InvalidRequest
             field, f"model {model.name!r} is not a text encoder; its outputs are {known}"
         )
     return InvalidRequestError(field, f"is unknown; must be one of {known}")
-
-
-def _check_inputs(count: int, most: int) -> None:
-    if count > most:
-        raise InvalidRequestError("inputs", f"has {count} entries; the model takes {most} at most")
-
-
-def _check_response(
-    response: ResponseLayout, request: Request, model: LoadedModel, request_id: str, allowance: Allowance
-) -> None:
-    """Checks the size of a response before the request is queued, and reserves what is padding.
-
-    Raises:
-        LimitExceededError: The response would be too large.
-        OverloadedError: The memory of the padding is not available.
-    """
-    size, most = response.size + len(request_id.encode()), allowance.limits.max_result_bytes
-    if size > most:
-        field = TEXT if request.texts else model.inputs[0].name
-        raise LimitExceededError(
-            f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else field,
-            f"the response would have {size} bytes with padding; the limit is {most}",
-        )
-    if response.padding and allowance.reservation is not None:
-        # The outputs are copied to rectangles, which are then copied to the response.
-        allowance.reservation.add(response.size + response.padding)

@@ -4,7 +4,6 @@ Triton switches each severity by itself. This server has one level: the lowest s
 """
 
 import logging
-from collections.abc import Iterable
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import InvalidRequestError
@@ -24,45 +23,50 @@ TRACE_SETTINGS = {
 }
 
 
+# The field of a setting's value by its type.
+FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+
+
 class LogService:
     """Reads and changes the settings."""
 
     def log_settings(self, request: pb.LogSettingsRequest, call: Call) -> pb.LogSettingsResponse:
-        """Changes the level of the log, and returns all settings."""
-        return change_logging(request)
+        """Changes the level of the log, and returns all settings.
+
+        Raises:
+            InvalidRequestError: A setting is unknown, has a value of the wrong type, or cannot be changed
+                while the server runs. Nothing was changed.
+        """
+        root = logging.getLogger()
+        current = _current(root.level)
+        wanted = dict(current)
+        for name, setting in request.settings.items():
+            wanted[name] = _checked(name, setting, current)
+        if request.settings:
+            on = [level for name, level in SEVERITIES.items() if wanted[name]]
+            root.setLevel(logging.DEBUG if wanted[VERBOSE] else min(on, default=NOTHING))
+        response = pb.LogSettingsResponse()
+        for name, value in _current(root.level).items():
+            setattr(response.settings[name], FIELDS[type(value)], value)
+        return response
 
     def trace_settings(self, request: pb.TraceSettingRequest, call: Call) -> pb.TraceSettingResponse:
-        """Returns the settings of traces, which cannot be changed."""
-        return trace_settings(request)
+        """Returns the settings of Triton's own traces, which are off.
 
-
-def change_logging(request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-    """Changes the level of the log, and returns all settings.
-
-    Raises:
-        InvalidRequestError: A setting is unknown, has a value of the wrong type, or cannot be changed while
-            the server runs. Nothing was changed.
-    """
-    root = logging.getLogger()
-    values = {name: _value(setting) for name, setting in request.settings.items()}
-    current = _current(root.level)
-    for name, value in values.items():
-        _check(name, value, current)
-    if values:
-        wanted = current | values
-        on = [level for name, level in SEVERITIES.items() if wanted[name]]
-        root.setLevel(logging.DEBUG if wanted[VERBOSE] else min(on, default=NOTHING))
-    return _response(_current(root.level))
-
-
-def _check(name: str, value: object, current: dict[str, bool | int | str]) -> None:
-    field = f"settings[{name}]"
-    if name not in current:
-        raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(current)}")
-    if type(value) is not type(current[name]):
-        raise InvalidRequestError(field, f"must be of type {type(current[name]).__name__}")
-    if name in {FILE, FORMAT} and value != current[name]:
-        raise InvalidRequestError(field, "cannot be changed while the server runs")
+        Raises:
+            InvalidRequestError: A setting would be changed: neither reset nor set to its value.
+        """
+        for name, setting in request.settings.items():
+            field = f"settings[{name}]"
+            if name not in TRACE_SETTINGS:
+                known = ", ".join(TRACE_SETTINGS)
+                raise InvalidRequestError(field, f"is unknown; the settings are: {known}")
+            if list(setting.value) not in ([], [TRACE_SETTINGS[name]]):
+                raise InvalidRequestError(field, "cannot be changed: this server does not write such traces")
+        response = pb.TraceSettingResponse()
+        for name, value in TRACE_SETTINGS.items():
+            response.settings[name].value.append(value)
+        return response
 
 
 def _current(level: int) -> dict[str, bool | int | str]:
@@ -70,45 +74,17 @@ def _current(level: int) -> dict[str, bool | int | str]:
     return {**severities, VERBOSE: int(level <= logging.DEBUG), FILE: "", FORMAT: "default"}
 
 
-def _value(setting: pb.LogSettingsRequest.SettingValue) -> bool | int | str | None:
-    choice = setting.WhichOneof("parameter_choice")
-    return None if choice is None else getattr(setting, choice)
-
-
-def _response(values: dict[str, bool | int | str]) -> pb.LogSettingsResponse:
-    response = pb.LogSettingsResponse()
-    for name, value in values.items():
-        setting = response.settings[name]
-        if isinstance(value, bool):
-            setting.bool_param = value
-        elif isinstance(value, int):
-            setting.uint32_param = value
-        else:
-            setting.string_param = value
-    return response
-
-
-def trace_settings(request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-    """The settings of Triton's own traces, which are off.
-
-    Raises:
-        InvalidRequestError: A setting would be changed.
-    """
-    for name, setting in request.settings.items():
-        if name not in TRACE_SETTINGS:
-            raise InvalidRequestError(
-                f"settings[{name}]", f"is unknown; the settings are: {', '.join(TRACE_SETTINGS)}"
-            )
-        if not _is_unchanged(name, setting.value):
-            raise InvalidRequestError(
-                f"settings[{name}]", "cannot be changed: this server does not write such traces"
-            )
-    response = pb.TraceSettingResponse()
-    for name, value in TRACE_SETTINGS.items():
-        response.settings[name].value.append(value)
-    return response
-
-
-def _is_unchanged(name: str, values: Iterable[str]) -> bool:
-    """Whether a setting is reset or keeps its value."""
-    return list(values) in ([], [TRACE_SETTINGS[name]])
+def _checked(
+    name: str, setting: pb.LogSettingsRequest.SettingValue, current: dict[str, bool | int | str]
+) -> bool | int | str:
+    """The value of a setting that may be changed to it."""
+    field = f"settings[{name}]"
+    if name not in current:
+        raise InvalidRequestError(field, f"is unknown; the settings are: {', '.join(current)}")
+    choice, kind = setting.WhichOneof("parameter_choice"), type(current[name])
+    if choice != FIELDS[kind]:
+        raise InvalidRequestError(field, f"must be of type {kind.__name__}")
+    value: bool | int | str = getattr(setting, FIELDS[kind])
+    if name in {FILE, FORMAT} and value != current[name]:
+        raise InvalidRequestError(field, "cannot be changed while the server runs")
+    return value

@@ -11,18 +11,21 @@ from attention_serving.server.engine.control import ModelState, index_of
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.statistics import Durations, RunDurations
 from attention_serving.server.engine.tokenizer import TEXT
 from attention_serving.server.model_control import CONTROL_IS_OFF, ModelControl
 from attention_serving.server.rpc import model_rights
 from attention_serving.server.rpc.open_inference import response
-from attention_serving.server.rpc.open_inference.statistics import describe
-from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES
+from attention_serving.server.rpc.open_inference.tensors import BYTES
+from attention_serving.server.rpc.tensors import DATATYPES
 from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.security.rights import Right
 
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
 UNLOAD_DEPENDENTS = "unload_dependents"
+# The parts of a run in the statistics of a model.
+PARTS = {"compute_input": "prepare", "compute_infer": "compute", "compute_output": "split"}
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 
 
@@ -81,7 +84,7 @@ class ModelService:
         ]
         if not models and (request.name or call.identity is None):
             models = [model_rights.readable_model(self._engine, call, request.name, request.version)]
-        return pb.ModelStatisticsResponse(model_stats=[describe(model) for model in models])
+        return pb.ModelStatisticsResponse(model_stats=[_statistics(model) for model in models])
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
         """Lists the models, and why those that are not ready are not."""
@@ -154,3 +157,41 @@ def _configuration(tensor: TensorMetadata, batched: bool) -> dict[str, Any]:  # 
     name = "STRING" if tensor.datatype == BYTES else tensor.datatype
     dims = tensor.shape[1:] if batched else tensor.shape
     return {"name": tensor.name, "data_type": pb.DataType.Value(f"TYPE_{name}"), "dims": dims}
+
+
+def _statistics(model: LoadedModel) -> pb.ModelStatistics:
+    """What a version of a model has done since it was loaded."""
+    statistics = model.statistics
+    with statistics.lock:
+        runs = sorted(statistics.runs.items())
+        return pb.ModelStatistics(
+            name=model.name,
+            version=model.version,
+            last_inference=int(statistics.last_run * 1e3),
+            inference_count=statistics.queued.count,
+            execution_count=sum(own.compute.count for _, own in runs),
+            # Each sequence of a run counts, and takes as long as the run.
+            inference_stats=pb.InferStatistics(
+                success=_duration([(1, statistics.succeeded)]),
+                fail=_duration([(1, statistics.failed)]),
+                queue=_duration([(1, statistics.queued)]),
+                **_parts(runs),
+            ),
+            batch_stats=[
+                pb.InferBatchStatistics(batch_size=sequences, **_parts([(1, own)])) for sequences, own in runs
+            ],
+        )
+
+
+def _parts(runs: list[tuple[int, RunDurations]]) -> dict[str, pb.StatisticDuration]:
+    """The durations of the parts of some runs, each of which counts so many times."""
+    return {
+        name: _duration([(times, getattr(own, part)) for times, own in runs]) for name, part in PARTS.items()
+    }
+
+
+def _duration(durations: list[tuple[int, Durations]]) -> pb.StatisticDuration:
+    return pb.StatisticDuration(
+        count=sum(times * own.count for times, own in durations),
+        ns=int(sum(times * own.seconds * 1e9 for times, own in durations)),
+    )

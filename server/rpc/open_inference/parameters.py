@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.rpc.half_precision import WireFloat
+from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
+from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, Region, SharedMemory
+from attention_serving.server.rpc.tensors import WireFloat
 from attention_serving.server.rpc.transport.call import deadline_after
 
 T = TypeVar("T")
@@ -33,43 +34,48 @@ REGION, REGION_OFFSET, REGION_SIZE = (
 )
 
 
-class Place(NamedTuple):
+class RegionSlice(NamedTuple):
     """Where a tensor is in shared memory.
 
     Attributes:
-        region: Name of the region.
+        region: The region.
         offset: Where the tensor begins in the region, in bytes.
         size: The bytes that are set aside for it.
     """
 
-    region: str
+    region: Region
     offset: int
     size: int
 
 
 def wants_final(parameters: Parameters) -> bool:
     """Whether the last response of a stream to a request is to be marked as such."""
-    return bool(parameters) and WANTS_FINAL in parameters and parameters[WANTS_FINAL].bool_param
+    return WANTS_FINAL in parameters and parameters[WANTS_FINAL].bool_param
 
 
-def place(field: str, parameters: Parameters) -> Place | None:
+def region_slice(field: str, parameters: Parameters, memory: SharedMemory | None) -> RegionSlice | None:
     """Where a tensor's parameters say that it is in shared memory; None if they do not.
 
     Raises:
         InvalidRequestError: The name of the region or the size is missing, or one of them has a wrong type.
+        RegionNotFoundError: The region is not registered.
+        UnsupportedError: Shared memory is switched off.
     """
-    if not parameters or not any(name in parameters for name in (REGION, REGION_OFFSET, REGION_SIZE)):
+    if not any(name in parameters for name in (REGION, REGION_OFFSET, REGION_SIZE)):
         return None
-    region = _value(parameters[REGION]) if REGION in parameters else None
+    region = _value(parameters, REGION)
     if not isinstance(region, str) or not region:
         raise InvalidRequestError(f"{field}.parameters[{REGION}]", "must be the name of a region")
     if REGION_SIZE not in parameters:
         raise InvalidRequestError(f"{field}.parameters[{REGION_SIZE}]", "is missing")
-    return Place(region, _bytes(field, parameters, REGION_OFFSET), _bytes(field, parameters, REGION_SIZE))
+    offset, size = _bytes(field, parameters, REGION_OFFSET), _bytes(field, parameters, REGION_SIZE)
+    if memory is None:
+        raise UnsupportedError(SHARED_MEMORY_IS_OFF)
+    return RegionSlice(memory.find(field, region), offset, size)
 
 
 def _bytes(field: str, parameters: Parameters, name: str) -> int:
-    found = _value(parameters[name]) if name in parameters else 0
+    found = _value(parameters, name) if name in parameters else 0
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
         raise InvalidRequestError(f"{field}.parameters[{name}]", "must be a number of bytes, at least 0")
     return found
@@ -81,69 +87,32 @@ def check_request(parameters: Parameters) -> None:
     Raises:
         InvalidRequestError: The request belongs to a stateful sequence.
     """
-    for name in SEQUENCE if parameters else ():
-        if name in parameters and _value(parameters[name]):
+    for name in SEQUENCE:
+        if _value(parameters, name):
             raise InvalidRequestError(
                 f"parameters[{name}]", "is not supported by this server: its models keep no state"
             )
 
 
-def check_output(field: str, parameters: Parameters) -> None:
-    """Checks the parameters of a requested output.
+def output_type(field: str, parameters: Parameters) -> WireFloat:
+    """Checks the parameters of a requested output; the type of `datatype`, FP32 if it has none.
 
     Raises:
-        InvalidRequestError: The output is to be converted in a way that this server lacks.
+        InvalidRequestError: The output is to be classified, or the type is not one of real numbers.
     """
-    if parameters and CLASSIFICATION in parameters and _value(parameters[CLASSIFICATION]):
+    if _value(parameters, CLASSIFICATION):
         raise InvalidRequestError(
             f"{field}.parameters[{CLASSIFICATION}]",
             "is not supported by this server; request the output without it",
         )
-
-
-def output_type(field: str, parameters: Parameters) -> WireFloat:
-    """The type of the parameter `datatype` of a requested output; FP32 if it has none.
-
-    Raises:
-        InvalidRequestError: The type is not one of real numbers.
-    """
     if DATATYPE not in parameters:
         return WireFloat.FP32
-    wire = WireFloat.__members__.get(str(_value(parameters[DATATYPE])))
+    wire = WireFloat.__members__.get(str(_value(parameters, DATATYPE)))
     if wire is None:
         raise InvalidRequestError(
             f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(WireFloat.__members__)}"
         )
     return wire
-
-
-class TextOptions(NamedTuple):
-    """What a request asks of a text encoder.
-
-    Attributes:
-        prompt: As of `prompt`.
-        truncate: As of `truncate`.
-        dimensions: As of `dimensions`.
-    """
-
-    prompt: str | None = None
-    truncate: bool | None = None
-    dimensions: int = 0
-
-
-NO_TEXT_OPTIONS = TextOptions()
-
-
-def text_options(parameters: Parameters) -> TextOptions:
-    """The parameters of a request that concern text encoders.
-
-    Raises:
-        InvalidRequestError: One of them has a wrong type or value.
-    """
-    if not parameters:
-        return NO_TEXT_OPTIONS
-    size = dimensions(parameters)  # the first to be refused, if several are wrong
-    return TextOptions(prompt(parameters), truncate(parameters), size)
 
 
 def prompt(parameters: Parameters) -> str | None:
@@ -176,31 +145,26 @@ def dimensions(parameters: Parameters) -> int:
     return found or 0
 
 
-def _typed(parameters: Parameters, name: str, kind: type[T], words: str) -> T | None:
-    if name not in parameters:
-        return None
-    value = _value(parameters[name])
-    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise InvalidRequestError(name, f"must be {words}")
-    return value
-
-
 def timeout(parameters: Parameters) -> float:
     """The deadline of the parameter `timeout`, which is in microseconds; infinite for 0 and below.
 
     Raises:
         InvalidRequestError: The timeout is not an integer.
     """
-    if TIMEOUT not in parameters:
-        return math.inf
-    parameter = parameters[TIMEOUT]
-    if parameter.WhichOneof("parameter_choice") not in ("int64_param", "uint64_param"):
-        raise InvalidRequestError(TIMEOUT, "must be an integer: microseconds, or 0 for no timeout")
-    microseconds = parameter.int64_param or parameter.uint64_param
-    return deadline_after(microseconds / 1e6) if microseconds > 0 else math.inf
+    microseconds = _typed(parameters, TIMEOUT, int, "an integer: microseconds, or 0 for no timeout")
+    return deadline_after(microseconds / 1e6) if microseconds and microseconds > 0 else math.inf
 
 
-def _value(parameter: pb.InferParameter) -> object:
-    """The value of a parameter; None if it has none."""
-    choice = parameter.WhichOneof("parameter_choice")
-    return None if choice is None else getattr(parameter, choice)
+def _typed(parameters: Parameters, name: str, kind: type[T], words: str) -> T | None:
+    if name not in parameters:
+        return None
+    value = _value(parameters, name)
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        raise InvalidRequestError(name, f"must be {words}")
+    return value
+
+
+def _value(parameters: Parameters, name: str) -> object:
+    """The value of a parameter; None if there is none."""
+    choice = parameters[name].WhichOneof("parameter_choice") if name in parameters else None
+    return None if choice is None else getattr(parameters[name], choice)

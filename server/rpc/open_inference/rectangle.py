@@ -15,6 +15,7 @@ from attention_serving.artifact.manifest import (
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged
+from attention_serving.server.rpc.tensors import alternatives, mask_shapes
 
 # The length of each sequence, by symbolic axis.
 Cuts = Mapping[str, tuple[int, ...]]
@@ -25,6 +26,7 @@ class Rectangle:
 
     Attributes:
         sizes: Size of each symbolic axis, padding included.
+        query_length: That of the query; 0 if the request lacks it.
     """
 
     def __init__(self, model: LoadedModel, tensors: dict[str, Array]) -> None:
@@ -34,13 +36,12 @@ class Rectangle:
         masked = model.manifest.graphs.get(GraphKind.MASK)
         self._mask_axes = masked.inputs[-1].axes[2:] if masked else (self._query_axis, self._key_axis)
         self.sizes: dict[str, int] = {}
-        specs = model.inputs_by_name
         for name, tensor in tensors.items():
-            if name not in specs:
-                raise InvalidRequestError(
-                    name, f"is not an input; model {model.name!r} takes {model.input_names}"
-                )
-            self._bind(specs[name], tensor)
+            if name not in model.inputs_by_name:
+                takes = f"model {model.name!r} takes {model.input_names}"
+                raise InvalidRequestError(name, f"is not an input; {takes}")
+            self._bind(model.inputs_by_name[name], tensor)
+        self.query_length = self.sizes.get(self._query_axis, 0)
 
     def _bind(self, spec: TensorSpec, tensor: Array) -> None:
         if tensor.dtype == object:
@@ -53,23 +54,18 @@ class Rectangle:
                     spec.name, f"has {axis} {size}; it must be {self.sizes[axis]}, as in another input"
                 )
 
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """Tq and Tk, padding included; 0 if the request lacks the input."""
-        return self.sizes.get(self._query_axis, 0), self.sizes.get(self._key_axis, 0)
-
     def cuts(self, given: Mapping[str, Array]) -> Cuts:
         """Checks `query_lengths` and `key_lengths`, each B lengths, and returns those that are given."""
         axes = {QUERY_LENGTHS: self._query_axis, KEY_LENGTHS: self._key_axis}
-        return {axes[name]: self._checked(name, axes[name], lengths) for name, lengths in given.items()}
-
-    def _checked(self, name: str, axis: str, lengths: Array) -> tuple[int, ...]:
-        batch, longest = self.sizes.get(BATCH_AXIS, 0), self.sizes.get(axis, 0)
-        if lengths.dtype.kind not in "iu" or lengths.shape != (batch,) or batch == 0:
-            raise InvalidRequestError(name, f"must be integers, one for each of {batch} sequences")
-        if not 1 <= lengths.min() <= lengths.max() <= longest:
-            raise InvalidRequestError(name, f"must lie in 1..{longest}")
-        return tuple(lengths.tolist())
+        batch, cuts = self.sizes.get(BATCH_AXIS, 0), {}
+        for name, lengths in given.items():
+            longest = self.sizes.get(axes[name], 0)
+            if lengths.dtype.kind not in "iu" or lengths.shape != (batch,) or batch == 0:
+                raise InvalidRequestError(name, f"must be integers, one for each of {batch} sequences")
+            if not 1 <= lengths.min() <= lengths.max() <= longest:
+                raise InvalidRequestError(name, f"must lie in 1..{longest}")
+            cuts[axes[name]] = tuple(lengths.tolist())
+        return cuts
 
     def rows(self, spec: TensorSpec, cuts: Cuts) -> Ragged:
         """The rows of (B, T, ...) within the lengths of their axis."""
@@ -86,20 +82,11 @@ class Rectangle:
             raise InvalidRequestError(ATTENTION_MASK, f"model {self._model.name!r} does not take a mask")
         batch = self.sizes.get(BATCH_AXIS, 0)
         query_length, key_length = (self.sizes.get(str(axis), 0) for axis in self._mask_axes)
-        expected = {
-            (batch, key_length): MaskKind.KEYS,
-            (batch, query_length, key_length): MaskKind.PAIRS,
-            (batch, 1, query_length, key_length): MaskKind.PAIRS,
-        }
-        if heads := self._model.manifest.num_heads:
-            expected[batch, heads, query_length, key_length] = MaskKind.HEADS
+        expected = mask_shapes(self._model.manifest, query_length, key_length, batch)
         kind = expected.get(mask.shape)
         if kind is None or mask.dtype != np.bool_:
-            *shapes, last_shape = map(str, expected)
-            known = f"{', '.join(shapes)} or {last_shape}"
-            raise InvalidRequestError(
-                ATTENTION_MASK, f"is {mask.dtype.name} {mask.shape}; must be bool {known}"
-            )
+            says = f"is {mask.dtype.name} {mask.shape}; must be bool {alternatives(expected)}"
+            raise InvalidRequestError(ATTENTION_MASK, says)
         if not cuts:
             return Mask(kind, mask.ravel())
         whole = (None,) * batch

@@ -38,11 +38,9 @@ class RegionService:
         """Lists the registered regions, or the one of a name."""
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._memory.regions(request.name) if self._memory else ():
-            response.regions[region.name].CopyFrom(
-                pb.SystemSharedMemoryStatusResponse.RegionStatus(
-                    name=region.name, key=region.key, offset=region.offset, byte_size=region.size
-                )
-            )
+            status = response.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.size
         return response
 
     def register_cuda(

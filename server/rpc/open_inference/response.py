@@ -1,128 +1,148 @@
 """Responses of the Open Inference Protocol: their shapes before the run, and their bytes after it."""
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from attention_serving.artifact.encoder import EMBEDDING
-from attention_serving.artifact.manifest import BATCH_AXIS
+from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.engine.dimensions import DTYPES, MAX_CACHED_SEQUENCES
-from attention_serving.server.engine.model import LoadedModel, cached_by_model
+from attention_serving.server.engine.dimensions import DTYPES
+from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Request, Result
-from attention_serving.server.rpc.half_precision import WireFloat, narrowed
-from attention_serving.server.rpc.open_inference.parameters import REGION, REGION_OFFSET, REGION_SIZE
-from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES
-from attention_serving.server.rpc.open_inference.token_texts import TOKENS
-from attention_serving.server.rpc.protobuf_bytes import Buffer, field
-from attention_serving.server.rpc.shared_memory import Region
-from attention_serving.server.rpc.tensors import buffers
+from attention_serving.server.rpc import protobuf_bytes
+from attention_serving.server.rpc.open_inference import parameters
+from attention_serving.server.rpc.open_inference.parameters import RegionSlice
+from attention_serving.server.rpc.open_inference.tensors import BYTES
+from attention_serving.server.rpc.protobuf_bytes import Buffer
+from attention_serving.server.rpc.tensors import Allowance, Shape, WireFloat, datatype_of, to_bytes
 
 # The parameter of a response that names the texts that were cut, by their indices.
 TRUNCATED = "truncated"
-# The output with the number of tokens of each text.
+# An output of models that take text: the text of each token, BYTES (B, T), padded with empty texts.
+TOKENS = "tokens"
+# The length in bytes before each of them.
+SIZE = struct.Struct("<I")
+EMPTY = SIZE.pack(0)
+# Another: the number of tokens of each text.
 LENGTHS = "lengths"
-LENGTHS_TYPE = np.dtype("<i8")
-CACHED_MODELS = CACHED_SHAPES = 1024
+LENGTHS_SPEC = TensorSpec(name=LENGTHS, data_type="int64", axes=(BATCH_AXIS,))
 RAW_OUTPUT_CONTENTS = (pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER,)
-Shape = tuple[int, ...]
-FP32_ONLY: Mapping[str, WireFloat] = {}
-# Name, datatype and shape of an output, and its place in shared memory: region, offset and size.
-_Described = tuple[str, str, Shape, tuple[str, int, int] | None]
-# The length of each sequence.
-Lengths = tuple[int, ...]
 
 
-class ResponseLayout(NamedTuple):
-    """What a response will contain.
-
-    Attributes:
-        shapes: Shape of each requested output by name, padding included, in the order of the request.
-        size: Size of all of them, in bytes.
-        padding: How much of the size is padding.
-    """
-
-    shapes: Mapping[str, Shape]
-    size: int
-    padding: int
-
-
-@cached_by_model(CACHED_MODELS)
 def default_outputs(model: LoadedModel) -> tuple[str, ...]:
     """Outputs of a request that names none. Texts differ in length, so their lengths are an output."""
     return (*model.default_outputs, LENGTHS) if model.text_encoder else tuple(model.default_outputs)
 
 
+def has_tokens(model: LoadedModel) -> bool:
+    """Whether requests to a model may ask for tokens. An output of its own with this name comes first."""
+    return model.text_encoder is not None and TOKENS not in model.outputs
+
+
 def layout(
-    outputs: Sequence[str], request: Request, model: LoadedModel, sizes: Mapping[str, int]
-) -> ResponseLayout:
-    """The layout of the response to a request, which may still be found invalid.
+    outputs: Sequence[str],
+    request: Request,
+    model: LoadedModel,
+    sizes: Mapping[str, int],
+    field: str,
+    id_bytes: int,
+    allowance: Allowance,
+) -> dict[str, Shape]:
+    """The shapes of a response, padding included, whose size is checked before the request is queued.
 
     Args:
         outputs: Names of the requested outputs.
-        request: The decoded request, without texts.
+        request: The decoded request, without texts. It may still be found invalid.
         model: The model.
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
             longest sequence.
+        field: What the size depends on, for errors.
+        id_bytes: Size of the request's id.
+        allowance: What the response may take. The memory of padding is reserved.
+
+    Raises:
+        LimitExceededError: The response would be too large.
+        OverloadedError: The memory of the padding is not available.
     """
     lengths = {
         str(spec.axes[1]): request.inputs[spec.name].lengths
         for spec in reversed(model.inputs)
         if spec.name in request.inputs
     }
-    few = all(len(own) <= MAX_CACHED_SEQUENCES for own in lengths.values())
-    compute = _cached_layout if few else _layout
-    return compute(model, tuple(outputs), tuple(lengths.items()), tuple(sizes.items()), request.dimensions)
-
-
-def _layout(
-    model: LoadedModel,
-    outputs: tuple[str, ...],
-    axis_lengths: tuple[tuple[str, Lengths], ...],
-    axis_sizes: tuple[tuple[str, int], ...],
-    dimensions: int,
-) -> ResponseLayout:
-    lengths, sizes = dict(axis_lengths), dict(axis_sizes)
     batch = max(map(len, lengths.values()), default=0)
-    longest = {axis: sizes.get(axis, max(own, default=0)) for axis, own in lengths.items()}
-    shapes = {name: _shape(name, model, {**longest, BATCH_AXIS: batch}) for name in outputs}
-    if dimensions and EMBEDDING in shapes:
-        shapes[EMBEDDING] = (batch, dimensions)
-    size = sum([_itemsize(name, model) * math.prod(shape) for name, shape in shapes.items()])
-    if all(own.count(longest[axis]) == len(own) for axis, own in lengths.items()):
-        return ResponseLayout(shapes, size, 0)
-    return ResponseLayout(shapes, size, size - sum(_unpadded(name, model, lengths) for name in outputs))
+    padded = {axis: sizes.get(axis, max(own, default=0)) for axis, own in lengths.items()}
+    is_padded = any(own.count(padded[axis]) < len(own) for axis, own in lengths.items())
+    shapes, size, unpadded = {}, 0, 0
+    for name in outputs:
+        spec = model.outputs.get(name, LENGTHS_SPEC)
+        named = {**padded, BATCH_AXIS: batch}
+        shape = tuple([named.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
+        shapes[name] = (batch, request.dimensions) if name == EMBEDDING and request.dimensions else shape
+        size += output_bytes(name, model, shapes[name])
+        if is_padded:
+            fixed = [axis for axis in spec.axes[1:] if isinstance(axis, int)]
+            columns = [lengths[axis] for axis in spec.axes[1:] if axis in lengths]
+            rows = sum(map(math.prod, zip(*columns, strict=False))) if columns else batch
+            unpadded += output_bytes(name, model, (rows, *fixed))
+    if size + id_bytes > (most := allowance.limits.max_result_bytes):
+        says = f"the response would have {size + id_bytes} bytes with padding; the limit is {most}"
+        raise LimitExceededError(field, says)
+    if is_padded and size > unpadded:
+        # The outputs are copied to rectangles, which are then copied to the response.
+        allowance.reserve(size + size - unpadded)
+    return shapes
 
 
-_cached_layout = cached_by_model(CACHED_SHAPES)(_layout)
+def output_bytes(name: str, model: LoadedModel, shape: Shape, wire: WireFloat = WireFloat.FP32) -> int:
+    """Size of an output of a shape in the type in which it is sent, in bytes."""
+    data_type = model.outputs.get(name, LENGTHS_SPEC).data_type
+    dtype = wire.value if data_type == "float32" else DTYPES[data_type]
+    return math.prod(shape) * dtype.itemsize
 
 
-def _shape(name: str, model: LoadedModel, sizes: Mapping[str, int]) -> Shape:
-    if name == LENGTHS:
-        return (sizes[BATCH_AXIS],)
-    axes = model.outputs[name].axes
-    return tuple([sizes.get(axis, 0) if isinstance(axis, str) else axis for axis in axes])
+def token_texts(
+    request: Request, model: LoadedModel, length: int, allowance: Allowance
+) -> tuple[Shape, bytes]:
+    """The shape (B, T) and the content of the output `tokens`.
+
+    Args:
+        request: A request with token ids.
+        model: Its model, which takes text.
+        length: Tokens of each sequence with padding; 0 for those of the longest.
+        allowance: What the response may take.
+
+    Raises:
+        LimitExceededError: The texts would be too large.
+        OverloadedError: Their memory is not available.
+    """
+    ids, encoder = request.inputs.get(model.inputs[0].name), model.text_encoder
+    if ids is None or encoder is None or ids.rows.dtype.kind not in "iu":
+        return (0, 0), b""  # the request is refused when it is validated
+    length = length or max(ids.lengths, default=0)
+    # A text has far fewer different tokens than tokens, and so have all texts of a request.
+    different, indices = np.unique(ids.rows, return_inverse=True)
+    encoded = [text.encode(errors="replace") for text in encoder.texts_of(different.tolist())]
+    elements = [SIZE.pack(len(text)) + text for text in encoded]
+    sizes = np.array([len(element) for element in elements], np.int64)
+    padding = len(ids.lengths) * length - len(ids.rows)
+    size = int(sizes[indices].sum()) + padding * SIZE.size
+    if size > (most := allowance.limits.max_result_bytes):
+        raise LimitExceededError(f"outputs[{TOKENS}]", f"would have {size} bytes; the limit is {most}")
+    allowance.reserve(size)
+    parts, tokens = [], iter(indices.tolist())
+    for own in ids.lengths:
+        parts += [elements[index] for index in islice(tokens, own)]
+        parts.append(EMPTY * (length - own))
+    return (len(ids.lengths), length), b"".join(parts)
 
 
-def _itemsize(name: str, model: LoadedModel) -> int:
-    return LENGTHS_TYPE.itemsize if name == LENGTHS else DTYPES[model.outputs[name].data_type].itemsize
-
-
-def _unpadded(name: str, model: LoadedModel, lengths: Mapping[str, tuple[int, ...]]) -> int:
-    """Size of an output without padding, in bytes."""
-    if name == LENGTHS:
-        return LENGTHS_TYPE.itemsize * max(map(len, lengths.values()))
-    axes = model.outputs[name].axes[1:]
-    fixed = math.prod(axis for axis in axes if isinstance(axis, int))
-    columns = [lengths[axis] for axis in axes if isinstance(axis, str) and axis in lengths]
-    rows = sum(map(math.prod, zip(*columns, strict=False))) if columns else max(map(len, lengths.values()))
-    return _itemsize(name, model) * fixed * rows
-
-
-class TextFacts(NamedTuple):
+class TextReply(NamedTuple):
     """What a response says about the texts of its request.
 
     Attributes:
@@ -131,33 +151,9 @@ class TextFacts(NamedTuple):
         tokens: The elements of the output `tokens`, if it is requested.
     """
 
-    lengths: Lengths
-    truncated: tuple[int, ...] = ()
-    tokens: bytes | None = None
-
-
-class OutputRegion(NamedTuple):
-    """Where an output is written to shared memory.
-
-    Attributes:
-        region: The region.
-        offset: Where the output begins in the region, in bytes.
-        size: Its size in bytes.
-    """
-
-    region: Region
-    offset: int
-    size: int
-
-
-MESSAGE_ONLY: Mapping[str, OutputRegion] = {}
-
-
-def output_bytes(name: str, model: LoadedModel, shape: Shape, types: Mapping[str, WireFloat]) -> int:
-    """Size of an output of a shape in the type in which it is sent, in bytes."""
-    own = _itemsize(name, model)
-    is_real = name != LENGTHS and model.outputs[name].data_type == "float32"
-    return math.prod(shape) * (types[name].value.itemsize if name in types and is_real else own)
+    lengths: tuple[int, ...]
+    truncated: tuple[int, ...]
+    tokens: bytes | None
 
 
 def encode(
@@ -165,75 +161,48 @@ def encode(
     shapes: Mapping[str, Shape],
     model: LoadedModel,
     request_id: str,
-    types: Mapping[str, WireFloat] = FP32_ONLY,
-    regions: Mapping[str, OutputRegion] = MESSAGE_ONLY,
-    texts: TextFacts | None = None,
+    types: Mapping[str, WireFloat],
+    regions: Mapping[str, RegionSlice],
+    texts: TextReply,
 ) -> bytes:
     """Serializes a result, with one raw entry for each requested output.
 
-    What describes the outputs is serialized once for all responses of the same shapes.
-
     Args:
         result: The outputs of each sequence.
-        shapes: The shapes of `ResponseLayout`.
+        shapes: The result of `layout`.
         model: The model.
         request_id: The id of the request.
         types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
         regions: Where outputs are written to shared memory, by name. Their raw entries are empty.
-        texts: What the response says about texts. Default: the number of rows of the first output.
+        texts: What the response says about texts.
 
     Raises:
         InvalidRequestError: A region of shared memory has become smaller.
     """
-    described: list[_Described] = []
+    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
+    if texts.truncated:
+        response.parameters[TRUNCATED].string_param = ",".join(map(str, texts.truncated))
     contents: list[Buffer] = []
     for name, shape in shapes.items():
-        if name == TOKENS and texts and texts.tokens is not None:
-            described.append((name, BYTES, shape, None))
-            contents += field(RAW_OUTPUT_CONTENTS, [texts.tokens])
-            continue
-        if name == LENGTHS:
-            rows = result.outputs[model.default_outputs[0]]
-            counts = texts.lengths if texts else tuple(map(len, rows))
-            arrays: list[Array] = [np.array(counts, LENGTHS_TYPE)]
+        output = response.outputs.add(name=name, shape=shape)
+        own: list[Buffer] = []
+        if name == TOKENS and texts.tokens is not None:
+            output.datatype, own = BYTES, [texts.tokens]
         else:
-            arrays = [_padded(array, shape[1:]) for array in result.outputs[name]]
-        datatype = DATATYPES[arrays[0].dtype]
-        if name in types and datatype == WireFloat.FP32.name:
-            datatype = types[name].name
-            arrays = [narrowed(array, types[name]) for array in arrays]
-        own = buffers(arrays)
-        where = None
+            arrays = [np.array(texts.lengths, DTYPES[LENGTHS_SPEC.data_type])]
+            if name in model.outputs:
+                arrays = [_padded(array, shape[1:]) for array in result.outputs[name]]
+            wire = types.get(name, WireFloat.FP32)
+            output.datatype, own = datatype_of(arrays[0], wire), to_bytes(arrays, wire)
         if name in regions:
             region, offset, size = regions[name]
             region.write(name, offset, own)
-            where, own = (region.name, offset, size), []
-        described.append((name, datatype, shape, where))
-        contents += field(RAW_OUTPUT_CONTENTS, own)
-    id_field = pb.ModelInferResponse(id=request_id).SerializeToString() if request_id else b""
-    said = _truncated(texts) if texts and texts.truncated else b""
-    return b"".join([_description(model.name, model.version, tuple(described)), id_field, said, *contents])
-
-
-def _truncated(texts: TextFacts) -> bytes:
-    """The parameter that names the texts that were cut."""
-    response = pb.ModelInferResponse()
-    response.parameters[TRUNCATED].string_param = ",".join(map(str, texts.truncated))
-    return response.SerializeToString()
-
-
-@lru_cache(maxsize=CACHED_SHAPES)
-def _description(model: str, version: str, outputs: tuple[_Described, ...]) -> bytes:
-    """A serialized response without contents."""
-    response = pb.ModelInferResponse(model_name=model, model_version=version)
-    for name, datatype, shape, where in outputs:
-        output = response.outputs.add(name=name, datatype=datatype, shape=shape)
-        if where is not None:
-            region, offset, size = where
-            output.parameters[REGION].string_param = region
-            output.parameters[REGION_OFFSET].int64_param = offset
-            output.parameters[REGION_SIZE].int64_param = size
-    return response.SerializeToString()
+            output.parameters[parameters.REGION].string_param = region.name
+            output.parameters[parameters.REGION_OFFSET].int64_param = offset
+            output.parameters[parameters.REGION_SIZE].int64_param = size
+            own = []
+        contents += protobuf_bytes.field(RAW_OUTPUT_CONTENTS, own)
+    return b"".join([response.SerializeToString(), *contents])
 
 
 def _padded(array: Array, shape: Shape) -> Array:

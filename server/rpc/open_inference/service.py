@@ -14,7 +14,6 @@ from attention_serving.server.engine.types import Result
 from attention_serving.server.engine.validated_request import ValidatedRequest
 from attention_serving.server.model_control import ModelControl
 from attention_serving.server.rpc import model_rights
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.calls.ending import engine_error_of
 from attention_serving.server.rpc.open_inference import codec, parameters, response
@@ -22,6 +21,7 @@ from attention_serving.server.rpc.protobuf_bytes import Parsed, field
 from attention_serving.server.rpc.records import RequestRecord
 from attention_serving.server.rpc.request_cache import Incoming, RequestCache
 from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.rpc.tensors import Allowance
 from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.security.rights import Right
 

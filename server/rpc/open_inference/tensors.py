@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -10,87 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
-from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array, Text
-from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
-from attention_serving.server.rpc.half_precision import WireFloat, widened
 from attention_serving.server.rpc.open_inference import parameters
-from attention_serving.server.rpc.protobuf_bytes import (
-    CONTENT,
-    DOUBLES,
-    FLOATS,
-    NOTHING_CUT,
-    VARINTS,
-    Fields,
-    Submessage,
-)
+from attention_serving.server.rpc.open_inference.parameters import RegionSlice
+from attention_serving.server.rpc.protobuf_bytes import Fields, Submessage
 from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
-from attention_serving.server.rpc.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
-from attention_serving.server.rpc.tensors import check_size, from_bytes
+from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.rpc.tensors import DTYPES, UNCOUNTED, Allowance, from_bytes
 
 BYTES = "BYTES"
-DTYPES = {
-    "BOOL": np.dtype("?"),
-    "INT8": np.dtype("i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "UINT8": np.dtype("u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
-DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 KNOWN_DATATYPES = (*DTYPES, "FP16", "BF16", BYTES)
 # The typed field for elements of each type. FP16 and BF16 have none: they are sent as raw contents.
 CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    BYTES: "bytes_contents",
+    **{name: f"{name.lower()}_contents" for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", BYTES)},
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
 }
-# The types of the typed fields, and how they are cut out of large messages.
-CONTENT_TYPES = {
-    "bool_contents": np.dtype("?"),
-    "int_contents": np.dtype("<i4"),
-    "int64_contents": np.dtype("<i8"),
-    "uint_contents": np.dtype("<u4"),
-    "uint64_contents": np.dtype("<u8"),
-    "fp32_contents": np.dtype("<f4"),
-    "fp64_contents": np.dtype("<f8"),
-}
-NUMBERS = {field.name: field.number for field in pb.InferTensorContents.DESCRIPTOR.fields}
-INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER
-TENSOR_CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
-RAW_CONTENTS = (pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,)
-REQUEST = Submessage(
-    {
-        INPUTS: Submessage(
-            {
-                TENSOR_CONTENTS: Submessage(
-                    {
-                        **{NUMBERS[name]: VARINTS for name in CONTENT_TYPES},
-                        NUMBERS["fp32_contents"]: FLOATS,
-                        NUMBERS["fp64_contents"]: DOUBLES,
-                        NUMBERS["bytes_contents"]: CONTENT,
-                    }
-                )
-            },
-            repeated=True,
-        ),
-        RAW_CONTENTS[0]: CONTENT,
-    }
+# The type of a typed field is the widest that it has elements of, which comes last.
+CONTENT_TYPES = {CONTENTS[name]: dtype for name, dtype in DTYPES.items()}
+TYPED_FIELDS = [field.name for field in pb.InferTensorContents.DESCRIPTOR.fields]
+RAW_CONTENTS = ("raw_input_contents",)
+REQUEST = Submessage.of(
+    pb.ModelInferRequest.DESCRIPTOR, [*RAW_CONTENTS, *[f"inputs.contents.{name}" for name in TYPED_FIELDS]]
 )
 # NumPy's own limit.
 MAX_AXES = 64
@@ -100,7 +42,7 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 
 def decode_tensors(
     message: pb.ModelInferRequest,
-    fields: Fields = NOTHING_CUT,
+    fields: Fields,
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory | None = None,
 ) -> dict[str, Array]:
@@ -119,83 +61,61 @@ def decode_tensors(
         RegionNotFoundError: An input is in shared memory that is not registered.
         UnsupportedError: An input is in shared memory, which is switched off.
     """
-    contents: Sequence[Raw] = fields.get(RAW_CONTENTS, message.raw_input_contents)
+    contents = fields.get(RAW_CONTENTS, ())
     raw = iter(contents)
     tensors: dict[str, Array] = {}
-    shared = set[str]()
+    shared = 0
     for index, tensor in enumerate(message.inputs):
         name = tensor.name
-        _check_description(tensor, name, tensors)
+        if name in tensors:
+            raise InvalidRequestError(name, "is given twice; each input must be given once")
         decoder = _TensorDecoder(tensor, index, fields, allowance)
-        if (where := parameters.place(name, tensor.parameters)) is not None:
-            tensors[name] = decoder.shared(where, memory)
-            shared.add(name)
+        if (where := parameters.region_slice(name, tensor.parameters, memory)) is not None:
+            tensors[name] = decoder.shared(where)
+            shared += 1
         else:
             tensors[name] = decoder.raw(raw) if contents else decoder.typed()
     if next(raw, None) is not None:
-        own = len(tensors) - len(shared)
         elsewhere = " outside shared memory" if shared else ""
-        raise InvalidRequestError(
-            "raw_input_contents", f"has {len(contents)} entries; the request has {own} inputs{elsewhere}"
-        )
+        has = f"has {len(contents)} entries; the request has {len(tensors) - shared} inputs{elsewhere}"
+        raise InvalidRequestError("raw_input_contents", has)
     return tensors
-
-
-def _check_description(tensor: InputTensor, name: str, others: Mapping[str, Array]) -> None:
-    if name in others:
-        raise InvalidRequestError(name, "is given twice; each input must be given once")
-    if tensor.datatype not in KNOWN_DATATYPES:
-        known = ", ".join(KNOWN_DATATYPES)
-        raise InvalidRequestError(name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}")
-
-
-def _checked_shape(name: str, tensor: InputTensor, limits: Limits) -> tuple[int, ...]:
-    """The shape of an input. The first axis counts sequences.
-
-    No size may be 0: the number of bytes would not bound the other sizes.
-
-    Raises:
-        InvalidRequestError: There are too many axes, or a size is below 1.
-        LimitExceededError: There are too many sequences.
-    """
-    if len(tensor.shape) > MAX_AXES:
-        raise InvalidRequestError(name, f"has {len(tensor.shape)} axes; the limit is {MAX_AXES}")
-    shape = tuple(tensor.shape)
-    if shape:
-        if min(shape) < 1:
-            raise InvalidRequestError(name, f"has shape {list(shape)}; every size must be 1 or more")
-        limits.check_sequences(name, shape[0])
-    return shape
 
 
 class _TensorDecoder:
     """Decodes one input. Its size is checked against its shape before anything is built."""
 
     def __init__(self, tensor: InputTensor, index: int, fields: Fields, allowance: Allowance) -> None:
-        self._tensor = tensor
         # Each access to a field of a message makes a new object.
-        self._name = tensor.name
-        self._datatype = tensor.datatype
-        self._shape = _checked_shape(self._name, tensor, allowance.limits)
-        self._contents = (INPUTS, index, TENSOR_CONTENTS)
-        self._fields = fields
+        name, shape = tensor.name, tensor.shape
+        if tensor.datatype not in KNOWN_DATATYPES:
+            known = ", ".join(KNOWN_DATATYPES)
+            raise InvalidRequestError(
+                name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}"
+            )
+        if len(shape) > MAX_AXES:
+            raise InvalidRequestError(name, f"has {len(shape)} axes; the limit is {MAX_AXES}")
+        # If a size was 0, the number of bytes would not bound the others.
+        if min(shape, default=1) < 1:
+            raise InvalidRequestError(name, f"has shape {list(shape)}; every size must be 1 or more")
+        # The first axis counts sequences.
+        allowance.limits.check_sequences(name, shape[0] if shape else 0)
+        self._name, self._datatype, self._shape = name, tensor.datatype, tuple(shape)
         self._allowance = allowance
+        own = {field: fields.get(("inputs", index, "contents", field), ()) for field in TYPED_FIELDS}
+        # An element of BYTES may be empty, an occurrence of numbers has none then.
+        self._typed = {
+            field: found for field, found in own.items() if found and (field == CONTENTS[BYTES] or any(found))
+        }
 
-    def shared(self, where: parameters.Place, memory: SharedMemory | None) -> Array:
+    def shared(self, where: RegionSlice) -> Array:
         """The input's elements from shared memory."""
-        if memory is None:
-            raise UnsupportedError(SHARED_MEMORY_IS_OFF)
-        region = memory.find(self._name, where.region)
-        if self._datatype != BYTES:
-            wire = WireFloat.__members__.get(self._datatype)
-            dtype = DTYPES[self._datatype] if wire is None else wire.value
-            check_size(self._name, where.size, dtype, self._shape, self._datatype)
         self._allowance.take(self._name, where.size)
-        return self._elements(memoryview(region.read(self._name, where.offset, where.size)))
+        return self._elements(memoryview(where.region.read(self._name, where.offset, where.size)))
 
     def raw(self, entries: Iterator[Raw]) -> Array:
         """The input's elements from the next entry of the raw contents."""
-        if self._tensor.HasField("contents") and self._filled():
+        if self._typed:
             raise InvalidRequestError(self._name, "has contents, but the request has raw_input_contents too")
         data = next(entries, None)
         if data is None:
@@ -204,12 +124,8 @@ class _TensorDecoder:
 
     def _elements(self, data: Raw) -> Array:
         if self._datatype == BYTES:
-            count = self._bytes_count()
-            return self._bytes(list(islice(_split_bytes(self._name, data), count + 1)))
-        wire = WireFloat.__members__.get(self._datatype)
-        if wire is None:
-            return from_bytes(self._name, data, DTYPES[self._datatype], self._shape)
-        return widened(self._name, data, wire, self._shape, self._allowance)
+            return self._bytes(_split_bytes(self._name, data))
+        return from_bytes(self._name, data, self._datatype, self._shape, self._allowance)
 
     def typed(self) -> Array:
         """The input's elements from its own contents."""
@@ -217,47 +133,27 @@ class _TensorDecoder:
         field = CONTENTS.get(datatype)
         if field is None:
             raise InvalidRequestError(self._name, f"{datatype} must be sent in raw_input_contents")
-        if (filled := self._filled()) not in ([], [field]):
+        if list(self._typed) not in ([], [field]):
             raise InvalidRequestError(
-                self._name, f"is {datatype} and fills {', '.join(filled)}; must fill {field} only"
+                self._name, f"is {datatype} and fills {', '.join(self._typed)}; must fill {field} only"
             )
-        cut = self._fields.get((*self._contents, NUMBERS[field]))
+        found = self._typed.get(field, ())
         if datatype == BYTES:
-            self._bytes_count()
-            return self._bytes(getattr(self._tensor.contents, field) if cut is None else cut)
+            return self._bytes(found)
         dtype, wide = DTYPES[datatype], CONTENT_TYPES[field]
-        if cut is None:
-            elements = getattr(self._tensor.contents, field)
-            self._check_count(len(elements))
-            return self._narrowed(np.array(list(elements), wide), dtype).reshape(self._shape)
-        numbers = PackedNumbers(cut, wide)
+        numbers = PackedNumbers(found, wide)
         self._check_count(count := len(numbers))
         # Narrowing copies the numbers once more.
         self._allowance.take(self._name, count * (wide.itemsize + (dtype.itemsize if dtype != wide else 0)))
         return self._narrowed(numbers.array(), dtype).reshape(self._shape)
 
-    def _filled(self) -> list[str]:
-        """Names of the typed fields that have elements."""
-        if not self._fields:
-            return [descriptor.name for descriptor, _ in self._tensor.contents.ListFields()]
-        return [name for name, number in NUMBERS.items() if self._is_filled(number)]
-
-    def _is_filled(self, number: int) -> bool:
-        found = self._fields.get((*self._contents, number), ())
-        return bool(found) and (number == NUMBERS["bytes_contents"] or any(map(len, found)))
-
-    def _bytes_count(self) -> int:
-        """The number of elements of a BYTES tensor by its shape. Each element is a sequence."""
+    def _bytes(self, elements: Iterable[Raw]) -> Array:
+        """The elements of a BYTES tensor, each of which is a sequence."""
         count = math.prod(self._shape)
         self._allowance.limits.check_sequences(self._name, count)
-        return count
-
-    def _bytes(self, elements: Sequence[Raw]) -> Array:
-        self._check_count(len(elements))
-        array = np.empty(len(elements), object)
-        for index, element in enumerate(elements):
-            array[index] = element
-        return array.reshape(self._shape)
+        found = list(islice(elements, count + 1))
+        self._check_count(len(found))
+        return np.fromiter(found, object, count).reshape(self._shape)
 
     def _check_count(self, count: int) -> None:
         if count != (expected := math.prod(self._shape)):

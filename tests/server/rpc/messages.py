@@ -1,5 +1,6 @@
 """Messages as clients make them."""
 
+import math
 import struct
 from collections.abc import Sequence
 
@@ -8,10 +9,16 @@ from google.protobuf.message import Message
 
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import Array
+from attention_serving.server.engine.types import Array, Request
 from attention_serving.server.engine.validation import ValidatedRequest
-from attention_serving.server.rpc.open_inference.tensors import BYTES, DATATYPES
+from attention_serving.server.rpc.attention import codec as attention_codec
+from attention_serving.server.rpc.attention import fields
+from attention_serving.server.rpc.open_inference import codec
+from attention_serving.server.rpc.open_inference.tensors import BYTES, decode_tensors
+from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.rpc.tensors import DATATYPES, UNCOUNTED, Allowance
 from tests.server.samples import SELF
 
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
@@ -52,6 +59,30 @@ def attend_request(lengths: list[int], *, return_weights: bool = False) -> atten
 def reserved_bytes(message: Message, validated: ValidatedRequest) -> int:
     """The memory that a received request reserves."""
     return len(message.SerializeToString()) + validated.held_bytes
+
+
+def decode_infer(
+    message: pb.ModelInferRequest,
+    model: LoadedModel,
+    deadline: float = math.inf,
+    allowance: Allowance = UNCOUNTED,
+    memory: SharedMemory | None = None,
+) -> codec.Decoded:
+    """Decodes a message as it is received."""
+    parsed = codec.reader(Limits())(message.SerializeToString())
+    return codec.decode(parsed.message, model, deadline, parsed.fields, allowance, memory)
+
+
+def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None = None) -> dict[str, Array]:
+    """Decodes the inputs of a message as it is received."""
+    parsed = codec.reader(Limits())(message.SerializeToString())
+    return decode_tensors(parsed.message, parsed.fields, memory=memory)
+
+
+def decode_attend(message: attention_pb.AttendRequest, deadline: float = math.inf) -> Request:
+    """Decodes a message as it is received."""
+    parsed = fields.reader(Limits())(message.SerializeToString())
+    return attention_codec.decode(parsed.message, deadline, {}, parsed.fields)
 
 
 def packed(elements: Sequence[bytes]) -> bytes:

@@ -1,7 +1,6 @@
 """The codec of attention.v1."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import grpc
@@ -15,11 +14,13 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import MaskKind, Result
-from attention_serving.server.rpc.attention.codec import DTYPES, MASK_KINDS, decode, encode, input_names
-from tests.server.rpc.messages import attend_request
+from attention_serving.server.rpc.attention.codec import DATA_TYPES, MASK_KINDS, encode, input_names
+from attention_serving.server.rpc.tensors import DTYPES as ELEMENTS
+from tests.server.rpc.messages import attend_request, decode_attend
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Served
 
+DTYPES = {DATA_TYPES[name]: ELEMENTS[name] for name in ("FP32", "INT64", "BOOL")}
 lengths_of_sequences = st.lists(st.integers(0, 5), max_size=5)
 
 
@@ -42,7 +43,7 @@ def test_vectors_become_rows_of_their_type_without_a_copy(
 ) -> None:
     message = pb.AttendRequest()
     getattr(message, name).CopyFrom(sequences(lengths, width, data_type))
-    request = decode(message, math.inf)
+    request = decode_attend(message)
     assert list(request.inputs) == [name]
     found = request.inputs[name]
     expected = np.arange(sum(lengths) * width).astype(DTYPES[data_type]).reshape(-1, width)
@@ -57,16 +58,16 @@ def test_vectors_become_rows_of_their_type_without_a_copy(
 def test_token_ids_become_rows(lengths: list[int]) -> None:
     ids = list(range(sum(lengths)))
     message = pb.AttendRequest(token_ids=pb.TokenSequences(lengths=lengths, ids=ids))
-    found = decode(message, math.inf).inputs["token_ids"]
+    found = decode_attend(message).inputs["token_ids"]
     assert (found.rows.tolist(), list(found.lengths)) == (ids, lengths)
     assert found.rows.dtype == np.int64
 
 
 def test_texts_deadline_and_options_are_copied() -> None:
     message = pb.AttendRequest(text=pb.TextSequences(texts=["a b", "ä"]), return_weights=True)
-    request = decode(message, 12.5)
+    request = decode_attend(message, 12.5)
     assert request.deadline == 12.5
-    assert (request.texts, dict(request.inputs)) == (("a b", "ä"), {})
+    assert (request.texts, dict(request.inputs)) == ((b"a b", "ä".encode()), {})
     assert request.return_weights
     assert request.mask is None
 
@@ -79,7 +80,7 @@ def test_mask_bits_become_flags_lowest_first(
     kind: "pb.AttentionMask.Kind.ValueType", flags: list[bool]
 ) -> None:
     bits = np.packbits(np.array(flags, np.bool_), bitorder="little").tobytes()
-    mask = decode(pb.AttendRequest(mask=pb.AttentionMask(kind=kind, bits=bits)), math.inf).mask
+    mask = decode_attend(pb.AttendRequest(mask=pb.AttentionMask(kind=kind, bits=bits))).mask
     assert mask is not None
     assert mask.kind.name == pb.AttentionMask.Kind.Name(kind).removeprefix("KIND_")
     assert mask.holds(len(flags))
@@ -164,7 +165,7 @@ def test_an_inconsistent_message_is_refused_and_names_the_field(
     message: pb.AttendRequest, field: str, says: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        decode(message, math.inf)
+        decode_attend(message)
     assert (caught.value.field, caught.value.message) == (field, f"{field}: {says}")
 
 

@@ -8,8 +8,7 @@ from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.types import Array
-from attention_serving.server.rpc.allowance import UNCOUNTED, Allowance
-from attention_serving.server.rpc.half_precision import WireFloat, narrowed, widened
+from attention_serving.server.rpc.tensors import Allowance, WireFloat, from_bytes, narrowed
 
 HALVES = {WireFloat.FP16: torch.float16, WireFloat.BF16: torch.bfloat16}
 EVERY_VALUE = np.arange(1 << 16, dtype=np.uint16)
@@ -32,7 +31,7 @@ def numbers() -> Array:
 
 @pytest.mark.parametrize("wire", HALVES)
 def test_every_value_is_read_as_pytorch_reads_it(wire: WireFloat) -> None:
-    found = widened("query", EVERY_VALUE.tobytes(), wire, EVERY_VALUE.shape, UNCOUNTED)
+    found = from_bytes("query", EVERY_VALUE.tobytes(), wire.name, EVERY_VALUE.shape)
     expected = torch.from_numpy(EVERY_VALUE.copy()).view(HALVES[wire]).float().numpy()
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == np.float32
@@ -44,7 +43,7 @@ def test_every_number_is_rounded_as_pytorch_rounds_it(wire: WireFloat, numbers: 
     expected = torch.from_numpy(numbers).to(HALVES[wire])
     none = np.isnan(numbers)
     np.testing.assert_array_equal(found.view(np.uint16)[~none], bits(expected)[~none])
-    assert np.isnan(widened("x", found.tobytes(), wire, found.shape, UNCOUNTED)[none]).all()
+    assert np.isnan(from_bytes("x", found.tobytes(), wire.name, found.shape)[none]).all()
 
 
 @pytest.mark.parametrize("wire", HALVES)
@@ -56,7 +55,7 @@ def test_part_of_a_larger_array_is_rounded_like_a_whole_one(wire: WireFloat, num
 def test_fp32_is_neither_copied_nor_counted(numbers: Array) -> None:
     nothing = Allowance(Limits(max_input_bytes=0))
     data = numbers.tobytes()
-    found = widened("query", data, WireFloat.FP32, numbers.shape, nothing)
+    found = from_bytes("query", data, "FP32", numbers.shape, nothing)
     assert np.shares_memory(found, np.frombuffer(data, np.uint8))
     assert narrowed(numbers, WireFloat.FP32) is numbers
 
@@ -69,13 +68,13 @@ def test_other_types_than_float32_are_not_converted(wire: WireFloat) -> None:
 @pytest.mark.parametrize("wire", HALVES)
 def test_the_copy_is_checked_and_counted_before_it_is_made(wire: WireFloat) -> None:
     reservation = MemoryBudget(1 << 20).reserve(0)
-    widened("query", bytes(20), wire, (2, 5), Allowance(Limits(max_input_bytes=40), reservation))
+    from_bytes("query", bytes(20), wire.name, (2, 5), Allowance(Limits(max_input_bytes=40), reservation))
     assert reservation.size == 40
     with pytest.raises(LimitExceededError, match="query: would have 40 bytes decoded; the limit is 39"):
-        widened("query", bytes(20), wire, (2, 5), Allowance(Limits(max_input_bytes=39)))
+        from_bytes("query", bytes(20), wire.name, (2, 5), Allowance(Limits(max_input_bytes=39)))
 
 
 @pytest.mark.parametrize("wire", WireFloat)
 def test_bytes_that_do_not_fit_the_shape_are_refused(wire: WireFloat) -> None:
     with pytest.raises(InvalidRequestError, match="query: has 7 bytes"):
-        widened("query", bytes(7), wire, (2, 5), UNCOUNTED)
+        from_bytes("query", bytes(7), wire.name, (2, 5))

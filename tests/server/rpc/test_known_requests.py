@@ -338,13 +338,13 @@ def test_unknown_messages_displace_none(attend: Method, monkeypatch: pytest.Monk
 def test_a_valid_request_that_cannot_be_learned_is_answered(
     name: str, infer: Method, attend: Method, self_model: LoadedModel
 ) -> None:
-    """A group of an unknown field, which the protobuf library accepts."""
-    group = bytes([0x9B, 0x06, 0x9C, 0x06])
+    """It has more fields than those of which requests are kept."""
+    unknown = b"\x98\x06\x01" * known_requests.BOUNDS.fields
     method = infer if name == "infer" else attend
     request = infer_request(self_model) if name == "infer" else self_request(2)
     data = request.SerializeToString()
-    assert method.decoded(data + group) == method.decoded(data)
-    assert method.recall(data + group) is None
+    assert method.decoded(data + unknown) == method.decoded(data)
+    assert method.recall(data + unknown) is None
 
 
 def test_an_id_that_is_no_text_is_refused_as_ever(infer: Method, self_model: LoadedModel) -> None:

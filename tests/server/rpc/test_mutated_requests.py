@@ -15,12 +15,12 @@ from attention_serving.server.engine.errors import Code, EngineError
 from attention_serving.server.engine.limits import MIB, Limits
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.validation import validate
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.attention import codec as attention_codec
 from attention_serving.server.rpc.attention import fields as attention_fields
 from attention_serving.server.rpc.attention import named_tensors
 from attention_serving.server.rpc.open_inference import codec as open_inference_codec
 from attention_serving.server.rpc.protobuf_bytes import Parsed
+from attention_serving.server.rpc.tensors import Allowance
 from tests.support.contradictions import contradicted
 from tests.support.mutations import ATTEND, Good, good_requests, mutated
 

@@ -11,9 +11,9 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.rpc.allowance import Allowance
+from attention_serving.server.rpc.attention.fields import reader
 from attention_serving.server.rpc.attention.named_tensors import decode
-from attention_serving.server.rpc.protobuf_bytes import NOTHING_CUT
+from attention_serving.server.rpc.tensors import Allowance
 from tests.server.rpc.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.support.eager import Array
@@ -90,8 +90,9 @@ def test_a_message_that_contradicts_itself_or_is_too_large_is_refused(
     says: str,
 ) -> None:
     message = pb.AttendRequest(inputs=inputs, **options)
+    parsed = reader(LIMITS)(message.SerializeToString())
     with pytest.raises(kind) as caught:
-        decode(message, self_model, math.inf, NOTHING_CUT, Allowance(LIMITS))
+        decode(parsed.message, self_model, math.inf, parsed.fields, Allowance(LIMITS))
     assert says in caught.value.message
 
 

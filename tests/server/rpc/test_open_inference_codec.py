@@ -13,9 +13,9 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.types import Array, MaskKind
-from attention_serving.server.rpc.open_inference.codec import Decoded, decode
+from attention_serving.server.rpc.open_inference.codec import Decoded
 from attention_serving.server.rpc.open_inference.response import encode
-from tests.server.rpc.messages import answered, raw_request, text_request
+from tests.server.rpc.messages import answered, decode_infer, raw_request, text_request
 from tests.server.samples import CROSS, HEADS, SELF, WIDTHS, eager_module
 from tests.support import eager
 
@@ -34,17 +34,20 @@ def rectangles(model: LoadedModel, batch: int, query_length: int, key_length: in
 
 def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array]:
     """Decodes a request, computes it and encodes the result."""
-    decoded = decode(message, model, math.inf)
+    decoded = decode_infer(message, model)
+    shapes, types, regions, texts, _ = decoded.reply
     engine = Engine(Repository([model]))
     result = engine.submit(model, decoded.request).result()
-    response = pb.ModelInferResponse.FromString(encode(result, decoded.reply.shapes, model, message.id))
+    response = pb.ModelInferResponse.FromString(
+        encode(result, shapes, model, message.id, types, regions, texts)
+    )
     engine.close()
     assert (response.model_name, response.model_version, response.id) == (model.name, "1", message.id)
     return answered(response)
 
 
 def decoded_of(model: LoadedModel, **tensors: Array) -> Decoded:
-    return decode(raw_request(model, tensors), model, math.inf)
+    return decode_infer(raw_request(model, tensors), model)
 
 
 @given(
@@ -137,14 +140,14 @@ def test_the_timeout_parameter_is_a_deadline(
     message = raw_request(self_model, rectangles(self_model, 1, 2, 2))
     message.parameters["timeout"].int64_param = microseconds
     before = time.monotonic()
-    deadline = decode(message, self_model, math.inf).request.deadline
+    deadline = decode_infer(message, self_model).request.deadline
     assert before + seconds <= deadline <= time.monotonic() + seconds
-    assert decode(message, self_model, before).request.deadline == before
+    assert decode_infer(message, self_model, before).request.deadline == before
 
 
 def test_weights_are_computed_only_on_request(self_model: LoadedModel) -> None:
     tensors = rectangles(self_model, 1, 2, 2)
-    plain = decode(raw_request(self_model, tensors), self_model, math.inf)
-    weights = decode(raw_request(self_model, tensors, ["attention_weights"]), self_model, math.inf)
+    plain = decode_infer(raw_request(self_model, tensors), self_model)
+    weights = decode_infer(raw_request(self_model, tensors, ["attention_weights"]), self_model)
     assert (list(plain.reply.shapes), plain.request.return_weights) == (["context_vectors"], False)
     assert (list(weights.reply.shapes), weights.request.return_weights) == (["attention_weights"], True)

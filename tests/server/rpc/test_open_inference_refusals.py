@@ -13,9 +13,9 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array
 from attention_serving.server.engine.validation import validate
-from attention_serving.server.rpc.allowance import Allowance
 from attention_serving.server.rpc.open_inference.codec import decode, reader
-from tests.server.rpc.messages import raw_request, text_request
+from attention_serving.server.rpc.tensors import Allowance
+from tests.server.rpc.messages import decode_infer, raw_request, text_request
 from tests.server.samples import CROSS, SELF, TEXT
 
 Message = Callable[[LoadedModel], pb.ModelInferRequest]
@@ -197,7 +197,7 @@ def test_a_request_that_does_not_fit_the_model_is_refused_and_names_the_field(
     models: dict[str, LoadedModel], name: str, build: Message, field: str, says: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        decode(build(models[name]), models[name], math.inf)
+        decode_infer(build(models[name]), models[name])
     assert caught.value.field == field
     assert says in caught.value.message
 
@@ -213,19 +213,19 @@ def test_a_request_that_does_not_fit_the_model_is_refused_and_names_the_field(
 def test_an_empty_tensor_is_refused(self_model: LoadedModel, build: Message) -> None:
     message = build(self_model)
     with pytest.raises(InvalidRequestError):
-        validate(decode(message, self_model, math.inf).request, self_model, Limits())
+        validate(decode_infer(message, self_model).request, self_model, Limits())
 
 
 def test_a_key_shorter_than_its_lengths_is_refused(cross_model: LoadedModel) -> None:
     message = tensors(key=KEY[:, :2], key_lengths=np.array([3, 3]))(cross_model)
     with pytest.raises(InvalidRequestError):
-        validate(decode(message, cross_model, math.inf).request, cross_model, Limits())
+        validate(decode_infer(message, cross_model).request, cross_model, Limits())
 
 
 def test_a_mask_of_another_batch_than_the_texts_is_refused(text_model: LoadedModel) -> None:
     message = text(b"Life", b"is short", attention_mask=np.ones((1, 3), np.bool_))(text_model)
     with pytest.raises(InvalidRequestError):
-        validate(decode(message, text_model, math.inf).request, text_model, Limits())
+        validate(decode_infer(message, text_model).request, text_model, Limits())
 
 
 LIMITED: dict[str, tuple[str, Message, Limits, str, str]] = {
@@ -265,13 +265,13 @@ def test_a_response_that_would_be_too_large_is_refused_before_the_run(
     models: dict[str, LoadedModel], name: str, build: Message, limits: Limits, field: str, says: str
 ) -> None:
     with pytest.raises(LimitExceededError) as caught:
-        decode(build(models[name]), models[name], math.inf, allowance=Allowance(limits))
+        decode_infer(build(models[name]), models[name], allowance=Allowance(limits))
     assert caught.value.message == f"{field}: {says}"
 
 
 def test_the_padding_of_a_response_is_reserved_before_the_run(self_model: LoadedModel) -> None:
     budget = MemoryBudget(1000)
-    decode(lengths(1, 3)(self_model), self_model, math.inf, allowance=Allowance(Limits(), budget.reserve(0)))
+    decode_infer(lengths(1, 3)(self_model), self_model, allowance=Allowance(Limits(), budget.reserve(0)))
     assert budget.held_bytes == 96 + 32  # the rectangle, and the padding of the serialized response
 
 
@@ -291,4 +291,4 @@ def test_numbers_of_a_large_message_are_counted_before_they_are_decoded(self_mod
 def test_an_empty_contents_message_beside_raw_contents_is_accepted(self_model: LoadedModel) -> None:
     message = raw_request(self_model, {"query": QUERY})
     message.inputs[0].contents.SetInParent()
-    assert decode(message, self_model, math.inf).request.inputs["query"].lengths == (3, 3)
+    assert decode_infer(message, self_model).request.inputs["query"].lengths == (3, 3)

@@ -16,12 +16,11 @@ from attention_serving.server.engine.types import Array
 from attention_serving.server.rpc.open_inference.tensors import (
     BYTES,
     CONTENTS,
-    DTYPES,
     KNOWN_DATATYPES,
-    decode_tensors,
     decode_texts,
 )
-from tests.server.rpc.messages import packed
+from attention_serving.server.rpc.tensors import DTYPES
+from tests.server.rpc.messages import decode_inputs, packed
 
 shapes = array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)
 named_tensors = st.sampled_from(sorted(DTYPES)).flatmap(
@@ -64,7 +63,7 @@ def test_raw_entries_are_matched_by_position_and_not_copied(
     for index, (datatype, array) in enumerate(tensors):
         message.inputs.add(name=f"in{index}", datatype=datatype, shape=array.shape)
         message.raw_input_contents.append(array.tobytes())
-    found = decode_tensors(message)
+    found = decode_inputs(message)
     assert list(found) == [f"in{index}" for index in range(len(tensors))]
     for decoded, (datatype, array) in zip(found.values(), tensors, strict=True):
         np.testing.assert_array_equal(decoded, array)
@@ -77,7 +76,7 @@ def test_raw_entries_are_matched_by_position_and_not_copied(
 def test_typed_elements_become_the_array(tensor: tuple[str, Array]) -> None:
     datatype, array = tensor
     message = typed(datatype, list(array.shape), **{CONTENTS[datatype]: array.ravel().tolist()})
-    found = decode_tensors(message)["query"]
+    found = decode_inputs(message)["query"]
     np.testing.assert_array_equal(found, array)
     assert found.dtype == DTYPES[datatype]
 
@@ -86,7 +85,7 @@ def test_typed_elements_become_the_array(tensor: tuple[str, Array]) -> None:
 def test_elements_of_type_bytes_are_decoded(elements: list[bytes], *, as_raw: bool) -> None:
     shape = [len(elements), 1]
     message = raw(BYTES, shape, packed(elements)) if as_raw else typed(BYTES, shape, bytes_contents=elements)
-    found = decode_tensors(message)["query"]
+    found = decode_inputs(message)["query"]
     assert found.shape == (len(elements), 1)
     assert found.ravel().tolist() == elements
 
@@ -186,7 +185,7 @@ def test_an_inconsistent_message_is_refused_and_names_the_field(
     message: pb.ModelInferRequest, field: str, says: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        decode_tensors(message)
+        decode_inputs(message)
     assert (caught.value.field, caught.value.message) == (field, f"{field}: {says}")
 
 
@@ -199,7 +198,7 @@ UNSHAPABLE = {
 @pytest.mark.parametrize("message", UNSHAPABLE.values(), ids=UNSHAPABLE)
 def test_a_shape_that_numpy_does_not_support_is_refused(message: pb.ModelInferRequest) -> None:
     with pytest.raises(InvalidRequestError):
-        decode_tensors(message)
+        decode_inputs(message)
 
 
 def test_texts_are_decoded_in_row_major_order() -> None:

@@ -14,7 +14,7 @@ from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.rpc import protobuf_numbers
 from attention_serving.server.rpc.open_inference.tensors import CONTENT_TYPES
 from attention_serving.server.rpc.protobuf_bytes import field
-from attention_serving.server.rpc.protobuf_numbers import PackedNumbers, few_lengths
+from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
 
 ELEMENTS = {
     "bool_contents": st.booleans(),
@@ -64,6 +64,11 @@ def test_arbitrary_bytes_are_refused_or_counted(data: bytes, name: str) -> None:
     assert len(found) == len(numbers)
 
 
+def test_a_field_that_is_not_sent_has_no_numbers() -> None:
+    numbers = PackedNumbers((), np.dtype("<u4"))
+    assert (len(numbers), numbers.array().tolist()) == (0, [])
+
+
 def test_numbers_of_a_fixed_width_are_not_copied() -> None:
     data = memoryview(struct.pack("<3f", 1, 2, 3))
     assert np.shares_memory(PackedNumbers([data], np.dtype("<f4")).array(), np.frombuffer(data, np.uint8))
@@ -87,18 +92,11 @@ def test_a_narrow_number_takes_the_lowest_bits_as_in_the_library() -> None:
     assert found == list(expected.int_contents)
 
 
-@given(numbers=st.lists(st.integers(0, 2**32 - 1), max_size=12))
-def test_few_lengths_are_read_as_many_are(numbers: list[int]) -> None:
-    content = memoryview(attention_pb.VectorSequences(lengths=numbers).SerializeToString())
-    packed = content[2:] if numbers else content  # without the key and the size of the field
-    assert few_lengths([packed]) == PackedNumbers([packed], np.dtype("<u4")).array().tolist() == numbers
-
-
-@pytest.mark.parametrize("content", [b"\x80", b"\x01\xff", b"\x80" * 11], ids=["one", "second", "too long"])
-def test_few_lengths_that_are_damaged_are_refused(content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [[b"\x80"], [b"\x01\xff"], [b"\x80" * 11], [b"\x80" * 10 + b"\1"], [b"\x80", b"\x01"]],
+    ids=["one", "second", "endless", "too long", "in two places"],
+)
+def test_numbers_that_are_damaged_are_refused(content: list[bytes]) -> None:
     with pytest.raises(InvalidRequestError, match="number"):
-        few_lengths([memoryview(content)])
-
-
-def test_many_lengths_are_left_to_numpy() -> None:
-    assert few_lengths([memoryview(b"\1" * 65)]) is None
+        PackedNumbers([memoryview(part) for part in content], np.dtype("<u4")).array()

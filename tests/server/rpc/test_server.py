@@ -57,7 +57,7 @@ class BrokenEncoder(TextEncoder):
         truncates: bool = False,
         offsets: bool = False,
     ) -> EncodedTexts:
-        if "is" in texts:
+        if b"is" in texts:
             raise ValueError("a secret")
         return self._sound.encode(
             texts, limits, deadline, prefix=prefix, truncates=truncates, offsets=offsets

@@ -18,8 +18,8 @@ from attention_serving.server.engine.errors import (
     UnsupportedError,
 )
 from attention_serving.server.rpc import shared_memory
-from attention_serving.server.rpc.open_inference.tensors import decode_tensors
 from attention_serving.server.rpc.shared_memory import FOLDER, SharedMemory
+from tests.server.rpc.messages import decode_inputs
 
 SIZE = 4096
 
@@ -191,7 +191,7 @@ def shared_request(region: str, size: int) -> pb.ModelInferRequest:
 def test_raw_contents_belong_to_the_inputs_that_are_not_shared(memory: SharedMemory, file: Path) -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     memory.find("query", "r").write("query", 16, [values.data])
-    found = decode_tensors(shared_request("r", 24), memory=memory)
+    found = decode_inputs(shared_request("r", 24), memory=memory)
     np.testing.assert_array_equal(found["query"], values)
     assert found["key"] == [5]
     assert stat.S_ISREG(file.stat().st_mode)
@@ -199,14 +199,14 @@ def test_raw_contents_belong_to_the_inputs_that_are_not_shared(memory: SharedMem
 
 def test_a_tensor_in_shared_memory_is_refused_with_its_reason(memory: SharedMemory) -> None:
     with pytest.raises(UnsupportedError, match="switched off; start the server with --allow-shared-memory"):
-        decode_tensors(shared_request("r", 24))
+        decode_inputs(shared_request("r", 24))
     with pytest.raises(RegionNotFoundError, match="query: shared memory 'other' is not registered"):
-        decode_tensors(shared_request("other", 24), memory=memory)
+        decode_inputs(shared_request("other", 24), memory=memory)
     with pytest.raises(InvalidRequestError, match="query: has 20 bytes; 2 x 3 elements"):
-        decode_tensors(shared_request("r", 20), memory=memory)
+        decode_inputs(shared_request("r", 20), memory=memory)
     with pytest.raises(InvalidRequestError, match=r"shared_memory_byte_size\]: must be a number of bytes"):
-        decode_tensors(shared_request("r", -1), memory=memory)
+        decode_inputs(shared_request("r", -1), memory=memory)
     extra = shared_request("r", 24)
     extra.raw_input_contents.append(b"")
     with pytest.raises(InvalidRequestError, match="2 entries; the request has 1 inputs outside shared"):
-        decode_tensors(extra, memory=memory)
+        decode_inputs(extra, memory=memory)
