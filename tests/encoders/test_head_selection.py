@@ -20,7 +20,7 @@ from attention_serving.server.engine.types import HeadSelection as Selection
 from attention_serving.server.engine.types import Ragged, Request
 from attention_serving.server.engine.validation import validate
 from tests.server.samples import SELF
-from tests.server.seams import PATIENCE_SECONDS
+from tests.server.seams import outcome
 
 BERT, TEXTS = "bert", ["life is short", "eat"]
 
@@ -87,10 +87,11 @@ def test_a_single_module_has_heads_and_no_layers(attention: LoadedModel) -> None
     limits = Limits()
     scheduler = Scheduler(limits, NullObserver())
     try:
-        weights = [
-            scheduler.submit(validate(request, attention, limits)).result(PATIENCE_SECONDS)
-            for request in (asked(attention, 5), asked(attention, 5, heads=(1, 0)))
-        ]
+        asking = (asked(attention, 5), asked(attention, 5, heads=(1, 0)))
+        requests = [validate(request, attention, limits) for request in asking]
+        for request in requests:
+            scheduler.submit(request)
+        weights = [outcome(request) for request in requests]
     finally:
         scheduler.close()
     every, chosen = (result.outputs[ATTENTION_WEIGHTS][0] for result in weights)

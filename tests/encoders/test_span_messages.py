@@ -25,7 +25,7 @@ from attention_serving.server.rpc.attention import codec, fields
 from attention_serving.server.rpc.protobuf_bytes import Fields, field
 from attention_serving.server.rpc.tensors import Allowance
 from tests.encoders.repository import SENTENCE
-from tests.server.seams import PATIENCE_SECONDS
+from tests.server.seams import outcome
 from tests.support import encoders
 from tests.support.mutations import ATTEND, Good, mutated
 
@@ -217,7 +217,7 @@ def test_the_thread_that_takes_calls_does_not_pool(model: LoadedModel) -> None:
         for request, runs_here in ((with_spans, False), (without, True)):
             scheduler.submit(request, wake=False)
             assert scheduler.run_inline(math.inf) is runs_here
-            (embedding,) = request.future.result(PATIENCE_SECONDS).outputs[EMBEDDING]
+            (embedding,) = outcome(request).outputs[EMBEDDING]
             assert embedding.shape[-1] == encoders.WIDTH
     finally:
         scheduler.close()

@@ -4,13 +4,11 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, Self
 
 import grpc
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.limits import Limits
@@ -21,8 +19,8 @@ from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.session import RunControl, Session
 from attention_serving.server.engine.types import Array, Result
 from attention_serving.server.engine.validation import ValidatedRequest
-from attention_serving.server.rpc.dispatcher import CallObserver
-from attention_serving.server.rpc.dispatcher import Recorder as CallsRecorder
+from attention_serving.server.rpc.calls.calls import CallObserver
+from attention_serving.server.rpc.calls.calls import Recorder as CallsRecorder
 from attention_serving.server.rpc.options import RpcOptions
 from attention_serving.server.rpc.server import RpcServer
 from attention_serving.server.rpc.transport import TransportKind
@@ -175,7 +173,10 @@ class Held:
 
 def outcome(request: ValidatedRequest) -> Result:
     """The result of a request, or its error raised."""
-    return request.future.result(PATIENCE_SECONDS)
+    ended = threading.Event()
+    request.then(ended.set)
+    assert ended.wait(PATIENCE_SECONDS)
+    return request.result()
 
 
 class Calls:
@@ -193,10 +194,10 @@ class Calls:
     def reader_cut(self, method: str) -> None:
         self.cut_readers.append(method.rsplit("/", 1)[1])
 
-    def called(self, method: str, code: str, seconds: float) -> None:
-        assert seconds >= 0
+    def calls_ended(self, method: str, code: str, seconds: Sequence[float]) -> None:
+        assert min(seconds) >= 0
         with self._changed:
-            self._ended.append((method.rsplit("/", 1)[1], code))
+            self._ended += [(method.rsplit("/", 1)[1], code)] * len(seconds)
             self._changed.notify_all()
 
     def ended(self, count: int) -> Counter[tuple[str, str]]:
@@ -213,11 +214,13 @@ class WatchedEngine(Engine):
         self.recorder = Recorder()
         self._queued = threading.Semaphore(0)
         super().__init__(Repository([*models]), limits, self.recorder, inline_seconds=0, parallel_runs=1)
+        submit = self._scheduler.submit
 
-    def queue(self, validated: ValidatedRequest, reservation: Reservation | None = None) -> Future[Result]:
-        future = super().queue(validated, reservation)
-        self._queued.release()
-        return future
+        def counted(request: ValidatedRequest, *, wake: bool = True) -> None:
+            submit(request, wake=wake)
+            self._queued.release()
+
+        self._scheduler.submit = counted  # type: ignore[method-assign]
 
     def has_queued(self, count: int) -> bool:
         """Waits for that many more submissions; returns whether they came in time."""

@@ -1,7 +1,6 @@
 """Every request to a loaded model is reported once, with how it ended."""
 
 import time
-from concurrent.futures import CancelledError
 
 import grpc
 import pytest
@@ -33,11 +32,12 @@ def test_a_request_without_a_result_is_reported_with_its_code(self_model: Loaded
         faults.marks.add(mark(broken))
         late = held.submit([(2, 2)], seed=2, deadline=time.monotonic())
         cancelled = held.submit([(2, 2)], seed=3)
-        assert cancelled.future.cancel()
-    errors = (RunFailedError, DeadlineExceededError, CancelledError)
-    for request, error in zip((broken, late, cancelled), errors, strict=True):
+        held.scheduler.fail(cancelled, None)
+        assert cancelled.is_done
+    for request, error in ((broken, RunFailedError), (late, DeadlineExceededError)):
         with pytest.raises(error):
             outcome(request)
+    assert cancelled.outcome is None
     assert held.recorder.answered == [SELF]
     found = sorted(held.recorder.failed)
     assert found == [(SELF, "CANCELLED"), (SELF, "DEADLINE_EXCEEDED"), (SELF, "INTERNAL")]
@@ -46,7 +46,7 @@ def test_a_request_without_a_result_is_reported_with_its_code(self_model: Loaded
 def test_a_call_that_the_caller_cancelled_too_late_counts_as_expired(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
         request = held.submit([(2, 2)], deadline=time.monotonic())
-        assert request.future.cancel()
+        held.scheduler.fail(request, None)
     assert held.recorder.failed == [(SELF, "DEADLINE_EXCEEDED")]
 
 

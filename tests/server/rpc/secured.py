@@ -9,7 +9,7 @@ import grpc
 import pytest
 from attention_client.errors import from_rpc_error
 
-from attention_serving.server.rpc.transport.seam import Metadata
+from attention_serving.server.rpc.transport.call import Metadata
 from attention_serving.server.security.key_set import read_keys
 from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.server.security.samples import entry, key_set, public_jwk

@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -163,11 +163,11 @@ class BusyCalls(Calls):
         super().__init__()
         self._is_first = True
 
-    def called(self, method: str, code: str, seconds: float) -> None:
+    def calls_ended(self, method: str, code: str, seconds: Sequence[float]) -> None:
         if self._is_first:
             self._is_first = False
             threading.Event().wait(1)
-        super().called(method, code, seconds)
+        super().calls_ended(method, code, seconds)
 
 
 @pytest.mark.parametrize("places", [8, BURST], ids=["refused", "served"])

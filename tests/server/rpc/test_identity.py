@@ -16,7 +16,7 @@ from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInfer
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.rpc.access_question import METHOD as CHECK
 from attention_serving.server.rpc.access_question import question
-from attention_serving.server.rpc.transport.seam import Metadata
+from attention_serving.server.rpc.transport.call import Metadata
 from attention_serving.server.security.guard import Guard
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.secured import (

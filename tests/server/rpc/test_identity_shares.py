@@ -1,6 +1,7 @@
 """How much of the server's places and memory one identity may hold."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,22 +13,19 @@ from attention_serving.server.rpc.identity_shares import AccountShares, PlaceSha
 from attention_serving.server.security.errors import IdentityLimitError
 from attention_serving.server.security.identities import Identity, IdentityLimits, Source
 from attention_serving.server.security.rights import Rights
-from tests.server.rpc.calls.scripted import ScriptedCall
 
 GREEDY = Identity(source=Source.TOKEN, name="greedy", rights=Rights())
 MODEST = replace(GREEDY, name="modest")
 
 
-def filled(places: PlaceShares, identity: Identity, limit: int = 0) -> list[ScriptedCall]:
-    """Takes as many places as the identity gets."""
-    calls: list[ScriptedCall] = []
+def filled(places: PlaceShares, identity: Identity, limit: int = 0) -> list[Callable[[], None]]:
+    """Takes as many places as the identity gets; returns what gives each of them back."""
+    taken: list[Callable[[], None]] = []
     while True:
-        call = ScriptedCall()
         try:
-            places.acquire(call, identity, limit)
+            taken.append(places.take(identity, limit))
         except IdentityLimitError:
-            return calls
-        calls.append(call)
+            return taken
 
 
 def test_one_identity_gets_its_share_and_leaves_room() -> None:
@@ -39,31 +37,31 @@ def test_one_identity_gets_its_share_and_leaves_room() -> None:
 
 def test_what_is_released_can_be_taken_again() -> None:
     places = PlaceShares("calls", 10, share=0.5)
-    calls = filled(places, GREEDY)
-    for call in calls:
-        call.cancel()
-    assert len(filled(places, GREEDY)) == len(calls) == 5
+    taken = filled(places, GREEDY)
+    for give_back in taken:
+        give_back()
+    assert len(filled(places, GREEDY)) == len(taken) == 5
 
 
 def test_an_identity_has_a_limit_of_its_own() -> None:
     places = PlaceShares("calls", 100, share=0.8)
     assert len(filled(places, GREEDY, limit=3)) == 3
     with pytest.raises(IdentityLimitError, match="3 calls of this identity are open, which is its limit"):
-        places.acquire(ScriptedCall(), GREEDY, 3)
-    places.acquire(ScriptedCall(), MODEST, 3)
+        places.take(GREEDY, 3)
+    places.take(MODEST, 3)
 
 
 def test_a_share_of_one_sets_no_limit() -> None:
     places = PlaceShares("calls", 4, share=1)
     for _ in range(20):  # the server's own limit is elsewhere
-        places.acquire(ScriptedCall(), GREEDY)
+        places.take(GREEDY)
 
 
 @pytest.mark.parametrize("total", [1, 2, 3])
 def test_with_few_places_each_identity_gets_one(total: int) -> None:
     places = PlaceShares("streams", total, share=0.5)
     for number in range(total):
-        places.acquire(ScriptedCall(), replace(GREEDY, name=f"caller-{number}"))
+        places.take(replace(GREEDY, name=f"caller-{number}"))
 
 
 def reserved(budget: MemoryBudget, shares: AccountShares, identity: Identity) -> list[Reservation]:

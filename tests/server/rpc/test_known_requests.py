@@ -28,7 +28,7 @@ from attention_serving.server.engine.types import Array
 from attention_serving.server.rpc import known_requests
 from attention_serving.server.rpc.attention import fields
 from attention_serving.server.rpc.attention.service import AttentionService
-from attention_serving.server.rpc.calls.route import CallKind
+from attention_serving.server.rpc.calls.method import CallKind
 from attention_serving.server.rpc.known_requests import MAX_ALIKE
 from attention_serving.server.rpc.open_inference import codec
 from attention_serving.server.rpc.open_inference.service import OpenInferenceService

@@ -16,7 +16,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.rpc import reflection
-from attention_serving.server.rpc.routes import SERVICES
+from attention_serving.server.rpc.methods import SERVICES
 from attention_serving.server.rpc.server import RpcServer
 from attention_serving.server.rpc.transport import TransportKind
 from tests.server.rpc.messages import attend_request

@@ -11,7 +11,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.health import HealthService
-from attention_serving.server.rpc.routes import SERVICES, route_table
+from attention_serving.server.rpc.methods import SERVICES, all_methods
 from attention_serving.server.security import errors
 from attention_serving.server.security.token_file import read_file
 from attention_serving.server.settings.identity import IdentityAndRights
@@ -53,9 +53,9 @@ def test_the_page_states_the_right_of_every_method(engine: WatchedEngine, thread
     for right, methods in re.findall(r"^\| `?(\w+)`? \| (`.*`) \|$", table, re.MULTILINE):
         stated[right] |= {name.rpartition("/")[2] for name in re.findall(r"`([^`]+)`", methods)}
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for path, route in route_table(engine, threads, HealthService(SERVICES), lambda: True).items():
+    for path, method in all_methods(engine, threads, HealthService(SERVICES), lambda: True).items():
         if not path.startswith("/attention.internal."):
-            found[str(route.right or "none")].add(path.rpartition("/")[2])
+            found[str(method.right or "none")].add(path.rpartition("/")[2])
     assert stated == found
 
 

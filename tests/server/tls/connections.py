@@ -10,7 +10,7 @@ import grpc
 
 from attention_serving.server.rpc.transport import TransportKind, create_transport
 from attention_serving.server.rpc.transport.credentials import private_credentials, tls_credentials
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.tls.files import CurrentCertificates
 from tests.server.seams import PATIENCE_SECONDS
 from tests.support.certificates import HOST, Pair
@@ -37,7 +37,7 @@ class Answering:
         self.open_socket, self.private_socket = f"unix:{folder}/open", f"unix:{folder}/private"
         self._transport.listen(self.open_socket)
         self._transport.listen(self.private_socket, private_credentials())
-        self._transport.start(self._accept, lambda: False)
+        self._transport.start(self._serve, lambda: False)
 
     def next_identities(self) -> tuple[str, ...]:
         return self.identities.get(timeout=PATIENCE_SECONDS)
@@ -45,9 +45,10 @@ class Answering:
     def close(self) -> None:
         self._transport.stop(0, lambda: None)
 
-    def _accept(self, call: Call) -> None:
+    async def _serve(self, call: Call) -> None:
         self.identities.put(call.peer_identities())
-        call.receive(lambda _: call.reply(REPLY))
+        await call.message()
+        call.reply(REPLY)
 
 
 @contextmanager

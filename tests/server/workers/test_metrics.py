@@ -12,7 +12,7 @@ from prometheus_client import values
 from attention_serving.server.engine.observer import EngineLoad
 from attention_serving.server.gauges import FOLDER_VARIABLE
 from attention_serving.server.metrics import Metrics
-from attention_serving.server.rpc.dispatcher import CallLoad
+from attention_serving.server.rpc.calls.calls import CallLoad
 from attention_serving.server.workers.metrics import MultiprocessMetrics, write_to
 from tests.server.test_metrics import HOST, scrape, value
 
@@ -36,7 +36,7 @@ def work(folder: Path, worker: int, *, calls: int, ready: int, error: float) -> 
     write_to(folder, worker)
     metrics = Metrics()
     for _ in range(calls):
-        metrics.called("/a/B", "OK", 0.5)
+        metrics.calls_ended("/a/B", "OK", [0.5])
     metrics._ready.labels("m", "1").set(ready)
     metrics._parity.labels("m", "1").set(error)
     metrics.flush()

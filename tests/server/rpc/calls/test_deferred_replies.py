@@ -13,7 +13,7 @@ from attention_serving.server.rpc.calls.deferred import DeferredReply
 from attention_serving.server.rpc.calls.ordered_stream import OrderedStream
 from attention_serving.server.rpc.calls.route import Route, Send, ordered_stream, server_streaming, unary
 from attention_serving.server.rpc.calls.single_request import ServerStream, UnaryCall
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 from tests.server.rpc.calls.scripted import FREELY, ScriptedCall
 
 CALL_DEADLINE, REPLY_DEADLINE = 100.0, 10.0

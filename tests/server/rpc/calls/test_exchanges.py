@@ -17,7 +17,7 @@ from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.calls.deferred import DeferredReply
 from attention_serving.server.rpc.calls.intake import LARGE_BYTES, LARGE_REPLY_BYTES, Intake
 from attention_serving.server.rpc.calls.ordered_stream import OrderedStream
-from attention_serving.server.rpc.calls.route import CallKind, Route, tensors
+from attention_serving.server.rpc.calls.method import CallKind, Route, tensors
 from attention_serving.server.rpc.calls.single_request import UnaryCall
 from attention_serving.server.rpc.transport.seam import Call, Callback
 from tests.server.rpc.calls.scripted import FREELY, ScriptedCall

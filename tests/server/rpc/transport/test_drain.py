@@ -20,7 +20,7 @@ from attention_serving.server.rpc.transport.connections import (
     connections,
     stop_listening,
 )
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 from tests.server.seams import PATIENCE_SECONDS
 
 HOST = "127.0.0.1"

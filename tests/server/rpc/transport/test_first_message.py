@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 
 from attention_serving.server.rpc.transport.completion_queue import CompletionQueueTransport
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 from tests.server.seams import PATIENCE_SECONDS
 
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from attention_serving.server.rpc.transport import TransportKind, create_transport
-from attention_serving.server.rpc.transport.seam import Call
+from attention_serving.server.rpc.transport.call import Call
 from tests.server.seams import PATIENCE_SECONDS
 
 

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from attention_serving.server.rpc.transport import TransportKind, create_transport
-from attention_serving.server.rpc.transport.seam import Call, Transport
+from attention_serving.server.rpc.transport.call import Call, Transport
 from tests.server.samples import ROOT
 from tests.server.seams import PATIENCE_SECONDS
 

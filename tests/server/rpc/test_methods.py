@@ -1,4 +1,4 @@
-"""The route table: complete, and of the kinds that the protos state."""
+"""The methods: complete, and of the kinds that the protos state."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +14,10 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.rpc.access_question import METHOD as ACCESS_CHECK
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
-from attention_serving.server.rpc.calls.route import CallKind
+from attention_serving.server.rpc.calls.method import CallKind
 from attention_serving.server.rpc.health import HealthService
 from attention_serving.server.rpc.reflection import SERVICE_NAME_V1
-from attention_serving.server.rpc.routes import SERVICES, route_table
+from attention_serving.server.rpc.methods import SERVICES, all_methods
 from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
@@ -47,10 +47,10 @@ def threads() -> Iterator[CodecThreads]:
     threads.close()
 
 
-def test_every_method_of_every_service_has_a_route_of_its_kind(
+def test_every_method_of_every_service_is_answered_as_its_kind(
     engine: WatchedEngine, threads: CodecThreads
 ) -> None:
-    table = route_table(engine, threads, HealthService(SERVICES), lambda: True)
+    table = all_methods(engine, threads, HealthService(SERVICES), lambda: True)
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()
@@ -58,13 +58,13 @@ def test_every_method_of_every_service_has_a_route_of_its_kind(
     }
     expected[f"/{SERVICE_NAME_V1}/ServerReflectionInfo"] = CallKind.ORDERED_STREAM
     expected[ACCESS_CHECK] = CallKind.UNARY
-    assert {name: route.kind for name, route in table.items()} == expected
+    assert {name: method.kind for name, method in table.items()} == expected
 
 
 def test_calls_of_our_services_are_counted_and_those_of_grpc_are_not(
     engine: WatchedEngine, threads: CodecThreads
 ) -> None:
-    table = route_table(engine, threads, HealthService(SERVICES), lambda: True)
-    assert {name for name, route in table.items() if route.counted} == {
+    table = all_methods(engine, threads, HealthService(SERVICES), lambda: True)
+    assert {name for name, method in table.items() if method.is_counted} == {
         name for name in table if name.startswith(tuple(f"/{service}/" for service in SERVICES))
     }
