@@ -45,6 +45,27 @@ WORDS = ("Life", "is", "short", "eat", "dessert", "first")
 Lengths = Sequence[tuple[int, int]]
 
 
+class Sample(ValidatedRequest):
+    """A validated request that keeps its sequences after it has ended, to compare them with the result.
+
+    Attributes:
+        asked: The sequences.
+    """
+
+    def __init__(self, request: ValidatedRequest) -> None:
+        super().__init__(
+            model=request.model,
+            graph=request.graph,
+            sequences=request.sequences,
+            deadline=request.deadline,
+            input_bytes=request.input_bytes,
+            held_bytes=request.held_bytes,
+            caller=request.caller,
+            dimensions=request.dimensions,
+        )
+        self.asked = request.sequences
+
+
 @cache
 def eager_module(name: str) -> AttentionModule:
     """The module behind an artifact of the fixtures."""
@@ -122,12 +143,12 @@ def validated_of(
     kind: MaskKind | None = None,
     return_weights: bool = False,
     deadline: float = math.inf,
-) -> ValidatedRequest:
+) -> Sample:
     """The same, validated."""
     request = request_of(
         model, lengths, seed=seed, kind=kind, return_weights=return_weights, deadline=deadline
     )
-    return validate(request, model, Limits())
+    return Sample(validate(request, model, Limits()))
 
 
 def bytes_of(request: ValidatedRequest) -> int:
@@ -143,12 +164,12 @@ def assert_outputs(model: LoadedModel, sequence: SequenceInputs, outputs: Mappin
         eager.assert_parity(outputs["attention_weights"], weights)
 
 
-def assert_answers(request: ValidatedRequest, result: Result) -> None:
+def assert_answers(request: Sample, result: Result) -> None:
     """Each sequence's outputs, in order, are those of eager PyTorch; and no others were made."""
     names = ["context_vectors"]
     if request.graph is GraphKind.WEIGHTS:
         names.append("attention_weights")
     assert list(result.outputs) == names
-    assert all(len(arrays) == len(request.sequences) for arrays in result.outputs.values())
-    for index, sequence in enumerate(request.sequences):
+    assert all(len(arrays) == len(request.asked) for arrays in result.outputs.values())
+    for index, sequence in enumerate(request.asked):
         assert_outputs(request.model, sequence, {name: result.outputs[name][index] for name in names})

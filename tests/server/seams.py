@@ -11,13 +11,14 @@ import grpc
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.execute import Outputs
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.observer import BatchReport, NullObserver
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.session import RunControl, Session
-from attention_serving.server.engine.types import Array, Result
+from attention_serving.server.engine.types import Array, Result, SequenceInputs
 from attention_serving.server.engine.validation import ValidatedRequest
 from attention_serving.server.rpc.calls.calls import CallObserver
 from attention_serving.server.rpc.calls.calls import Recorder as CallsRecorder
@@ -25,7 +26,7 @@ from attention_serving.server.rpc.options import RpcOptions
 from attention_serving.server.rpc.server import RpcServer
 from attention_serving.server.rpc.transport import TransportKind
 from attention_serving.server.security.guard import Guard
-from tests.server.samples import Lengths, validated_of
+from tests.server.samples import Lengths, Sample, validated_of
 
 PATIENCE_SECONDS = 30
 # The message of errors that tests cause.
@@ -95,6 +96,20 @@ def mark(request: ValidatedRequest, sequence: int = 0) -> float:
     return float(request.sequences[sequence].inputs["query"][0, 0])
 
 
+def withdraw(scheduler: Scheduler, request: ValidatedRequest) -> None:
+    """Gives up a request that has not ended: nobody waits for it any more."""
+    assert not request.is_done
+    scheduler.fail(request, None)
+    assert request.is_done
+
+
+def deliver(queued: SequenceInputs, outputs: Outputs) -> bool:
+    """Stores the outputs of a sequence as the scheduler does; returns whether its request is complete."""
+    queued.request.results[queued.index] = outputs
+    queued.request.missing -= 1
+    return not queued.request.missing
+
+
 class Threads:
     """A tap that notes which thread each run is on."""
 
@@ -150,7 +165,7 @@ class Held:
         self.first = self.submit([(1, 1)], model=tapped(model, self.gate))
         assert self.gate.entered.wait(PATIENCE_SECONDS)
 
-    def submit(self, lengths: Lengths, model: LoadedModel | None = None, **options: Any) -> ValidatedRequest:
+    def submit(self, lengths: Lengths, model: LoadedModel | None = None, **options: Any) -> Sample:
         request = validated_of(model or self.model, lengths, **options)
         self.scheduler.submit(request)
         return request

@@ -9,14 +9,16 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from attention_serving.server.engine.batch import Batch, QueuedSequence
+from attention_serving.server.engine.batch import Batch
 from attention_serving.server.engine.batch_queue import BatchQueue
-from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError
+from attention_serving.server.engine.errors import DeadlineExceededError, EngineError, RunFailedError
+from attention_serving.server.engine.execute import gather
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import MaskKind
+from attention_serving.server.engine.types import MaskKind, Result, SequenceInputs
 from attention_serving.server.engine.validation import ValidatedRequest
-from tests.server.samples import validated_of
+from tests.server.samples import Sample, validated_of
+from tests.server.seams import deliver
 
 LONG, SHORT = 40, 6
 one_long_among_short = st.tuples(
@@ -27,9 +29,9 @@ lengths_of_a_request = one_long_among_short.flatmap(st.permutations)
 patience = st.sampled_from([math.inf, math.inf, 0.0, 2.0, 5.0])
 
 
-def seconds_alone(request: ValidatedRequest) -> list[float]:
+def seconds_alone(request: Sample) -> list[float]:
     """Expected duration of a run of each sequence alone."""
-    lengths = [sequence.lengths for sequence in request.sequences]
+    lengths = [sequence.lengths for sequence in request.asked]
     return [request.model.seconds(request.graph, 1, *pair) for pair in lengths]
 
 
@@ -37,7 +39,7 @@ def seconds_alone(request: ValidatedRequest) -> list[float]:
 class Ticket:
     """One sequence: its request, its turn, what was queued before it, and how often it ran."""
 
-    request: ValidatedRequest
+    request: Sample
     index: int
     turn: float
     sequences_before: int
@@ -46,7 +48,7 @@ class Ticket:
 
     def is_wanted(self, now: float) -> bool:
         longest = max(seconds_alone(self.request))
-        return not self.request.future.done() and now + longest <= self.request.deadline
+        return not self.request.is_done and now + longest <= self.request.deadline
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -60,16 +62,22 @@ class QueueMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.runs = 0
         self.turn = 0.0
-        self.requests: list[ValidatedRequest] = []
+        self.requests: list[Sample] = []
         self.waiting: list[Ticket] = []
         self.tickets: list[Ticket] = []
         self.expired: Counter[ValidatedRequest] = Counter()
         self.failed: set[ValidatedRequest] = set()
+        self.withdrawn: set[ValidatedRequest] = set()
         self.batch: Batch | None = None
 
     @property
-    def live(self) -> list[ValidatedRequest]:
-        return [request for request in self.requests if not request.future.done()]
+    def live(self) -> list[Sample]:
+        return [request for request in self.requests if not request.is_done]
+
+    def _end(self, request: ValidatedRequest, outcome: Result | EngineError | None) -> None:
+        assert self.queue.release(request)
+        request.end(outcome)
+        assert not self.queue.release(request)
 
     @rule(
         model=st.integers(0, 3),
@@ -90,9 +98,8 @@ class QueueMachine(RuleBasedStateMachine):
         request = validated_of(
             self.models[model], lengths, kind=kind, return_weights=return_weights, deadline=deadline
         )
-        number = self.queue.add(request, self.now)
-        request.future.add_done_callback(lambda _: self.queue.release(number))
-        before = sum(not t.request.future.done() and t.turn <= self.turn for t in self.waiting)
+        self.queue.add(request, self.now)
+        before = sum(not t.request.is_done and t.turn <= self.turn for t in self.waiting)
         turn, new = self.turn, []
         for index, own in enumerate(seconds_alone(request)):
             new.append(Ticket(request, index, turn, before, self.runs))
@@ -104,7 +111,9 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        assert data.draw(st.sampled_from(self.live)).future.cancel()
+        request = data.draw(st.sampled_from(self.live))
+        self.withdrawn.add(request)
+        self._end(request, None)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
     def let_time_pass(self, seconds: float) -> None:
@@ -124,10 +133,10 @@ class QueueMachine(RuleBasedStateMachine):
             self._check_limits(batch)
             self._note_runs(batch)
         for request in expired:
-            assert not request.future.done()
+            assert isinstance(request, Sample)
             assert request.deadline < self.now + max(seconds_alone(request))
             self.expired[request] += 1
-            request.future.set_exception(DeadlineExceededError("too late"))
+            self._end(request, DeadlineExceededError("too late"))
         self.batch = batch
 
     def _check_limits(self, batch: Batch) -> None:
@@ -164,31 +173,32 @@ class QueueMachine(RuleBasedStateMachine):
         sequences = self._ended()
         at_fault = data.draw(st.integers(0, len(sequences) - 1))
         for index, queued in enumerate(sequences):
-            if queued.request.future.done():
+            if queued.request.is_done:
                 continue
             if index == at_fault:
                 self.failed.add(queued.request)
-                queued.request.future.set_exception(RunFailedError("no"))
+                self._end(queued.request, RunFailedError("no"))
             else:
                 self._deliver(queued)
 
-    def _ended(self) -> list[QueuedSequence]:
+    def _ended(self) -> list[SequenceInputs]:
         assert self.batch is not None
         batch, self.batch = self.batch, None
         return batch.sequences
 
-    def _deliver(self, queued: QueuedSequence) -> None:
-        marker = np.array([self.requests.index(queued.request), queued.index])
-        if queued.pending.deliver(queued.index, {"context_vectors": marker}):
-            self.queue.release(queued.pending.number)
-            queued.pending.resolve()
+    def _deliver(self, queued: SequenceInputs) -> None:
+        request = queued.request
+        assert isinstance(request, Sample)
+        marker = np.array([self.requests.index(request), queued.index])
+        if deliver(queued, {"context_vectors": marker}) and not request.is_done:
+            self._end(request, Result(gather(request.results)))
 
     @invariant()
     def counts_what_is_queued(self) -> None:
         """A sequence whose request has ended may stay in the queue until it is found there."""
         queued = [sequence for bucket in self.queue._buckets.values() for sequence in bucket]
         assert self.queue.sequences == len(queued)
-        assert math.isclose(self.queue.seconds, sum(s.seconds for s in queued), abs_tol=1e-6)
+        assert math.isclose(self.queue.seconds, sum(s.shape.seconds for s in queued), abs_tol=1e-6)
 
     @invariant()
     def runs_nothing_twice(self) -> None:
@@ -203,14 +213,17 @@ class QueueMachine(RuleBasedStateMachine):
         for number, request in enumerate(self.requests):
             self._check_outcome(number, request)
 
-    def _check_outcome(self, number: int, request: ValidatedRequest) -> None:
+    def _check_outcome(self, number: int, request: Sample) -> None:
         assert self.expired[request] <= 1
-        if request.future.cancelled():
+        assert request.is_done
+        outcome = request.outcome
+        if request in self.withdrawn:
+            assert outcome is None
             return
-        if error := request.future.exception(timeout=0):
-            assert isinstance(error, RunFailedError if request in self.failed else DeadlineExceededError)
+        if not isinstance(outcome, Result):
+            assert isinstance(outcome, RunFailedError if request in self.failed else DeadlineExceededError)
             assert self.expired[request] == (request not in self.failed)
             return
         assert all(ticket.runs == 1 for ticket in self.tickets if ticket.request is request)
-        markers = request.future.result(timeout=0).outputs["context_vectors"]
-        assert [marker.tolist() for marker in markers] == [[number, i] for i in range(len(request.sequences))]
+        markers = outcome.outputs["context_vectors"]
+        assert [marker.tolist() for marker in markers] == [[number, i] for i in range(len(request.asked))]

@@ -6,11 +6,12 @@ import pytest
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine import batch_queue
-from attention_serving.server.engine.batch import Batch, QueuedSequence
+from attention_serving.server.engine.batch import Batch
 from attention_serving.server.engine.batch_queue import BatchQueue
 from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import SequenceInputs
 from attention_serving.server.engine.validation import ValidatedRequest
 from tests.server.samples import CROSS, SELF, validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
@@ -111,9 +112,9 @@ def test_an_expired_request_of_several_sequences_is_reported_once(model: LoadedM
 def test_a_request_may_be_released_twice(model: LoadedModel) -> None:
     first, second = requests_of(model, 5, 5)
     queue = BatchQueue(Limits())
-    number, _ = (queue.add(request, 0) for request in (first, second))
-    for _ in range(2):
-        queue.release(number)
+    for request in (first, second):
+        queue.add(request, 0)
+    assert [queue.release(first) for _ in range(2)] == [True, False]
     assert next_lengths(queue) == [5]
     assert not queue
 
@@ -121,9 +122,10 @@ def test_a_request_may_be_released_twice(model: LoadedModel) -> None:
 def test_a_released_request_does_not_run(model: LoadedModel, cross_model: LoadedModel) -> None:
     gone, kept, alone = *requests_of(model, 5, 4), *requests_of(cross_model, 3)
     queue = BatchQueue(Limits())
-    numbers = [queue.add(request, 0) for request in (gone, kept, alone)]
-    for number in (numbers[0], numbers[2]):
-        queue.release(number)
+    for request in (gone, kept, alone):
+        queue.add(request, 0)
+    for request in (gone, alone):
+        queue.release(request)
     assert [next_lengths(queue) for _ in range(2)] == [[4], []]
 
 
@@ -175,7 +177,7 @@ def test_the_search_ends_after_a_few_that_would_lose(
     queue = queue_of(Limits(), *requests_of(model, 50, *range(1, 31)))
     tried: list[int] = []
 
-    def noted(batch: Batch, sequence: QueuedSequence) -> float | None:
+    def noted(batch: Batch, sequence: SequenceInputs) -> float | None:
         tried.append(sequence.lengths[0])
         return pad(batch, sequence)
 

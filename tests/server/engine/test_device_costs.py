@@ -15,7 +15,7 @@ from attention_serving.server.engine.provider import Provider
 from attention_serving.server.engine.types import Array
 from tests.server.engine.device_timings import LAUNCH_SECONDS, seconds, timed
 from tests.server.samples import validated_of
-from tests.server.seams import costing, tapped
+from tests.server.seams import costing, deliver, tapped
 
 WIDTHS = [64, 768]
 # What a run on one core of a CPU costs at width 768, as measured: seconds for call, row and pair of rows.
@@ -52,8 +52,8 @@ def runs(model: LoadedModel, lengths: list[int]) -> list[int]:
     while (batch := dispatch.next(0.0)[0]) is not None:
         found.append(len(batch))
         for queued in batch:
-            queued.pending.deliver(queued.index, {})
-            dispatch.release(queued.pending.number)
+            assert deliver(queued, {})
+            assert dispatch.release(queued.request)
         dispatch.ended(batch)
     assert sum(found) == len(lengths)
     return found

@@ -21,6 +21,7 @@ from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.dispatch import Dispatch
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.validation import ValidatedRequest
 from tests.server.samples import validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
 
@@ -40,7 +41,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.models = models
         self.max_run_bytes = max_run_bytes
         self.dispatch = Dispatch(Limits(max_run_bytes=max_run_bytes, max_batch_sequences=3), SLOTS)
-        self.numbers: list[int] = []
+        self.requests: list[ValidatedRequest] = []
         self.on_threads: list[Batch] = []
         self.inline: Batch | None = None
         # The inline thread has submitted, runs a batch inline or has ended that, and will ask next.
@@ -57,17 +58,18 @@ class DispatchMachine(RuleBasedStateMachine):
     def submit(self, model: int, length: int, count: int, inline: bool) -> None:
         inline = inline and self.inline is None
         request = validated_of(self.models[model], [(length, length)] * count)
-        self.numbers.append(self.dispatch.add(request, 0.0, inline=inline))
+        self.dispatch.add(request, 0.0, inline=inline)
+        self.requests.append(request)
         self.inline_will_ask = self.inline_will_ask or inline
         self.submitted += count
 
-    @precondition(lambda self: self.numbers)
+    @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(self.numbers))
-        self.numbers.remove(number)
-        if pending := self.dispatch.release(number):
-            pending.request.future.cancel()
+        request = data.draw(st.sampled_from(self.requests))
+        self.requests.remove(request)
+        assert self.dispatch.release(request)
+        request.end(None)
 
     @precondition(lambda self: self.inline is None)
     @rule()
@@ -113,7 +115,7 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         free = self.max_run_bytes - sum(self.dispatch.running.values())
         first = min(oldest, key=lambda queued: (queued.turn, queued.number))
-        if first.run_bytes <= free or not self.dispatch.running:
+        if first.shape.run_bytes <= free or not self.dispatch.running:
             assert self.dispatch.needs_thread
 
     @invariant()

@@ -140,9 +140,10 @@ def test_work_before_a_request_leaves_out_what_others_run_later(model: LoadedMod
 
 def test_a_released_request_leaves_its_caller(model: LoadedModel) -> None:
     queue = BatchQueue(ALONE)
-    number = queue.add(request_of(model, GREEDY, [(2, 2)] * 50), 0)
+    large = request_of(model, GREEDY, [(2, 2)] * 50)
+    queue.add(large, 0)
     queue.add(request_of(model, MODEST), 0)
-    queue.release(number)
+    assert queue.release(large)
     seconds = request_of(model, MODEST).sequences[0].shape.seconds
     assert queue.seconds_before(seconds, GREEDY) == pytest.approx(seconds)
     assert served(queue, 1) == ["modest"]
@@ -197,22 +198,23 @@ def test_every_sequence_of_every_caller_runs_once(
         taken, expired = queue.next(0)
         assert not expired
         for own in taken or ():
-            ran[own.pending.number, own.index] += 1
+            ran[own.request.number, own.index] += 1
 
     for step in steps:
         if isinstance(step, tuple):
             caller, count, length = step
             request = request_of(model, CALLERS[caller], [(length, length)] * count)
-            number = queue.add(request, 0)
-            live[number] = request
-            expected.update({(number, index): 1 for index in range(count)})
+            queue.add(request, 0)
+            live[request.number] = request
+            expected.update({(request.number, index): 1 for index in range(count)})
         elif step == "run":
             run()
         elif live:
             number, request = live.popitem()
-            request.future.cancel()
-            queue.release(number)
-            for index in range(len(request.sequences)):
+            count = len(request.sequences)
+            assert queue.release(request)
+            request.end(None)
+            for index in range(count):
                 expected.pop((number, index), None)
                 ran.pop((number, index), None)
     while queue:

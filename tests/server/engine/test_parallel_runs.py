@@ -22,7 +22,7 @@ from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device, Provider
 from tests.server.samples import SELF, validated_of
-from tests.server.seams import costing
+from tests.server.seams import costing, deliver
 
 # What runs of a module of 768 x 12 cost on one core of a server: seconds for a run, a row, a pair of rows.
 CALL, ROW, PAIR = 6e-5, 45e-6, 1e-7
@@ -112,8 +112,8 @@ class Simulation:
             self.now, _, ended = heapq.heappop(self._running)
             self._dispatch.ended(ended)
             for queued in ended:
-                if queued.pending.deliver(queued.index, {}):
-                    self._dispatch.release(queued.pending.number)
+                if deliver(queued, {}):
+                    assert self._dispatch.release(queued.request)
                     self._submit()
 
     def _submit(self) -> None:
@@ -128,7 +128,7 @@ class Simulation:
         self.busy += batch.seconds
         self.work += batch.seconds_alone
         self.parallel += batch.is_parallel
-        self.waits += [self.now - queued.pending.queued_at for queued in batch if queued.pending.missing == 1]
+        self.waits += [self.now - queued.request.queued_at for queued in batch if queued.request.missing == 1]
 
 
 @pytest.mark.parametrize("slots", [2, 4, 16, 64])

@@ -19,7 +19,7 @@ from attention_serving.server.engine.session import RunControl
 from attention_serving.server.engine.types import Array
 from attention_serving.server.engine.validation import validate
 from tests.server.samples import ROOT, request_of, validated_of
-from tests.server.seams import PATIENCE_SECONDS, Gate, Recorder, outcome, tapped
+from tests.server.seams import PATIENCE_SECONDS, Gate, Recorder, outcome, tapped, withdraw
 
 SIZE = 64 * MIB
 # A run beyond the arena's limit, in a process of its own because the arena belongs to the process.
@@ -119,13 +119,13 @@ def test_a_run_is_ended_once_all_of_its_callers_have_left(
     first = validated_of(dataclasses.replace(model), [(1, 1)])
     scheduler.submit(first)
     assert gate.entered.wait(PATIENCE_SECONDS)
-    first.future.cancel()
+    withdraw(scheduler, first)
     requests = [validated_of(model, [(3, 3)], seed=seed) for seed in range(2)]
     for request in requests:
         scheduler.submit(request)
     left = requests if abandoned else requests[:1]
     for request in left:
-        request.future.cancel()
+        withdraw(scheduler, request)
     gate.open()
     assert recorder.terminated.wait(PATIENCE_SECONDS)
     if not abandoned:

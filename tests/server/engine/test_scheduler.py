@@ -145,7 +145,7 @@ def test_the_oldest_sequence_is_part_of_every_batch(
             held.submit([(length, length)], kind=kind, return_weights=weights, seed=seed)
             for seed, (length, kind, weights) in enumerate(arrivals)
         ]
-    waiting = [float(request.sequences[0].inputs["query"][0, 0]) for request in requests]
+    waiting = [float(request.asked[0].inputs["query"][0, 0]) for request in requests]
     assert len(set(waiting)) == len(waiting)
     for run in runs:
         assert run[0] == waiting[0]
@@ -160,4 +160,4 @@ def test_results_do_not_share_memory_with_requests(self_model: LoadedModel) -> N
     with Held(self_model) as held:
         request = held.submit([(3, 3)])
     (context,) = outcome(request).outputs["context_vectors"]
-    assert not np.shares_memory(context, request.sequences[0].inputs["query"])
+    assert not np.shares_memory(context, request.asked[0].inputs["query"])

@@ -3,7 +3,6 @@
 import math
 import threading
 import time
-from concurrent.futures import CancelledError
 from contextlib import suppress
 
 import numpy as np
@@ -19,9 +18,18 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.observer import BatchReport, NullObserver
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.types import Array
-from attention_serving.server.engine.validation import ValidatedRequest
-from tests.server.samples import assert_answers, validated_of
-from tests.server.seams import MESSAGE, PATIENCE_SECONDS, FailOnMarked, Held, Recorder, mark, outcome, tapped
+from tests.server.samples import Sample, assert_answers, validated_of
+from tests.server.seams import (
+    MESSAGE,
+    PATIENCE_SECONDS,
+    FailOnMarked,
+    Held,
+    Recorder,
+    mark,
+    outcome,
+    tapped,
+    withdraw,
+)
 
 
 @pytest.mark.parametrize("position", [0, 1, 2], ids=["oldest", "middle", "youngest"])
@@ -86,19 +94,20 @@ def test_requests_still_run_after_a_session_that_always_failed(self_model: Loade
 def test_a_cancelled_request_does_not_run(self_model: LoadedModel) -> None:
     with Held(self_model, max_batch_sequences=2) as held:
         requests = [held.submit([(2, 2)], seed=seed) for seed in range(4)]
-        assert requests[0].future.cancel()
-        assert requests[2].future.cancel()
+        for request in (requests[0], requests[2]):
+            withdraw(held.scheduler, request)
     assert held.later_sizes == [2]
-    with pytest.raises(CancelledError):
-        outcome(requests[0])
+    for request in (requests[0], requests[2]):
+        assert request.outcome is None
     assert_answers(requests[1], outcome(requests[1]))
     assert_answers(requests[3], outcome(requests[3]))
 
 
 def test_a_request_may_be_cancelled_during_its_run(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
-        assert held.first.future.cancel()
+        withdraw(held.scheduler, held.first)
         later = held.submit([(2, 2)])
+    assert held.first.outcome is None
     assert_answers(later, outcome(later))
 
 
@@ -118,7 +127,7 @@ def test_close_completes_queued_requests_and_then_refuses(self_model: LoadedMode
     with Held(self_model, max_batch_sequences=1) as held:
         requests = [held.submit([(length, length)], seed=length) for length in (2, 3, 4)]
     for request in requests:
-        assert request.future.done()
+        assert request.outcome is not None
         assert_answers(request, outcome(request))
     with pytest.raises(ShuttingDownError, match="shutting down"):
         held.submit([(1, 1)])
@@ -126,14 +135,14 @@ def test_close_completes_queued_requests_and_then_refuses(self_model: LoadedMode
 
 
 def test_requests_are_refused_while_accepted_ones_still_run(self_model: LoadedModel) -> None:
-    accepted: list[ValidatedRequest] = []
+    accepted: list[Sample] = []
     with Held(self_model) as held:
         closing = threading.Thread(target=held.scheduler.close)
         closing.start()
         with suppress(ShuttingDownError):
             while closing.is_alive():
                 accepted.append(held.submit([(2, 2)], seed=len(accepted)))
-        assert not held.first.future.done()
+        assert not held.first.is_done
         assert closing.is_alive()
     closing.join(PATIENCE_SECONDS)
     for request in [held.first, *accepted]:

@@ -8,7 +8,7 @@ import pytest
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine import batch_queue
-from attention_serving.server.engine.batch import PendingRequest
+from attention_serving.server.engine.run_memory import LARGE_RUN_BYTES
 from attention_serving.server.engine.errors import RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -36,7 +36,7 @@ class BrokenTrim(LoadedModel):
 
 
 def broken(*_: object) -> NoReturn:
-    """In place of what plans a batch."""
+    """In place of what plans a batch or delivers its results."""
     raise RuntimeError(MESSAGE)
 
 
@@ -94,14 +94,35 @@ def test_a_batch_that_cannot_be_planned_inline_fails_its_requests(
 def test_results_that_cannot_be_delivered_fail_their_requests(
     self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def deliver(*_: object) -> bool:
-        raise RuntimeError(MESSAGE)
-
     model = costing(self_model, SAME_FOR_ALL)
     with monkeypatch.context() as patch:
-        patch.setattr(PendingRequest, "deliver", deliver)
+        patch.setattr(scheduler, "_deliver", broken)
         request = validated_of(model, [(2, 2), (3, 3)])
         scheduler.submit(request)
         with pytest.raises(RunFailedError):
             outcome(request)
     assert_still_runs(scheduler, self_model)
+
+
+@pytest.mark.parametrize("failing", [0, 1], ids=["the first", "the last"])
+def test_a_result_that_cannot_be_made_fails_its_own_request_only(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The request has left the queue when its result is made of the outputs of its runs."""
+    made: list[object] = []
+
+    def gather(results: list[Outputs]) -> Outputs:
+        made.append(results)
+        if len(made) == failing + 2:  # the first one is that of the held run
+            raise RuntimeError(MESSAGE)
+        return execute.gather(results)
+
+    monkeypatch.setattr(scheduler_module, "gather", gather)
+    with Held(self_model) as held:
+        requests = [held.submit([(2, 2)], seed=seed) for seed in range(2)]
+        monkeypatch
+    broken, good = requests[failing], requests[1 - failing]
+    with pytest.raises(RunFailedError):
+        outcome(broken)
+    assert_answers(good, outcome(good))
+    assert held.later_sizes == [2]

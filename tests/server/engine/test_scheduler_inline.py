@@ -65,9 +65,9 @@ def test_a_batch_runs_on_the_callers_thread(self_model: LoadedModel, scheduler: 
     threads = Threads()
     request = validated_of(tapped(self_model, threads), [(3, 3), (3, 3)])
     scheduler.submit(request, wake=False)
-    assert not request.future.done()
+    assert not request.is_done
     assert scheduler.run_inline(ANY_RUN)
-    assert request.future.done()
+    assert request.outcome is not None
     assert threads.names == [HERE]
     assert_answers(request, outcome(request))
 
@@ -108,7 +108,7 @@ def test_a_request_runs_after_the_run_that_occupies_the_only_slot(
         request = validated_of(held.model, [(3, 3)])
         held.scheduler.submit(request, wake=False)
         assert not held.scheduler.run_inline(ANY_RUN)
-        assert not request.future.done()
+        assert not request.is_done
         held.gate.open()
         assert_answers(request, outcome(request))
 
@@ -121,7 +121,7 @@ def test_a_request_that_arrives_during_an_inline_run_runs_in_the_next_one(
     later = validated_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later, wake=False)
     assert not scheduler.run_inline(ANY_RUN)
-    assert not later.future.done()
+    assert not later.is_done
     caller.finish()
     assert_answers(later, outcome(later))
     assert threads.names == ["caller"]
@@ -145,13 +145,13 @@ def test_a_thread_that_was_woken_runs_the_request_although_a_caller_runs_inline(
     caller = InlineCaller(scheduler, self_model, runs=1)
     later = validated_of(tapped(self_model, threads), [(3, 3)])
     scheduler.submit(later)
-    assert not later.future.done()
+    assert not later.is_done
     caller.finish()
     assert_answers(later, outcome(later))
     assert threads.names == [THREAD]
 
 
-def test_a_failing_inline_run_resolves_its_future_and_the_next_one_runs(
+def test_a_failing_inline_run_ends_its_request_and_the_next_one_runs(
     self_model: LoadedModel, scheduler: Scheduler
 ) -> None:
     faults = FailOnMarked()
@@ -161,9 +161,9 @@ def test_a_failing_inline_run_resolves_its_future_and_the_next_one_runs(
     for request in (failing, good):
         scheduler.submit(request, wake=False)
         assert scheduler.run_inline(ANY_RUN)
-    error = failing.future.exception(PATIENCE_SECONDS)
-    assert isinstance(error, RunFailedError)
-    assert MESSAGE not in str(error)
+    with pytest.raises(RunFailedError) as caught:
+        outcome(failing)
+    assert MESSAGE not in str(caught.value)
     assert_answers(good, outcome(good))
 
 
@@ -174,10 +174,12 @@ def test_closing_waits_for_an_inline_run(self_model: LoadedModel) -> None:
     closing.start()
     with suppress(ShuttingDownError):
         while True:
-            scheduler.submit(validated_of(self_model, [(1, 1)]), wake=False).cancel()
+            request = validated_of(self_model, [(1, 1)])
+            scheduler.submit(request, wake=False)
+            scheduler.fail(request, None)
             time.sleep(0.001)
     assert closing.is_alive()
-    assert not caller.held.future.done()
+    assert not caller.held.is_done
     caller.finish()
     closing.join(PATIENCE_SECONDS)
     assert not closing.is_alive()
@@ -188,7 +190,7 @@ def test_closing_runs_requests_that_were_not_run_inline(self_model: LoadedModel)
     request = validated_of(self_model, [(3, 3)])
     scheduler.submit(request, wake=False)
     scheduler.close()
-    assert request.future.done()
+    assert request.outcome is not None
     assert_answers(request, outcome(request))
 
 
@@ -199,7 +201,7 @@ def test_an_expired_request_fails_inline_without_running(
     request = validated_of(tapped(self_model, threads), [(2, 2)], deadline=time.monotonic())
     scheduler.submit(request, wake=False)
     assert not scheduler.run_inline(ANY_RUN)
-    assert isinstance(request.future.exception(timeout=0), DeadlineExceededError)
+    assert isinstance(request.outcome, DeadlineExceededError)
     assert threads.names == []
 
 
@@ -209,7 +211,7 @@ def test_a_request_behind_an_expired_one_runs_inline(self_model: LoadedModel, sc
     for request in (expired, kept):
         scheduler.submit(request, wake=False)
     assert scheduler.run_inline(ANY_RUN)
-    assert isinstance(expired.future.exception(timeout=0), DeadlineExceededError)
+    assert isinstance(expired.outcome, DeadlineExceededError)
     assert_answers(kept, outcome(kept))
 
 

@@ -45,7 +45,7 @@ def test_as_many_runs_are_under_way_as_are_allowed(self_model: LoadedModel, sche
     assert not gates[2].entered.is_set()
     gates[1].open()
     assert gates[2].entered.wait(PATIENCE_SECONDS)
-    assert not requests[0].future.done()
+    assert not requests[0].is_done
     for gate in gates:
         gate.open()
     for request in requests:

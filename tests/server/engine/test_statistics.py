@@ -13,7 +13,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.statistics import ModelStatistics
 from tests.server.samples import validated_of
-from tests.server.seams import FailOnMarked, Held, Recorder, mark, outcome, tapped
+from tests.server.seams import FailOnMarked, Held, Recorder, mark, outcome, tapped, withdraw
 
 
 @pytest.fixture
@@ -64,6 +64,6 @@ def test_requests_that_are_cancelled_or_expire_count_as_failed(self_model: Loade
         before = statistics.failed.count
         cancelled = validated_of(held.model, [(2, 2)])
         held.scheduler.submit(cancelled)
-        cancelled.future.cancel()
+        withdraw(held.scheduler, cancelled)
         assert statistics.failed.count == before + 1
         assert statistics.failed.seconds >= 0
