@@ -109,11 +109,11 @@ def test_a_selection_needs_weights(bert: LoadedModel) -> None:
 
 def test_the_limit_and_the_memory_are_those_of_the_selection(bert: LoadedModel) -> None:
     length = 64
-    every = validate(asked(bert, length), bert, Limits()).held_bytes
-    one = validate(asked(bert, length, layers=(0,), heads=(0,)), bert, Limits()).held_bytes
+    every = validate(asked(bert, length), bert, Limits()).form.held_bytes
+    one = validate(asked(bert, length, layers=(0,), heads=(0,)), bert, Limits()).form.held_bytes
     layers, heads = 3, 4
     assert every - one == 2 * (layers * heads - 1) * length * length * 4
     bounded = Limits(max_result_bytes=math.ceil(one / 2))
-    assert validate(asked(bert, length, layers=(0,), heads=(0,)), bert, bounded).held_bytes == one
+    assert validate(asked(bert, length, layers=(0,), heads=(0,)), bert, bounded).form.held_bytes == one
     with pytest.raises(LimitExceededError, match="the result would be"):
         validate(asked(bert, length), bert, bounded)

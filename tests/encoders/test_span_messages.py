@@ -20,7 +20,8 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.observer import NullObserver
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.scheduler import Scheduler
-from attention_serving.server.engine.validation import ValidatedRequest, validate
+from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.validation import validate
 from attention_serving.server.rpc.attention import codec, fields
 from attention_serving.server.rpc.protobuf_bytes import Fields, field
 from attention_serving.server.rpc.tensors import Allowance
@@ -152,7 +153,7 @@ def test_the_memory_of_spans_is_reserved(model: LoadedModel) -> None:
     with pytest.raises(OverloadedError):
         prepare(data, model, budget=budget)
     other.release()
-    assert prepare(data, model).held_bytes > 2 * MANY * 4 * encoders.WIDTH
+    assert prepare(data, model).form.held_bytes > 2 * MANY * 4 * encoders.WIDTH
 
 
 @pytest.mark.parametrize("spans", [[(0, 3), (4, 11)], [(0, 1)] * MANY], ids=["few", "many"])

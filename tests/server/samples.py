@@ -29,7 +29,8 @@ from attention_serving.server.engine.types import (
     Result,
     SequenceInputs,
 )
-from attention_serving.server.engine.validation import ValidatedRequest, validate
+from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.validation import validate
 from tests.support import eager
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,16 +54,7 @@ class Sample(ValidatedRequest):
     """
 
     def __init__(self, request: ValidatedRequest) -> None:
-        super().__init__(
-            model=request.model,
-            graph=request.graph,
-            sequences=request.sequences,
-            deadline=request.deadline,
-            input_bytes=request.input_bytes,
-            held_bytes=request.held_bytes,
-            caller=request.caller,
-            dimensions=request.dimensions,
-        )
+        super().__init__(request.form, request.model, request.sequences, request.deadline, request.caller)
         self.asked = request.sequences
 
 
@@ -153,7 +145,7 @@ def validated_of(
 
 def bytes_of(request: ValidatedRequest) -> int:
     """The memory that a request reserves if its caller has not reserved any."""
-    return request.input_bytes + request.held_bytes
+    return request.form.input_bytes + request.form.held_bytes
 
 
 def assert_outputs(model: LoadedModel, sequence: SequenceInputs, outputs: Mapping[str, Array]) -> None:
@@ -167,7 +159,7 @@ def assert_outputs(model: LoadedModel, sequence: SequenceInputs, outputs: Mappin
 def assert_answers(request: Sample, result: Result) -> None:
     """Each sequence's outputs, in order, are those of eager PyTorch; and no others were made."""
     names = ["context_vectors"]
-    if request.graph is GraphKind.WEIGHTS:
+    if request.form.graph is GraphKind.WEIGHTS:
         names.append("attention_weights")
     assert list(result.outputs) == names
     assert all(len(arrays) == len(request.asked) for arrays in result.outputs.values())

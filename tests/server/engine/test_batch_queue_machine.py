@@ -16,7 +16,7 @@ from attention_serving.server.engine.execute import gather
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import MaskKind, Result, SequenceInputs
-from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.validated_request import ValidatedRequest
 from tests.server.samples import Sample, validated_of
 from tests.server.seams import deliver
 
@@ -32,7 +32,7 @@ patience = st.sampled_from([math.inf, math.inf, 0.0, 2.0, 5.0])
 def seconds_alone(request: Sample) -> list[float]:
     """Expected duration of a run of each sequence alone."""
     lengths = [sequence.lengths for sequence in request.asked]
-    return [request.model.seconds(request.graph, 1, *pair) for pair in lengths]
+    return [request.model.seconds(request.form.graph, 1, *pair) for pair in lengths]
 
 
 @dataclass(eq=False)
@@ -141,7 +141,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _check_limits(self, batch: Batch) -> None:
         model, count = batch.model, len(batch)
-        ((_, own_graph),) = {(queued.request.model, queued.request.graph) for queued in batch}
+        ((_, own_graph),) = {(queued.request.model, queued.request.form.graph) for queued in batch}
         assert count <= (1 if model.runs_alone else self.limits.max_batch_sequences)
         longest = (max(e.lengths[0] for e in batch), max(e.lengths[1] for e in batch))
         assert count == 1 or model.run_bytes(batch.graph, count, *longest) <= self.limits.max_batch_bytes

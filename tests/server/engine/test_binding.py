@@ -65,7 +65,7 @@ def test_batches_of_a_bound_model_equal_eager_pytorch(
     model = bound(plain)
     request = validated_of(plain, lengths, kind=kind)
     same = len(set(lengths)) == 1
-    graph = plain.batch_graph(request.graph, equal_lengths=same)
+    graph = plain.batch_graph(request.form.graph, equal_lengths=same)
     for sequence, outputs in zip(
         request.sequences, run_batch(model, graph, request.sequences).outputs, strict=True
     ):
@@ -76,19 +76,19 @@ def test_inputs_of_a_batch_are_made_in_the_memory_of_the_device(plain: LoadedMod
     locks = Locks()
     model = bound(plain, HostMemory(locks))
     request = validated_of(plain, [(3, 4), (3, 4)], kind=MaskKind.PAIRS)
-    outputs = run_batch(model, request.graph, request.sequences).outputs
+    outputs = run_batch(model, request.form.graph, request.sequences).outputs
     # The inputs, the mask, and the output.
     assert locks.total == len(plain.inputs) + 2
     del outputs
     gc.collect()
-    run_batch(model, request.graph, request.sequences)
+    run_batch(model, request.form.graph, request.sequences)
     assert locks.total == len(plain.inputs) + 2
 
 
 def test_results_stay_as_they_are_while_later_runs_go_on(plain: LoadedModel) -> None:
     model = bound(plain)
     requests = [validated_of(plain, [(4, 5)], seed=seed) for seed in range(6)]
-    outputs = [run_batch(model, each.graph, each.sequences).outputs[0] for each in requests]
+    outputs = [run_batch(model, each.form.graph, each.sequences).outputs[0] for each in requests]
     for request, found in zip(requests, outputs, strict=True):
         assert_outputs(model, request.sequences[0], found)
 
@@ -99,7 +99,7 @@ def test_several_runs_go_on_at_once(plain: LoadedModel) -> None:
 
     def run(at: int) -> None:
         request = requests[at]
-        (found,) = run_batch(model, request.graph, request.sequences).outputs
+        (found,) = run_batch(model, request.form.graph, request.sequences).outputs
         assert_outputs(model, request.sequences[0], found)
 
     with ThreadPoolExecutor(4) as pool:

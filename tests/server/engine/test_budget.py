@@ -137,7 +137,7 @@ def test_a_reservation_of_the_caller_is_released_by_the_caller(self_model: Loade
     engine = HeldEngine(self_model, 1 << 20)
     reservation = engine.budget.reserve(100)
     future = engine.submit(engine.model_held, request_of(self_model, [(5, 5)]), reservation)
-    held = 100 + validated_of(self_model, [(5, 5)]).held_bytes
+    held = 100 + validated_of(self_model, [(5, 5)]).form.held_bytes
     assert engine.budget.held_bytes == held
     engine.gate.open()
     future.result(PATIENCE_SECONDS)

@@ -16,7 +16,7 @@ from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.fair_shares import FairShares
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.validated_request import ValidatedRequest
 from tests.server.samples import Lengths, validated_of
 from tests.server.seams import Held, costing
 

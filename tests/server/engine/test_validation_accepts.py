@@ -99,9 +99,9 @@ def test_held_bytes_count_mask_result_and_reply(
     cross_model: LoadedModel, kind: MaskKind | None, *, return_weights: bool, expected: int
 ) -> None:
     request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
-    assert request.held_bytes == expected
+    assert request.form.held_bytes == expected
     # 3 query rows of 4, 7 key rows of 6, 7 value rows of 5.
-    assert request.input_bytes == 4 * (12 + 42 + 35)
+    assert request.form.input_bytes == 4 * (12 + 42 + 35)
 
 
 @pytest.mark.parametrize("deadline", [12.5, math.inf], ids=["finite", "none"])
@@ -123,4 +123,4 @@ def test_the_graph_is_the_cheapest_that_can_answer(
     cross_model: LoadedModel, kind: MaskKind | None, expected: GraphKind, *, return_weights: bool
 ) -> None:
     request = validated_of(cross_model, [(2, 3), (1, 4)], kind=kind, return_weights=return_weights)
-    assert request.graph is expected
+    assert request.form.graph is expected
