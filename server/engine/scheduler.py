@@ -308,10 +308,20 @@ class Scheduler:
             model.statistics.add_results(seconds)
             observe(lambda: self._observer.requests_answered(model.name, seconds))
         for request in complete:
-            outputs, request.results = gather(request.results), []
+            request.end(self._outcome(request))
+
+    @staticmethod
+    def _outcome(request: ValidatedRequest) -> Result | EngineError:
+        """What a complete request ends with. It has left the queue: an error must not leave it waiting."""
+        results, request.results = request.results, []
+        try:
+            outputs = gather(results)
             if request.form.dimensions:
-                outputs = shortened(outputs, model, request.form.dimensions)
-            request.end(Result(outputs))
+                outputs = shortened(outputs, request.model, request.form.dimensions)
+            return Result(outputs)
+        except Exception:
+            log.exception("result failed", extra={"model": request.model.name})
+            return RunFailedError(RUN_FAILED)
 
     def _failed(self, sequences: list[SequenceInputs], control: RunControl | None, error: Exception) -> None:
         model = sequences[0].request.model

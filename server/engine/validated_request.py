@@ -1,5 +1,6 @@
 """A request that its model can answer, from its validation to its end."""
 
+import logging
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -11,6 +12,8 @@ from attention_serving.server.engine.fair_shares import CallerShare
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.timeline import Timeline
 from attention_serving.server.engine.types import Array, Result, SequenceInputs, SequenceShape
+
+log = logging.getLogger(__name__)
 
 
 class RequestForm:
@@ -172,7 +175,10 @@ class ValidatedRequest:
             callback = self._waiting.pop()  # one thread gets it
         except IndexError:
             return
-        callback()
+        try:
+            callback()
+        except Exception:  # other requests must still end
+            log.exception("callback failed")
 
     def result(self) -> Result:
         """The result, once.

@@ -1,6 +1,7 @@
 """Errors outside a run neither end the scheduler's threads nor leave a request waiting forever."""
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -8,14 +9,15 @@ import pytest
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine import batch_queue
-from attention_serving.server.engine.run_memory import LARGE_RUN_BYTES
-from attention_serving.server.engine.errors import RunFailedError
+from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError
+from attention_serving.server.engine.execute import Outputs, gather
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run_memory import LARGE_RUN_BYTES
 from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.types import Array
 from tests.server.samples import assert_answers, validated_of
-from tests.server.seams import MESSAGE, SAME_FOR_ALL, Recorder, costing, outcome
+from tests.server.seams import MESSAGE, SAME_FOR_ALL, FailOnMarked, Held, Recorder, costing, mark, outcome
 
 
 @pytest.fixture
@@ -104,25 +106,54 @@ def test_results_that_cannot_be_delivered_fail_their_requests(
     assert_still_runs(scheduler, self_model)
 
 
-@pytest.mark.parametrize("failing", [0, 1], ids=["the first", "the last"])
-def test_a_result_that_cannot_be_made_fails_its_own_request_only(
-    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
-    """The request has left the queue when its result is made of the outputs of its runs."""
-    made: list[object] = []
+class Unmade:
+    """In place of what makes the result of a request: fails for the first requests it is called for."""
 
-    def gather(results: list[Outputs]) -> Outputs:
-        made.append(results)
-        if len(made) == failing + 2:  # the first one is that of the held run
+    def __init__(self, failures: int) -> None:
+        self._left = failures
+
+    def __call__(self, results: list[Outputs]) -> dict[str, list[Array]]:
+        self._left -= 1
+        if self._left >= 0:
             raise RuntimeError(MESSAGE)
-        return execute.gather(results)
+        return gather(results)
 
-    monkeypatch.setattr(scheduler_module, "gather", gather)
+
+def test_a_result_that_cannot_be_made_fails_its_own_request_only(
+    self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request has left the queue by then, and the others of its batch too."""
     with Held(self_model) as held:
-        requests = [held.submit([(2, 2)], seed=seed) for seed in range(2)]
-        monkeypatch
-    broken, good = requests[failing], requests[1 - failing]
-    with pytest.raises(RunFailedError):
-        outcome(broken)
-    assert_answers(good, outcome(good))
-    assert held.later_sizes == [2]
+        requests = [held.submit([(2, 2)], seed=seed) for seed in range(3)]
+        # The held run is the first to end.
+        monkeypatch.setattr("attention_serving.server.engine.scheduler.gather", Unmade(2))
+    assert held.later_sizes == [3]
+    for request in (held.first, requests[0]):
+        with pytest.raises(RunFailedError):
+            outcome(request)
+    for request in requests[1:]:
+        assert_answers(request, outcome(request))
+
+
+def test_a_failing_callback_keeps_no_other_request_waiting(
+    self_model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waits for a request may fail: the others of its batch, and later ones, have their results."""
+    faults = FailOnMarked()
+    with Held(self_model, faults) as held:
+        requests = [held.submit([(2, 2)], seed=seed) for seed in range(4)]
+        late = [held.submit([(2, 2)], deadline=time.monotonic()) for _ in range(2)]
+        for request in (requests[0], requests[1], late[0]):
+            request.then(broken)
+        faults.marks.add(mark(requests[1]))
+        held.gate.open()
+        for request in (requests[2], requests[3]):
+            assert_answers(request, outcome(request))
+        with pytest.raises(DeadlineExceededError):
+            outcome(late[1])
+        assert_still_runs(held.scheduler, self_model)
+    assert_answers(requests[0], requests[0].result())
+    for request, error in ((requests[1], RunFailedError), (late[0], DeadlineExceededError)):
+        with pytest.raises(error):
+            request.result()
+    assert caplog.text.count("callback failed") == 3
