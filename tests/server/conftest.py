@@ -1,5 +1,6 @@
-"""Fixtures of the server's tests: the models that the small artifacts load to."""
+"""Fixtures of the server's tests: the models that the small artifacts load to, and threads of codecs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import Repository
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from tests.server.samples import CROSS, SELF, TEXT, load_repository
 
 
@@ -33,3 +35,10 @@ def text_model(loaded: Repository) -> LoadedModel:
 @pytest.fixture(scope="session")
 def models(loaded: Repository) -> dict[str, LoadedModel]:
     return {model.name: model for model in loaded if isinstance(model, LoadedModel)}
+
+
+@pytest.fixture
+def threads() -> Iterator[CodecThreads]:
+    threads = CodecThreads()
+    yield threads
+    threads.close()

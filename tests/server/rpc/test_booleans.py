@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Callable, Iterator
 from math import inf
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,14 +24,16 @@ from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.types import Array
 from attention_serving.server.http import infer_request
-from attention_serving.server.rpc.attention.fields import reader as attention_reader
 from attention_serving.server.rpc.attention.service import AttentionService
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.open_inference.codec import decode, reader
 from attention_serving.server.rpc.open_inference.service import OpenInferenceService
 from attention_serving.server.rpc.shared_memory import FOLDER, SharedMemory
 from tests.server.http.clients import binary_body
+from tests.server.rpc.calls.scripted import ScriptedCall
 from tests.server.rpc.messages import decode_infer, raw_request
 from tests.server.samples import CROSS, HEADS, SELF, WIDTHS
+from tests.support.coroutines import run
 
 BATCH, ROWS = 2, 4
 SAYS = "contains the byte 2; a boolean must be 0 or 1"
@@ -178,24 +179,27 @@ def gate_vectors(flags: bytes) -> typed.AttendRequest:
 
 @pytest.mark.parametrize("protocol", ["open inference", "attention.v1"])
 def test_a_boolean_input_of_other_bytes_is_refused_after_an_equal_request(
-    engine: Engine, protocol: str
+    engine: Engine, threads: CodecThreads, protocol: str
 ) -> None:
     """A request that was answered is recognised by the bytes around its tensors, but not with booleans."""
-    call, field = SimpleNamespace(deadline=inf, identity=None), "flags"
-    service: Any = OpenInferenceService(engine, lambda: True)
+    field = "flags"
     build: Callable[[bytes], Message] = gate_request
-    read: Callable[[bytes], Any] = reader(engine.limits)
-    handle = service.model_infer
+    handle: Callable[..., Any] = OpenInferenceService(engine, threads, lambda: True).model_infer
     if protocol == "attention.v1":
-        service, build, field = AttentionService(engine), gate_vectors, "key.data"
-        read, handle = attention_reader(engine.limits), service.attend
+        build, field = gate_vectors, "key.data"
+        handle = AttentionService(engine, threads).attend
 
-    def answer(flags: bytes) -> Any:
+    def answer(flags: bytes) -> bytes:
         data = build(flags).SerializeToString()
-        request = service.recall(data) or read(data)
-        return handle(request, call, MemoryBudget(MIB).reserve(len(data))).future.result(60).outputs
+        reply: bytes = run(handle(data, ScriptedCall(inf), MemoryBudget(MIB).reserve(len(data))))
+        return reply
 
-    (rows,) = next(iter(answer(b"\1\1\0\0").values()))
+    reply = answer(b"\1\1\0\0")
+    if protocol == "attention.v1":
+        content = typed.AttendResponse.FromString(reply).context_vectors.data
+    else:
+        (content,) = pb.ModelInferResponse.FromString(reply).raw_output_contents
+    rows = np.frombuffer(content, np.float32).reshape(ROWS, 4)
     np.testing.assert_array_equal(rows, np.repeat([[1.0], [1.0], [0.0], [0.0]], 4, axis=1))
     with pytest.raises(InvalidRequestError) as caught:
         answer(b"\2\2\0\0")

@@ -16,8 +16,8 @@ from attention_serving.server.rpc.access_question import METHOD as ACCESS_CHECK
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.calls.method import CallKind
 from attention_serving.server.rpc.health import HealthService
-from attention_serving.server.rpc.reflection import SERVICE_NAME_V1
 from attention_serving.server.rpc.methods import SERVICES, all_methods
+from attention_serving.server.rpc.reflection import SERVICE_NAME_V1
 from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
@@ -38,13 +38,6 @@ def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
     engine = WatchedEngine([self_model], Limits())
     yield engine
     engine.close()
-
-
-@pytest.fixture
-def threads() -> Iterator[CodecThreads]:
-    threads = CodecThreads()
-    yield threads
-    threads.close()
 
 
 def test_every_method_of_every_service_is_answered_as_its_kind(

@@ -21,6 +21,7 @@ from attention_serving.server.engine.errors import (
     UnsupportedError,
 )
 from attention_serving.server.rpc.admission import IdleStreamError, ReceiveTimeoutError
+from attention_serving.server.rpc.calls.method import MalformedMessageError
 from attention_serving.server.rpc.status import code_of, status_of
 from attention_serving.server.security.errors import (
     CredentialsError,
@@ -36,6 +37,7 @@ from attention_serving.server.security.web_tokens import NotYetValidError
 EXPECTED = [
     (EngineError("m"), grpc.StatusCode.INTERNAL, 13, "INTERNAL"),
     (InvalidRequestError("key", "m"), grpc.StatusCode.INVALID_ARGUMENT, 3, "INVALID_FIELD"),
+    (MalformedMessageError("message", "m"), grpc.StatusCode.INVALID_ARGUMENT, 3, "INVALID_FIELD"),
     (LimitExceededError("key", "m"), grpc.StatusCode.INVALID_ARGUMENT, 3, "LIMIT_EXCEEDED"),
     (ModelNotFoundError("m", field="model_name"), grpc.StatusCode.NOT_FOUND, 5, "MODEL_NOT_FOUND"),
     (ModelNotReadyError("m"), grpc.StatusCode.FAILED_PRECONDITION, 9, "MODEL_NOT_READY"),

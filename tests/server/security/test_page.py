@@ -40,13 +40,6 @@ def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
     engine.close()
 
 
-@pytest.fixture
-def threads() -> Iterator[CodecThreads]:
-    threads = CodecThreads()
-    yield threads
-    threads.close()
-
-
 def test_the_page_states_the_right_of_every_method(engine: WatchedEngine, threads: CodecThreads) -> None:
     stated: defaultdict[str, set[str]] = defaultdict(set)
     table = PAGE.partition("What each method needs")[2].partition("\n\n")[2].partition("\n\n")[0]

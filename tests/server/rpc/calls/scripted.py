@@ -1,66 +1,69 @@
-"""A call whose events the test decides: an adapter of the seam, for orders that no network forces."""
+"""A call whose events the test decides: an adapter of `Call`, for orders that no network forces."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
 
 import grpc
 
-from attention_serving.server.rpc.transport.seam import Call, Callback, Metadata
+from attention_serving.server.coroutines import Callback, Task, Wait, suspend
+from attention_serving.server.rpc.admission import CallLimits
+from attention_serving.server.rpc.calls.calls import Calls
+from attention_serving.server.rpc.calls.method import Method
+from attention_serving.server.rpc.transport.call import OK, Call, Metadata, OpenCalls
+from tests.server.seams import PATIENCE_SECONDS
+from tests.server.seams import Calls as Observed
+
+METHOD = "/tests.Scripted/Method"
+UNLIMITED = CallLimits(max_calls=1000, max_streams=1000)
 
 
 class ScriptedCall(Call):
-    """A `Call`. The test delivers messages, lets sends complete, and lets the caller leave."""
+    """A `Call` on the thread that creates it.
 
-    record = None
-    metadata = ()
-    request_id = known_request_id = "scripted"
+    The test delivers messages, lets sends and the status complete, and lets the caller leave. Callbacks of
+    other threads wait until the test runs them.
+    """
+
+    peer = ""
+    metadata: Metadata = ()
 
     def __init__(self, deadline: float = 1e9) -> None:
-        self._deadline = deadline
-        self._code: grpc.StatusCode | None = None
-        self._receivers: list[Callable[[bytes | None], None]] = []
-        self._sends: list[Callable[[bool], None]] = []
-        self.done_callbacks: dict[Callback, None] = {}
+        super().__init__(METHOD, OpenCalls(send_timeout_seconds=0))
+        self.deadline = deadline
+        self._thread = threading.get_ident()
+        self._posted: list[Callback] = []
+        self._changed = threading.Condition()
+        self._sends: list[Task] = []
         self.timers: dict[Callback, float] = {}
         self.sent: list[bytes] = []
+        self.is_aborted = False
 
-    @property
-    def method(self) -> str:
-        return "/tests.Scripted/Method"
-
-    @property
-    def deadline(self) -> float:
-        return self._deadline
-
-    @property
-    def ended_with(self) -> grpc.StatusCode | None:
-        return self._code
-
-    @property
-    def reason(self) -> str:
-        return ""
-
-    @property
-    def reader_cut(self) -> bool:
-        return False
-
-    def peer_identities(self) -> tuple[str, ...]:
-        return ()
-
-    def client(self) -> str:
-        return ""
+    def begin(self, work: Coroutine[Wait, Any, None]) -> None:
+        """The call arrives, which a coroutine serves."""
+        self._calls.begin(self, work)
 
     @property
     def is_receiving(self) -> bool:
         """Whether a message was requested that is not delivered yet."""
-        return bool(self._receivers)
+        return self._awaits_message
 
     def deliver(self, message: bytes | None) -> None:
         """The next message arrives, or the caller sends no more."""
-        self._receivers.pop(0)(message)
+        self._received(message)
 
     def complete_send(self) -> None:
         """The transport has sent the oldest message."""
-        self._sends.pop(0)(True)  # noqa: FBT003 - as the seam calls it
+        self._sends.pop(0).resume(True)  # noqa: FBT003 - whether it was sent
+
+    def complete(self) -> None:
+        """The transport has sent the status."""
+        assert self.ended_with is not None
+        self._end()
+
+    def cancel(self) -> None:
+        """The caller leaves."""
+        self._end()
 
     def run_timers(self) -> None:
         """Every timer is due."""
@@ -68,22 +71,17 @@ class ScriptedCall(Call):
         for callback in timers:
             callback()
 
-    def cancel(self) -> None:
-        """The caller leaves."""
-        self.finish(grpc.StatusCode.CANCELLED)
-
-    def receive(self, then: Callable[[bytes | None], None]) -> None:
-        self._receivers.append(then)
-
-    def send(self, message: bytes, then: Callable[[bool], None], *, more: bool = False) -> None:  # noqa: ARG002
-        if self._code is None:
-            self.sent.append(message)
-            self._sends.append(then)
+    def run_posted(self) -> None:
+        """Waits for a callback of another thread, and runs it."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._posted, PATIENCE_SECONDS)
+            callback = self._posted.pop(0)
+        callback()
 
     def reply(self, message: bytes) -> None:
-        if self._code is None:
+        if self.ended_with is None:
             self.sent.append(message)
-            self.finish(grpc.StatusCode.OK)
+            self.finish(OK)
 
     def finish(
         self,
@@ -91,39 +89,46 @@ class ScriptedCall(Call):
         details: str = "",  # noqa: ARG002
         trailing: Metadata = (),  # noqa: ARG002
         *,
-        reason: str = "",  # noqa: ARG002
+        reason: str = "",
     ) -> None:
-        if self._code is None:
-            self._code = code
-            callbacks, self.done_callbacks = self.done_callbacks, {}
-            for callback in callbacks:
-                callback()
+        if self.ended_with is None:
+            self._hand_over(code, reason)
 
-    def add_done_callback(self, callback: Callback) -> None:
-        if self._code is None:
-            self.done_callbacks[callback] = None
-        else:
-            callback()
-
-    def remove_done_callback(self, callback: Callback) -> None:
-        self.done_callbacks.pop(callback, None)
+    def abort(self) -> None:
+        self.is_aborted = True
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         self.timers[callback] = moment
         return lambda: self.timers.pop(callback, None)
 
-    def call_soon_threadsafe(self, callback: Callback) -> None:
-        callback()
+    def post(self, callback: Callback) -> None:
+        if threading.get_ident() == self._thread:
+            callback()
+            return
+        with self._changed:
+            self._posted.append(callback)
+            self._changed.notify()
+
+    def _receive(self, task: Task) -> None:
+        """Until `deliver`."""
+
+    async def _send(self, message: bytes, *, more: bool) -> bool:  # noqa: ARG002
+        self.sent.append(message)
+        success: bool = await suspend(self._sends.append)
+        return success
+
+    def _authentication(self) -> Mapping[str, Sequence[bytes]]:
+        return {}
 
 
-class AdmitAll:
-    """An admission without limits."""
-
-    def received(self, call: Call) -> None:
-        """A request arrived."""
-
-    def idle(self, call: Call) -> None:
-        """Every reply has been sent."""
+def calls_of(method: Method, *, window: int = 3, **options: Any) -> Calls:
+    """What serves calls of one method."""
+    chosen: dict[str, Any] = {"observer": Observed(), "limits": UNLIMITED, **options}
+    return Calls({METHOD: method}, check_deadline=lambda *_: None, stream_window=window, **chosen)
 
 
-FREELY = AdmitAll()
+def started(method: Method, deadline: float = 1e9, **options: Any) -> ScriptedCall:
+    """A call of a method that has arrived."""
+    call = ScriptedCall(deadline)
+    call.begin(calls_of(method, **options).serve(call))
+    return call

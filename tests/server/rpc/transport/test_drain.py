@@ -21,6 +21,7 @@ from attention_serving.server.rpc.transport.connections import (
     stop_listening,
 )
 from attention_serving.server.rpc.transport.call import Call
+from attention_serving.server.rpc.transport.connections import Connection, connections, stop_listening
 from tests.server.seams import PATIENCE_SECONDS
 
 HOST = "127.0.0.1"

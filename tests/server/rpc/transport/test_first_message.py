@@ -5,8 +5,8 @@ from typing import Any
 
 import grpc
 
-from attention_serving.server.rpc.transport.completion_queue import CompletionQueueTransport
 from attention_serving.server.rpc.transport.call import Call
+from attention_serving.server.rpc.transport.completion_queue import CompletionQueueTransport
 from tests.server.seams import PATIENCE_SECONDS
 
 

@@ -4,9 +4,8 @@ import dataclasses
 import math
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,45 +24,54 @@ from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.store import ModelStore
 from attention_serving.server.engine.types import Array
-from attention_serving.server.rpc import known_requests
-from attention_serving.server.rpc.attention import fields
+from attention_serving.server.rpc import request_cache
 from attention_serving.server.rpc.attention.service import AttentionService
-from attention_serving.server.rpc.calls.method import CallKind
-from attention_serving.server.rpc.known_requests import MAX_ALIKE
-from attention_serving.server.rpc.open_inference import codec
+from attention_serving.server.rpc.calls.codec_threads import CodecThreads
+from attention_serving.server.rpc.calls.method import LARGE_BYTES, CallKind
 from attention_serving.server.rpc.open_inference.service import OpenInferenceService
+from attention_serving.server.rpc.request_cache import MAX_ALIKE, RequestCache
+from tests.server.rpc.calls.scripted import ScriptedCall
 from tests.server.rpc.messages import packed, raw_request
 from tests.server.samples import CROSS, SELF, TEXT, WIDTHS
+from tests.support.coroutines import run
 from tests.support.mutations import Good, mutated, named
 
 rng = np.random.default_rng(0)
 
 
+CALL = ScriptedCall(math.inf)
+
+
 class Method(NamedTuple):
     """A method of a service, without a transport."""
 
-    recall: Callable[[bytes], Any]
-    read: Callable[[bytes], Any]
-    handle: Callable[..., Any]
+    cache: RequestCache[Any]
+    handle: Callable[..., Coroutine[Any, Any, bytes]]
 
-    def answer(self, request: Any, data: bytes) -> bytes:
-        """Handles a request. Replies of streams that are errors are serialized."""
-        reservation = MemoryBudget(64 * MIB).reserve(len(data))
-        reply = self.handle(request, SimpleNamespace(deadline=math.inf, identity=None), reservation)
-        if not isinstance(reply, Message):
-            reply.future.exception(60)
-            reply = reply.encode(reply.future)
-        return reply if isinstance(reply, bytes) else reply.SerializeToString()
+    def answer(self, data: bytes) -> bytes:
+        """Handles a request."""
+        with MemoryBudget(64 * MIB).reserve(len(data)) as reservation:
+            return run(self.handle(data, CALL, reservation))
+
+    def hits(self, data: bytes) -> bool:
+        """Whether the cache has the request."""
+        return self.cache.get(data, CALL) is not None
 
     def decoded(self, data: bytes) -> bytes:
-        """The answer to a message that is parsed and decoded."""
-        return self.answer(self.read(data), data)
+        """The answer to a message that is parsed and decoded, whether or not the cache has it."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.cache, "get", lambda *_: None)
+            return self.answer(data)
 
-    def recalled(self, data: bytes) -> bytes:
-        """The answer to a message that is known."""
-        recalled = self.recall(data)
-        assert recalled is not None
-        return self.answer(recalled, data)
+    def recognised(self, data: bytes) -> bytes:
+        """The answer to a message that the cache has, which is not decoded."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.cache, "store", _not_decoded)
+            return self.answer(data)
+
+
+def _not_decoded(*_: object) -> None:
+    raise AssertionError("the request was decoded")
 
 
 @pytest.fixture
@@ -74,27 +82,31 @@ def engine(loaded: Repository) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def infer(engine: Engine) -> Method:
-    service = OpenInferenceService(engine, lambda: True)
-    return Method(service.recall, codec.reader(engine.limits), service.model_infer)
+def infer(engine: Engine, threads: CodecThreads) -> Method:
+    return infer_method(engine, threads)
 
 
 @pytest.fixture
-def stream_infer(engine: Engine) -> Method:
-    service = OpenInferenceService(engine, lambda: True)
-    return Method(service.recall, codec.reader(engine.limits), service.model_stream_infer)
+def stream_infer(engine: Engine, threads: CodecThreads) -> Method:
+    service = OpenInferenceService(engine, threads, lambda: True)
+    return Method(service._cache, service.model_stream_infer)
 
 
 @pytest.fixture
-def attend(engine: Engine) -> Method:
-    service = AttentionService(engine)
-    return Method(service.recall, fields.reader(engine.limits), service.attend)
+def attend(engine: Engine, threads: CodecThreads) -> Method:
+    service = AttentionService(engine, threads)
+    return Method(service._cache, service.attend)
 
 
 @pytest.fixture
-def attend_stream(engine: Engine) -> Method:
-    service = AttentionService(engine)
-    return Method(service.recall_streamed, fields.streamed_reader(engine.limits), service.attend_stream)
+def attend_stream(engine: Engine, threads: CodecThreads) -> Method:
+    service = AttentionService(engine, threads)
+    return Method(service._streamed, service.attend_stream)
+
+
+def infer_method(engine: Engine, threads: CodecThreads) -> Method:
+    service = OpenInferenceService(engine, threads, lambda: True)
+    return Method(service._cache, service.model_infer)
 
 
 def infer_request(model: LoadedModel, batch: int = 1, rows: int = 3, *outputs: str) -> pb.ModelInferRequest:
@@ -132,12 +144,12 @@ def named_request(*lengths: int, reverse: bool = False) -> typed.AttendRequest:
 
 
 def asserted_alike(method: Method, make: Callable[[int], Message]) -> None:
-    """The second of two requests that differ in vectors and id is known, and answered as if it were not."""
+    """The second of two requests that differ in vectors and id is recognised, and answered as if not."""
     first, second = (make(at).SerializeToString() for at in range(2))
-    assert method.recall(second) is None
+    assert not method.hits(second)
     method.decoded(first)
 
-    assert method.recalled(second) == method.decoded(second)
+    assert method.recognised(second) == method.decoded(second)
     assert first != second
 
 
@@ -157,6 +169,33 @@ def test_infer(
 def test_requests_that_are_large(infer: Method, attend: Method, self_model: LoadedModel) -> None:
     asserted_alike(infer, lambda _: infer_request(self_model, 4, 3000))
     asserted_alike(attend, lambda _: self_request(3000, 2000))
+
+
+def test_a_large_request_that_is_recognised_needs_no_codec_thread(
+    infer: Method,
+    attend: Method,
+    attend_stream: Method,
+    self_model: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streamed = typed.AttendStreamRequest(request=self_request(5000))
+    messages = (infer_request(self_model, 1, 5000), self_request(5000), streamed)
+    data = [message.SerializeToString() for message in messages]
+    assert min(map(len, data)) > LARGE_BYTES
+    methods = (infer, attend, attend_stream)
+    expected = [method.answer(each) for method, each in zip(methods, data, strict=True)]
+    handed_over: list[object] = []
+    run_on_thread = CodecThreads.run
+
+    def counted(threads: CodecThreads, work: Callable[[], Any], deadline: float) -> Any:
+        handed_over.append(work)
+        return run_on_thread(threads, work, deadline)
+
+    monkeypatch.setattr(CodecThreads, "run", counted)
+    assert [method.recognised(each) for method, each in zip(methods, data, strict=True)] == expected
+    assert handed_over == []
+    assert [method.decoded(each) for method, each in zip(methods, data, strict=True)] == expected
+    assert len(handed_over) == 2 * len(methods)  # to parse, and to decode
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -187,7 +226,7 @@ def test_infer_in_a_stream_of_tritons_clients(stream_infer: Method, self_model: 
         return message
 
     asserted_alike(stream_infer, make)
-    response = pb.ModelStreamInferResponse.FromString(stream_infer.recalled(make(5).SerializeToString()))
+    response = pb.ModelStreamInferResponse.FromString(stream_infer.recognised(make(5).SerializeToString()))
     assert response.infer_response.id == "5"
     assert response.infer_response.parameters["triton_final_response"].bool_param
 
@@ -247,7 +286,7 @@ def test_what_its_vectors_or_the_time_decide_is_not_kept(
     data = make(self_model).SerializeToString()
     assert infer.decoded(data) == infer.decoded(data)
 
-    assert infer.recall(data) is None
+    assert not infer.hits(data)
 
 
 def test_ids_of_tokens_and_texts_are_not_kept(infer: Method, text_model: LoadedModel) -> None:
@@ -257,7 +296,7 @@ def test_ids_of_tokens_and_texts_are_not_kept(infer: Method, text_model: LoadedM
     for message in (tokens, texts):
         data = message.SerializeToString()
         infer.decoded(data)
-        assert infer.recall(data) is None
+        assert not infer.hits(data)
 
 
 def test_masks_and_many_sequences_are_not_kept(attend: Method) -> None:
@@ -265,7 +304,7 @@ def test_masks_and_many_sequences_are_not_kept(attend: Method) -> None:
     for message in (self_request(3, mask=mask), self_request(*[1] * 9)):
         data = message.SerializeToString()
         attend.decoded(data)
-        assert attend.recall(data) is None
+        assert not attend.hits(data)
 
 
 def test_refused_requests_are_not_kept(infer: Method, self_model: LoadedModel) -> None:
@@ -275,7 +314,7 @@ def test_refused_requests_are_not_kept(infer: Method, self_model: LoadedModel) -
     with pytest.raises(EngineError):
         infer.decoded(data)
 
-    assert infer.recall(data) is None
+    assert not infer.hits(data)
 
 
 def test_another_shape_of_the_same_size_is_another_request(infer: Method, self_model: LoadedModel) -> None:
@@ -283,11 +322,11 @@ def test_another_shape_of_the_same_size_is_another_request(infer: Method, self_m
     infer.decoded(one.SerializeToString())
     data = other.SerializeToString()
     assert len(data) == one.ByteSize()
-    assert infer.recall(data) is None
+    assert not infer.hits(data)
 
     expected = infer.decoded(data)
-    assert infer.recalled(data) == expected
-    assert infer.recalled(one.SerializeToString())
+    assert infer.recognised(data) == expected
+    assert infer.recognised(one.SerializeToString())
 
 
 def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedModel) -> None:
@@ -298,40 +337,40 @@ def test_few_requests_of_one_size_are_kept(infer: Method, self_model: LoadedMode
         data.append(message.SerializeToString())
         infer.decoded(data[-1])
 
-    assert [infer.recall(one) is not None for one in data] == [False] + [True] * MAX_ALIKE
+    assert [infer.hits(one) for one in data] == [False] + [True] * MAX_ALIKE
 
-    infer.recalled(data[1])
+    infer.recognised(data[1])
     infer.decoded(data[0])
-    assert [infer.recall(one) is not None for one in data[:3]] == [True, True, False]
+    assert [infer.hits(one) for one in data[:3]] == [True, True, False]
 
 
 def test_few_sizes_are_kept(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_requests, "CACHED_SIZES", 3)
+    monkeypatch.setattr(request_cache, "CACHED_SIZES", 3)
     data = [self_request(rows).SerializeToString() for rows in range(1, 6)]
     for one in data:
         attend.decoded(one)
 
-    assert [attend.recall(one) is not None for one in data] == [False, False, True, True, True]
+    assert [attend.hits(one) for one in data] == [False, False, True, True, True]
 
 
 def test_the_least_recently_used_is_dropped(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_requests, "CACHED_SIZES", 3)
+    monkeypatch.setattr(request_cache, "CACHED_SIZES", 3)
     data = [self_request(rows).SerializeToString() for rows in range(1, 6)]
     for one in data:
         attend.decoded(one)
-        attend.recalled(data[0])
+        attend.recognised(data[0])
 
-    assert [attend.recall(one) is not None for one in data] == [True, False, False, True, True]
+    assert [attend.hits(one) for one in data] == [True, False, False, True, True]
 
 
 def test_unknown_messages_displace_none(attend: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_requests, "CACHED_SIZES", 3)
+    monkeypatch.setattr(request_cache, "CACHED_SIZES", 3)
     known = self_request(1).SerializeToString()
     attend.decoded(known)
     for size in range(100, 200):
-        assert attend.recall(bytes(size)) is None
+        assert not attend.hits(bytes(size))
 
-    assert attend.recall(known)
+    assert attend.hits(known)
 
 
 @pytest.mark.parametrize("name", ["infer", "attend"])
@@ -344,7 +383,7 @@ def test_a_valid_request_that_cannot_be_learned_is_answered(
     request = infer_request(self_model) if name == "infer" else self_request(2)
     data = request.SerializeToString()
     assert method.decoded(data + unknown) == method.decoded(data)
-    assert method.recall(data + unknown) is None
+    assert not method.hits(data + unknown)
 
 
 def test_an_id_that_is_no_text_is_refused_as_ever(infer: Method, self_model: LoadedModel) -> None:
@@ -352,41 +391,43 @@ def test_an_id_that_is_no_text_is_refused_as_ever(infer: Method, self_model: Loa
     infer.decoded(data)
     at = data.index(b"\x1a\x017")
 
-    assert infer.recall(data[: at + 2] + b"\xff" + data[at + 3 :]) is None
+    assert not infer.hits(data[: at + 2] + b"\xff" + data[at + 3 :])
 
 
-def test_a_model_that_was_replaced_is_not_used(
-    infer: Method, engine: Engine, self_model: LoadedModel
-) -> None:
+def test_a_model_that_was_replaced_is_not_used(threads: CodecThreads, self_model: LoadedModel) -> None:
+    repository = Repository([self_model])
+    engine = Engine(repository)
+    infer = infer_method(engine, threads)
     data = infer_request(self_model).SerializeToString()
     infer.decoded(data)
-    kept = engine.repository
+    assert infer.hits(data)
 
-    engine.repository = Repository([])
-    assert infer.recall(data) is None
+    (replaced,) = repository.replace(SELF, [])
     with pytest.raises(ModelNotFoundError):
-        infer.decoded(data)
-    engine.repository = kept
-    assert infer.recalled(data)
+        infer.answer(data)
+    repository.replace(SELF, [replaced])
+    assert not infer.hits(data)
+    infer.decoded(data)
+    assert infer.recognised(data)
 
 
-def test_a_model_that_is_still_in_use_leaves_other_models_known_and_is_freed_after_its_last_request(
-    artifacts: Path, models: dict[str, LoadedModel]
+def test_a_model_that_is_still_in_use_keeps_no_other_out_and_is_freed_after_its_last_request(
+    artifacts: Path, models: dict[str, LoadedModel], threads: CodecThreads
 ) -> None:
     last_request = dataclasses.replace(models[SELF])
     freed = weakref.ref(last_request)
     control = RepositoryControl(ModelStore(artifacts, Device()), Repository([last_request, models[CROSS]]))
     engine = Engine(control.repository)
-    service = OpenInferenceService(engine, lambda: True)
-    method = Method(service.recall, codec.reader(engine.limits), service.model_infer)
+    method = infer_method(engine, threads)
     data = {name: infer_request(models[name]).SerializeToString() for name in (SELF, CROSS)}
     for one in data.values():
         method.decoded(one)
     control.prepare_unload("n", SELF)
     control.commit("n")
+    method.decoded(data[CROSS])
 
-    assert method.recall(data[CROSS]) is not None
-    assert method.recall(data[SELF]) is None
+    assert method.hits(data[CROSS])
+    assert not method.hits(data[SELF])
     assert freed() is not None
     del last_request
     engine.close()
@@ -412,7 +453,7 @@ def test_what_is_known_of_a_changed_message_is_what_it_says(
             changed = bytes(data)
         else:
             changed = mutated(Good("", message), changes)
-        if method.recall(changed) is not None:
+        if method.hits(changed):
             found += 1
-            assert method.recalled(changed) == method.decoded(changed)
+            assert method.recognised(changed) == method.decoded(changed)
     assert found > 100
