@@ -50,8 +50,7 @@ class Method(NamedTuple):
 
     def answer(self, data: bytes) -> bytes:
         """Handles a request."""
-        with MemoryBudget(64 * MIB).reserve(len(data)) as reservation:
-            return run(self.handle(data, CALL, reservation))
+        return run(self.handle(data, CALL, MemoryBudget(64 * MIB).reserve(len(data))))
 
     def hits(self, data: bytes) -> bool:
         """Whether the cache has the request."""
@@ -144,13 +143,17 @@ def named_request(*lengths: int, reverse: bool = False) -> typed.AttendRequest:
 
 
 def asserted_alike(method: Method, make: Callable[[int], Message]) -> None:
-    """The second of two requests that differ in vectors and id is recognised, and answered as if not."""
-    first, second = (make(at).SerializeToString() for at in range(2))
+    """Requests that differ in vectors and id from the first are recognised, and answered as if they were not.
+
+    The third is answered with what is known of the reply to the second.
+    """
+    first, second, third = (make(at).SerializeToString() for at in range(3))
     assert not method.hits(second)
     method.decoded(first)
 
     assert method.recognised(second) == method.decoded(second)
-    assert first != second
+    assert method.recognised(third) == method.decoded(third)
+    assert len({first, second, third}) == 3
 
 
 @pytest.mark.parametrize("name", [SELF, CROSS])

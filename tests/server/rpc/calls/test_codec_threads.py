@@ -182,6 +182,7 @@ def test_an_error_on_a_codec_thread_ends_the_call_like_any_other(
     call.run_posted()
     call.run_posted()
     assert call.ended_with is grpc.StatusCode.INVALID_ARGUMENT
+    call.complete()
     assert budget.held_bytes == 0
 
 
