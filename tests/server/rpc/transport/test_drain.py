@@ -1,7 +1,6 @@
 """A server that stops keeps each connection until the peer has received the replies on it."""
 
 import os
-import queue
 import resource
 import socket
 import threading
@@ -20,8 +19,7 @@ from attention_serving.server.rpc.transport.connections import (
     connections,
     stop_listening,
 )
-from attention_serving.server.rpc.transport.call import Call
-from attention_serving.server.rpc.transport.connections import Connection, connections, stop_listening
+from tests.server.rpc.transport.driven import Driven
 from tests.server.seams import PATIENCE_SECONDS
 
 HOST = "127.0.0.1"
@@ -159,19 +157,19 @@ def test_a_port_that_is_given_up_can_be_bound_by_another() -> None:
 
 
 def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:
-    calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+    driven = Driven()
     transport = create_transport(TransportKind.COMPLETION_QUEUE, {}, max_calls=8)
     peer = SlowPeer(transport.listen(f"{HOST}:0"))
-    transport.start(calls.put, lambda: False)
+    transport.start(driven.serve, lambda: False)
     with closing(peer), grpc.insecure_channel(f"{HOST}:{peer.port}") as channel:
         method: Any = channel.unary_unary("/any/Method")
         sent = method.future(b"", timeout=PATIENCE_SECONDS)
-        call = calls.get(timeout=PATIENCE_SECONDS)
+        call = driven.next_call()
         stopping = threading.Thread(target=transport.stop, args=(PATIENCE_SECONDS, list))
         stopping.start()
         stopping.join(0.2)  # the client acknowledges that the server goes away
         peer.hold()
-        call.call_soon_threadsafe(lambda: call.reply(REPLY))
+        call.post(lambda: call.reply(REPLY))
         stopping.join(0.3)  # a server that does not wait for its peers has closed the connection by then
         peer.release()
         assert sent.result() == REPLY

@@ -18,7 +18,7 @@ def test_an_idle_thread_turns_and_a_stuck_one_does_not(kind: TransportKind) -> N
     transport = create_transport(kind, {}, max_calls=8)
     entered, proceed = threading.Event(), threading.Event()
 
-    def block(call: Call) -> None:
+    async def block(call: Call) -> None:
         entered.set()
         proceed.wait(PATIENCE_SECONDS)
         call.finish(grpc.StatusCode.UNIMPLEMENTED)
