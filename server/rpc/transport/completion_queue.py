@@ -101,7 +101,7 @@ class CompletionQueueCall(Call):
         """See `Call`."""
         if threading.get_ident() == self._callbacks.thread:
             callback()
-        elif self._callbacks.add(callback) and self.ended_with is None:
+        elif self._callbacks.add(callback, wakes=self.ended_with is None):
             # A batch of no operations has no effect except that its event wakes the transport's thread.
             self._call.start_server_batch((), self._callbacks.run)
 
@@ -183,22 +183,30 @@ class CallbackQueue:
         self.thread = 0
         self._lock = threading.Lock()
         self._callbacks: list[Callback] = []
+        self._is_woken = False
 
     @property
     def is_empty(self) -> bool:
         """Whether no callback waits."""
         return not self._callbacks
 
-    def add(self, callback: Callback) -> bool:
-        """Adds a callback; returns whether it is the first, so that the thread must be woken."""
+    def add(self, callback: Callback, *, wakes: bool) -> bool:
+        """Adds a callback; returns whether the thread must be woken for it.
+
+        Args:
+            callback: The callback.
+            wakes: Whether the caller can wake the thread. Otherwise the callback waits until it is awake.
+        """
         with self._lock:
             self._callbacks.append(callback)
-            return len(self._callbacks) == 1
+            is_first = wakes and not self._is_woken
+            self._is_woken = self._is_woken or wakes
+            return is_first
 
     def run(self, _event: object = None) -> None:
         """Calls all of them."""
         with self._lock:
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks, self._callbacks, self._is_woken = self._callbacks, [], False
         for callback in callbacks:
             try:
                 callback()
@@ -269,7 +277,7 @@ class CompletionQueueTransport:
             self._thread.start()
         if not self._ended.is_set():
             drain = Drain(self.addresses, self._calls, self._timers.add, grace)
-            self._callbacks.add(partial(drain.begin, refuse))
+            self._callbacks.add(partial(drain.begin, refuse), wakes=False)
             drain.finished.wait(drain.longest_seconds + PATIENCE_SECONDS)
             self._server.shutdown(self._queue, self._shut_down)
         # Where the connections could not be closed, the core cancels what is left on them.
