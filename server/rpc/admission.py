@@ -204,7 +204,8 @@ class Ticket:
 
     def idle(self) -> None:
         """Every reply of a stream has been sent: it waits for a request."""
-        self._call.limit_wait(self._lane.limits.stream_idle_seconds, self._is_idle)
+        if self._call.ended_with is None:  # otherwise it waits until its status is sent
+            self._call.limit_wait(self._lane.limits.stream_idle_seconds, self._is_idle)
 
     def give_back(self) -> None:
         """The core is done with the call."""
