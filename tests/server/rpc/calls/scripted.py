@@ -28,8 +28,8 @@ class ScriptedCall(Call):
     peer = ""
     metadata: Metadata = ()
 
-    def __init__(self, deadline: float = 1e9) -> None:
-        super().__init__(METHOD, OpenCalls(send_timeout_seconds=0))
+    def __init__(self, deadline: float = 1e9, *, send_timeout_seconds: float = 0) -> None:
+        super().__init__(METHOD, OpenCalls(send_timeout_seconds))
         self.deadline = deadline
         self._thread = threading.get_ident()
         self._posted: list[Callback] = []

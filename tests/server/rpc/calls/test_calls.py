@@ -249,6 +249,24 @@ def test_a_stream_that_is_idle_for_too_long_ends_and_a_busy_one_does_not() -> No
     assert (call.ended_with, call.reason) == (grpc.StatusCode.UNAVAILABLE, "STREAM_IDLE")
 
 
+@every_kind
+def test_a_caller_that_does_not_take_the_status_is_cut_off(kind: Callable[[Handler], Method]) -> None:
+    handler = Handler()
+    limits = CallLimits(max_calls=1, max_streams=1, stream_idle_seconds=50)
+    call = ScriptedCall(send_timeout_seconds=5)
+    call.begin(calls_of(kind(handler), limits=limits).serve(call))
+    call.deliver(b"a")
+    if kind is ordered_stream:
+        call.deliver(None)
+        handler.futures[0].set_result(b"")
+        call.complete_send()
+        assert call.ended_with is grpc.StatusCode.OK
+    else:
+        call.finish(grpc.StatusCode.ABORTED)
+    call._calls.sweep(call._calls.now + 6)
+    assert (call.reader_cut, call.is_aborted) == (True, True)
+
+
 class TimedRequests:
     """Requests of the Open Inference Protocol with a timeout, queued behind one whose run is held."""
 
