@@ -21,9 +21,8 @@ from attention_serving.server.engine.types import Ragged, Request, Result
 from attention_serving.server.rpc.attention import codec as attention_codec
 from attention_serving.server.rpc.open_inference.response import encode
 from scripts.local_server import ServerProcess
-from tests.server.rpc.messages import answered, raw_request
-from tests.server.samples import load_repository
 from tests.server.rpc.messages import answered, decode_infer, raw_request
+from tests.server.samples import load_repository
 from tests.support import open_inference
 from tests.support.eager import Array, assert_parity
 from tests.support.modules import ENCODER, encoder

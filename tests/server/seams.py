@@ -209,10 +209,10 @@ class Calls:
     def reader_cut(self, method: str) -> None:
         self.cut_readers.append(method.rsplit("/", 1)[1])
 
-    def calls_ended(self, method: str, code: str, seconds: Sequence[float]) -> None:
-        assert min(seconds) >= 0
+    def call_ended(self, method: str, code: str, seconds: float) -> None:
+        assert seconds >= 0
         with self._changed:
-            self._ended += [(method.rsplit("/", 1)[1], code)] * len(seconds)
+            self._ended.append((method.rsplit("/", 1)[1], code))
             self._changed.notify_all()
 
     def ended(self, count: int) -> Counter[tuple[str, str]]:

@@ -137,7 +137,7 @@ def debug_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def test_every_call_is_logged_at_debug_and_passed_on(debug_log: pytest.LogCaptureFixture) -> None:
     observer = Calls()
-    CallLog(observer).calls_ended("/a.B/C", "OK", [0.0123456])
+    CallLog(observer).call_ended("/a.B/C", "OK", 0.0123456)
     assert observer.ended(1) == {("C", "OK"): 1}
     (event,) = debug_log.records
     assert event.levelno == logging.DEBUG

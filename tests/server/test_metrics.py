@@ -105,7 +105,7 @@ def test_requests_are_counted_by_model_and_code(metrics: Metrics) -> None:
 
 def test_calls_are_counted_by_method_and_code(metrics: Metrics) -> None:
     for code, seconds in (("OK", 0.004), ("OK", 0.3), ("NOT_FOUND", 20.0)):
-        metrics.calls_ended("/a/B", code, [seconds])
+        metrics.call_ended("/a/B", code, seconds)
     samples = published(metrics.registry)
     assert value(samples, "attention_requests_total", method="/a/B", code="OK") == 2
     assert value(samples, "attention_requests_total", method="/a/B", code="NOT_FOUND") == 1
@@ -138,8 +138,8 @@ def test_batches_are_published_with_sequences_rows_padding_and_queue_times(metri
 
 
 def test_two_servers_in_one_process_count_separately(metrics: Metrics) -> None:
-    Metrics().calls_ended("/a/B", "OK", [0.1])
-    metrics.calls_ended("/a/B", "OK", [0.1])
+    Metrics().call_ended("/a/B", "OK", 0.1)
+    metrics.call_ended("/a/B", "OK", 0.1)
     assert value(published(metrics.registry), "attention_requests_total", method="/a/B", code="OK") == 1
 
 
@@ -199,7 +199,7 @@ def test_every_scrape_reads_the_load_of_its_moment(metrics: Metrics) -> None:
 
 def test_an_endpoint_serves_the_metrics_until_it_is_closed(metrics: Metrics) -> None:
     endpoint = MetricsEndpoint(metrics.registry, HOST, 0)
-    metrics.calls_ended("/a/B", "OK", [0.1])
+    metrics.call_ended("/a/B", "OK", 0.1)
     assert scrape(endpoint.port) == published(metrics.registry)
     with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{endpoint.port} for metrics: .*in use"):
         MetricsEndpoint(metrics.registry, HOST, endpoint.port)

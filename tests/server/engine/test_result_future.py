@@ -8,7 +8,6 @@ from concurrent.futures import CancelledError, Future, InvalidStateError, as_com
 from contextlib import suppress
 
 import pytest
-
 from attention_serving.server.engine.result_future import ResultFuture
 
 SOON = 0.05

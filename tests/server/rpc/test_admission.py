@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -163,11 +163,11 @@ class BusyCalls(Calls):
         super().__init__()
         self._is_first = True
 
-    def calls_ended(self, method: str, code: str, seconds: Sequence[float]) -> None:
+    def call_ended(self, method: str, code: str, seconds: float) -> None:
         if self._is_first:
             self._is_first = False
             threading.Event().wait(1)
-        super().calls_ended(method, code, seconds)
+        super().call_ended(method, code, seconds)
 
 
 @pytest.mark.parametrize("places", [8, BURST], ids=["refused", "served"])

@@ -381,7 +381,7 @@ def test_a_valid_request_that_cannot_be_learned_is_answered(
     name: str, infer: Method, attend: Method, self_model: LoadedModel
 ) -> None:
     """It has more fields than those of which requests are kept."""
-    unknown = b"\x98\x06\x01" * known_requests.BOUNDS.fields
+    unknown = b"\x98\x06\x01" * request_cache.BOUNDS.fields
     method = infer if name == "infer" else attend
     request = infer_request(self_model) if name == "infer" else self_request(2)
     data = request.SerializeToString()
@@ -405,10 +405,10 @@ def test_a_model_that_was_replaced_is_not_used(threads: CodecThreads, self_model
     infer.decoded(data)
     assert infer.hits(data)
 
-    (replaced,) = repository.replace(SELF, [])
+    repository.replace(SELF, {})
     with pytest.raises(ModelNotFoundError):
         infer.answer(data)
-    repository.replace(SELF, [replaced])
+    repository.replace(SELF, {self_model.version: self_model})
     assert not infer.hits(data)
     infer.decoded(data)
     assert infer.recognised(data)

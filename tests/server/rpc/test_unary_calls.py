@@ -1,7 +1,7 @@
 """Unary calls: invalid calls are refused, deadlines are kept, and every call is counted once."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -206,7 +206,7 @@ def test_cancelled_calls_are_not_logged_as_errors(self_model: LoadedModel, error
 class FailingCalls:
     """An observer that fails at every call."""
 
-    def calls_ended(self, method: str, code: str, seconds: Sequence[float]) -> None:
+    def call_ended(self, method: str, code: str, seconds: float) -> None:
         raise RuntimeError(method, code, seconds)
 
     def refused(self, method: str, reason: str) -> None:

@@ -36,7 +36,7 @@ def work(folder: Path, worker: int, *, calls: int, ready: int, error: float) -> 
     write_to(folder, worker)
     metrics = Metrics()
     for _ in range(calls):
-        metrics.calls_ended("/a/B", "OK", [0.5])
+        metrics.call_ended("/a/B", "OK", 0.5)
     metrics._ready.labels("m", "1").set(ready)
     metrics._parity.labels("m", "1").set(error)
     metrics.flush()

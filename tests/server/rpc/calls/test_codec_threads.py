@@ -64,7 +64,7 @@ class Handler:
 
     def _parse(self, message: bytes) -> Parsed[bytes]:
         self.parsed_on.append(threading.current_thread().name)
-        return Parsed(message, data=message)
+        return Parsed(message, {}, message)
 
     def _decode(self, parsed: Parsed[bytes], reservation: Reservation) -> bytes:
         self.decoded_on.append(threading.current_thread().name)
