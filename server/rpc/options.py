@@ -15,7 +15,8 @@ UNLIMITED = 2**31 - 1
 MAX_PENDING_CALLS = 32768
 # HTTP/2 recommends to allow no fewer. Source: RFC 9113, section 6.5.2.
 MIN_CALLS_PER_CONNECTION = 100
-# How long a peer may take to acknowledge a ping.
+# How long a peer may take to acknowledge a ping. The core never starts the timeout of keepalive, but that of
+# pings, which is a minute by default.
 KEEPALIVE_TIMEOUT_SECONDS = 20
 # Clients may ping this often while they have no calls; the connection of one that does so more often ends.
 MIN_PING_SECONDS = 10
@@ -102,6 +103,7 @@ def channel_options(options: RpcOptions) -> dict[str, int]:
         "grpc.max_connection_age_grace_ms": _milliseconds(options.connection_age_grace_seconds),
         "grpc.keepalive_time_ms": _milliseconds(options.keepalive_seconds),
         "grpc.keepalive_timeout_ms": 1000 * KEEPALIVE_TIMEOUT_SECONDS,
+        "grpc.http2.ping_timeout_ms": 1000 * KEEPALIVE_TIMEOUT_SECONDS,
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.min_ping_interval_without_data_ms": 1000 * MIN_PING_SECONDS,
         "grpc.http2.max_ping_strikes": MAX_PING_STRIKES,

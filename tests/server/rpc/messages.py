@@ -12,7 +12,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Request
-from attention_serving.server.engine.validation import ValidatedRequest
+from attention_serving.server.engine.validated_request import ValidatedRequest
 from attention_serving.server.rpc.attention import codec as attention_codec
 from attention_serving.server.rpc.attention import fields
 from attention_serving.server.rpc.open_inference import codec
@@ -58,7 +58,7 @@ def attend_request(lengths: list[int], *, return_weights: bool = False) -> atten
 
 def reserved_bytes(message: Message, validated: ValidatedRequest) -> int:
     """The memory that a received request reserves."""
-    return len(message.SerializeToString()) + validated.held_bytes
+    return len(message.SerializeToString()) + validated.form.held_bytes
 
 
 def decode_infer(

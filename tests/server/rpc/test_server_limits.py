@@ -14,7 +14,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.metrics import Metrics
-from attention_serving.server.rpc import channel_options
+from attention_serving.server.rpc import options
 from attention_serving.server.rpc.options import RpcOptions
 from attention_serving.server.rpc.server import RpcServer
 from attention_serving.server.rpc.transport import TransportKind
@@ -95,7 +95,7 @@ def test_a_result_within_the_limit_can_be_sent(channel: grpc.Channel, gate: Gate
 def test_a_client_that_answers_no_ping_is_disconnected(
     transport: TransportKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_options, "KEEPALIVE_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(options, "KEEPALIVE_TIMEOUT_SECONDS", 1)
     server = RpcServer(dataclasses.replace(OPTIONS, keepalive_seconds=1, transport=transport), Metrics())
     port = server.bind()
     engine = Engine(Repository([]), Limits())
