@@ -4,7 +4,6 @@ import threading
 import time
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from functools import partial
 
 from attention_serving.server.coroutines import suspend
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
@@ -148,14 +147,13 @@ class Engine:
             raise
 
         def resolve() -> None:
-            try:
-                outcome = request.result()
-            except EngineError as error:
-                resolved = partial(future.set_exception, error)
-            else:
-                resolved = partial(future.set_result, outcome)
+            outcome = request.outcome
             with suppress(InvalidStateError):  # cancelled
-                resolved()
+                # Not raised here: the frame of an error refers to the future that keeps it.
+                if isinstance(outcome, Result):
+                    future.set_result(outcome)
+                else:
+                    future.set_exception(outcome)
 
         def resolved(_future: Future[Result]) -> None:
             reservation.release()

@@ -236,8 +236,8 @@ class Scheduler:
                     batch, failures = self._take(self._dispatch.next)
                 else:
                     batch, failures = None, []
-            for request, error in failures:
-                self.fail(request, error)
+            while failures:  # no local variable keeps a request while the thread waits
+                self.fail(*failures.pop())
             if batch:
                 return batch
             self._trim_arena()

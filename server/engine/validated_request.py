@@ -167,7 +167,9 @@ class ValidatedRequest:
         """Sets the outcome, or None if the request was withdrawn. For whoever released it from the queue."""
         self.sequences = ()  # they refer to the request
         self.outcome = outcome
-        if outcome is not None:
+        if outcome is None:
+            self._waiting.clear()
+        else:
             self._call_back()
 
     def _call_back(self) -> None:

@@ -100,7 +100,7 @@ def test_an_outcome_is_taken_once(request_of_one: Sample, outcome: Result | Engi
         request_of_one.result()
 
 
-def test_an_error_is_raised_where_it_is_taken(request_of_one: Sample) -> None:
+def test_an_error_is_raised_when_it_is_taken(request_of_one: Sample) -> None:
     error = RunFailedError(MESSAGE)
     request_of_one.end(error)
     assert error.__traceback__ is None
@@ -108,7 +108,7 @@ def test_an_error_is_raised_where_it_is_taken(request_of_one: Sample) -> None:
         request_of_one.result()
     assert caught.value is error
     assert [entry.name for entry in caught.traceback] == [
-        "test_an_error_is_raised_where_it_is_taken",
+        "test_an_error_is_raised_when_it_is_taken",
         "result",
     ]
 
