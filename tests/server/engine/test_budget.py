@@ -5,16 +5,19 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from queue import SimpleQueue
 
 import pytest
 
+from attention_serving.server.coroutines import Callback, Task
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Repository
-from tests.server.samples import bytes_of, request_of, validated_of
+from attention_serving.server.engine.types import Result
+from tests.server.samples import assert_answers, bytes_of, request_of, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, tapped
 
 THREADS, ROUNDS = 8, 500
@@ -133,15 +136,31 @@ def test_a_request_holds_its_bytes_until_its_future_ends(self_model: LoadedModel
         engine.close()
 
 
-def test_a_reservation_of_the_caller_is_released_by_the_caller(self_model: LoadedModel) -> None:
+@pytest.mark.parametrize("ending", ["result", "cancelled"])
+def test_a_reservation_of_the_caller_is_released_by_the_caller(self_model: LoadedModel, ending: str) -> None:
     engine = HeldEngine(self_model, 1 << 20)
     reservation = engine.budget.reserve(100)
-    future = engine.submit(engine.model_held, request_of(self_model, [(5, 5)]), reservation)
-    held = 100 + validated_of(self_model, [(5, 5)]).form.held_bytes
+    request = validated_of(engine.model_held, [(5, 5)])
+    posted: SimpleQueue[Callback] = SimpleQueue()
+    results: list[Result] = []
+
+    async def caller() -> None:
+        results.append(await engine.run(request, reservation))
+
+    task = Task(caller(), posted.put)
+    task.resume()
+    held = 100 + request.form.held_bytes
     assert engine.budget.held_bytes == held
-    engine.gate.open()
-    future.result(PATIENCE_SECONDS)
+    if ending == "result":
+        engine.gate.open()
+        posted.get(timeout=PATIENCE_SECONDS)()
+        assert_answers(request, results[0])
+    else:
+        task.close()
+        assert request.is_done
+        assert results == []
     engine.close()
+    assert task.is_closed
     assert engine.budget.held_bytes == held
     reservation.release()
     assert engine.budget.held_bytes == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -11,9 +12,11 @@ from attention_serving.server.engine.errors import RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.scheduler import Scheduler
-from attention_serving.server.engine.statistics import ModelStatistics
+from attention_serving.server.engine.statistics import MOST_WAITING, Durations, ModelStatistics, RunTimes
 from tests.server.samples import validated_of
 from tests.server.seams import FailOnMarked, Held, Recorder, mark, outcome, tapped, withdraw
+
+THREADS = 4
 
 
 @pytest.fixture
@@ -34,6 +37,7 @@ def test_results_and_runs_are_counted(model: LoadedModel, scheduler: Scheduler) 
         scheduler.submit(request)
         outcome(request)
     found = model.statistics
+    found.fold()
     assert (found.succeeded.count, found.failed.count, found.queued.count) == (2, 0, 4)
     assert {size: runs.compute.count for size, runs in found.runs.items()} == {3: 1, 1: 1}
     for runs in found.runs.values():
@@ -55,6 +59,7 @@ def test_a_run_that_fails_fails_its_request_only(model: LoadedModel, scheduler: 
     with pytest.raises(RunFailedError):
         outcome(bad)
     found = failing.statistics
+    found.fold()
     assert (found.succeeded.count, found.failed.count) == (1, 1)
 
 
@@ -67,3 +72,29 @@ def test_requests_that_are_cancelled_or_expire_count_as_failed(self_model: Loade
         withdraw(held.scheduler, cancelled)
         assert statistics.failed.count == before + 1
         assert statistics.failed.seconds >= 0
+
+
+def test_what_waits_to_be_counted_is_bounded_and_nothing_is_lost() -> None:
+    found = ModelStatistics()
+
+    def add(size: int) -> None:
+        for _ in range(MOST_WAITING):
+            found.add_run([0.5] * size, RunTimes(1.0, 2.0, 3.0))
+            found.add_results([0.25] * size)
+            found.add_failure(4.0)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(add, range(1, THREADS + 1)))
+    total = MOST_WAITING * sum(range(1, THREADS + 1))
+    assert total - found.succeeded.count <= MOST_WAITING + THREADS * THREADS
+    assert THREADS * MOST_WAITING - sum(runs.compute.count for runs in found.runs.values()) <= (
+        MOST_WAITING + THREADS
+    )
+    found.fold()
+    assert found.succeeded == Durations(total, 0.25 * total)
+    assert found.queued == Durations(total, 0.5 * total)
+    assert found.failed == Durations(THREADS * MOST_WAITING, 4.0 * THREADS * MOST_WAITING)
+    parts = [Durations(MOST_WAITING, seconds * MOST_WAITING) for seconds in (1.0, 2.0, 3.0)]
+    assert {
+        size: [runs.prepare, runs.compute, runs.split] for size, runs in found.runs.items()
+    } == dict.fromkeys(range(1, THREADS + 1), parts)
