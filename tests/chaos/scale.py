@@ -36,7 +36,7 @@ QUICK = Scale(
     kills=4,
     soak_seconds=60,
     pairs=15,
-    mutations=10_000,
+    mutations=20_000,
 )
 FULL = Scale(
     name="full",

@@ -220,6 +220,14 @@ def test_counts_of_attention_v1(loaded: Repository, encoder: LoadedModel, messag
             cheap(partial(attend, message.data, model))
 
 
+def test_a_query_that_is_replaced_again_and_again() -> None:
+    """Each of its kinds replaces the other, beside the contents of many inputs."""
+    inputs = typed.AttendRequest(inputs=[typed.NamedTensors(data=b"0")] * 5000).SerializeToString()
+    data = inputs + b"\x1a\x00\x2a\x00" * 5000
+    assert len(data) < MAX_MESSAGE
+    cheap(lambda: fields.reader(LIMITS)(data))
+
+
 def http_infer(body: bytes) -> None:
     budget = MemoryBudget(64 * MIB)
     limits = infer_request.Limits(64 * MIB, 64 * MIB, budget.reserve(0), budget.reserve(0))
