@@ -19,7 +19,7 @@ Sizes = dict[str, int]
 # The lengths of each input, in the order of the model's inputs.
 Lengths = tuple[tuple[int, ...], ...]
 DTYPES = {name: np.dtype(name) for name in ("float32", "int64", "bool")}
-# What follows from the lengths of requests with more sequences is not cached, here and in the codecs.
+# What follows from the lengths of requests with more sequences is not cached.
 MAX_CACHED_SEQUENCES = 8
 CACHED_REQUESTS = 1024
 

@@ -20,26 +20,9 @@ from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.tokenizer import FEW_TEXTS, TEXT
 from attention_serving.server.engine.types import Request
 from attention_serving.server.rpc import protobuf_bytes
-from attention_serving.server.rpc.open_inference import parameters
+from attention_serving.server.rpc.open_inference import parameters, response, tensors
 from attention_serving.server.rpc.open_inference.parameters import RegionSlice
 from attention_serving.server.rpc.open_inference.rectangle import Rectangle
-from attention_serving.server.rpc.open_inference.response import (
-    TOKENS,
-    TextReply,
-    default_outputs,
-    has_tokens,
-    layout,
-    output_bytes,
-    token_texts,
-)
-from attention_serving.server.rpc.open_inference.tensors import (
-    BYTES,
-    MAX_AXES,
-    RAW_CONTENTS,
-    REQUEST,
-    decode_tensors,
-    decode_texts,
-)
 from attention_serving.server.rpc.protobuf_bytes import Bounds, Fields, Parsed, Submessage
 from attention_serving.server.rpc.request_cache import KnownFields, ModelReference
 from attention_serving.server.rpc.shared_memory import SharedMemory
@@ -47,7 +30,7 @@ from attention_serving.server.rpc.tensors import UNCOUNTED, Allowance, Shape, Wi
 
 ID = ("id",)
 # The fields in which requests may differ that are otherwise the same.
-KNOWN_FIELDS = Submessage.of(pb.ModelInferRequest.DESCRIPTOR, (*ID, *RAW_CONTENTS))
+KNOWN_FIELDS = Submessage.of(pb.ModelInferRequest.DESCRIPTOR, (*ID, *tensors.RAW_CONTENTS))
 KNOWN = KnownFields(KNOWN_FIELDS, ID)
 # The same of replies.
 KNOWN_REPLY = KnownFields(Submessage.of(pb.ModelInferResponse.DESCRIPTOR, (*ID, "raw_output_contents")), ID)
@@ -59,11 +42,9 @@ OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
 
 def is_slow(request: Parsed[pb.ModelInferRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, or many texts."""
-    return any(
-        tensor.datatype == BYTES
-        and (len(request.data) > MUCH_TEXT_BYTES or math.prod(islice(tensor.shape, MAX_AXES)) > FEW_TEXTS)
-        for tensor in request.message.inputs
-    )
+    is_long = len(request.data) > MUCH_TEXT_BYTES
+    texts = [tensor for tensor in request.message.inputs if tensor.datatype == tensors.BYTES]
+    return any(is_long or math.prod(islice(own.shape, tensors.MAX_AXES)) > FEW_TEXTS for own in texts)
 
 
 class Reply(NamedTuple):
@@ -80,7 +61,7 @@ class Reply(NamedTuple):
     shapes: Mapping[str, Shape]
     types: Mapping[str, WireFloat]
     regions: Mapping[str, RegionSlice]
-    texts: TextReply
+    texts: response.TextReply
     wants_final: bool
 
 
@@ -94,7 +75,7 @@ class Decoded(NamedTuple):
 def reader(limits: Limits) -> Callable[[bytes], Parsed[pb.ModelInferRequest]]:
     """A function that parses requests within the limits."""
     bounds = Bounds.for_sequences(limits.max_sequences)
-    return protobuf_bytes.reader(pb.ModelInferRequest.FromString, REQUEST, bounds)
+    return protobuf_bytes.reader(pb.ModelInferRequest.FromString, tensors.REQUEST, bounds)
 
 
 def model_of(message: pb.ModelInferRequest) -> ModelReference:
@@ -133,17 +114,17 @@ def decode(
         raise InvalidRequestError(
             "inputs", f"has {len(message.inputs)} entries; the model takes {most} at most"
         )
-    tensors = decode_tensors(message, fields, allowance, memory)
-    texts, *others = (tensors.pop(name, None) for name in OTHER_INPUTS)
+    arrays = tensors.decode_tensors(message, fields, allowance, memory)
+    texts, *others = (arrays.pop(name, None) for name in OTHER_INPUTS)
     given = {name: other for name, other in zip(OTHER_INPUTS[1:], others, strict=True) if other is not None}
     if texts is not None and given:
         raise InvalidRequestError(next(iter(given)), "cannot be combined with text; send token ids instead")
-    rectangle = Rectangle(model, tensors)
+    rectangle = Rectangle(model, arrays)
     mask = given.pop(ATTENTION_MASK, None)
     cuts = rectangle.cuts(given)
     request = Request(
-        inputs={spec.name: rectangle.rows(spec, cuts) for spec in model.inputs if spec.name in tensors},
-        texts=() if texts is None else decode_texts(TEXT, texts),
+        inputs={spec.name: rectangle.rows(spec, cuts) for spec in model.inputs if spec.name in arrays},
+        texts=() if texts is None else tensors.decode_texts(TEXT, texts),
         mask=None if mask is None else rectangle.mask(mask, cuts),
         return_weights=ATTENTION_WEIGHTS in types and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in types,
@@ -155,22 +136,23 @@ def decode(
     if request.dimensions:
         check_dimensions(request.dimensions, model)
     encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
-    wants_tokens = TOKENS in types and has_tokens(model)
-    computed = [name for name in types if not (wants_tokens and name == TOKENS)]
+    wants_tokens = response.TOKENS in types and response.has_tokens(model)
+    computed = [name for name in types if not (wants_tokens and name == response.TOKENS)]
     field = TEXT if request.texts else model.inputs[0].name
     if request.return_weights:
         field = f"outputs[{ATTENTION_WEIGHTS}]"
     id_bytes, tokens = len(message.id.encode()), None
-    shapes = layout(computed, encoded, model, rectangle.sizes, field, id_bytes, allowance)
+    shapes = response.layout(computed, encoded, model, rectangle.sizes, field, id_bytes, allowance)
     if wants_tokens:
-        shapes[TOKENS], tokens = token_texts(encoded, model, rectangle.query_length, allowance)
+        length = rectangle.query_length
+        shapes[response.TOKENS], tokens = response.token_texts(encoded, model, length, allowance)
         shapes = {name: shapes[name] for name in types}
     first = next(iter(encoded.inputs.values()), None)
     reply = Reply(
         shapes,
         {name: wire for name, wire in types.items() if wire is not WireFloat.FP32},
         _regions(message, model, shapes, types, memory),
-        TextReply(first.lengths if first else (), encoded.truncated, tokens),
+        response.TextReply(first.lengths if first else (), encoded.truncated, tokens),
         parameters.wants_final(message.parameters),
     )
     return Decoded(encoded, reply)
@@ -190,9 +172,9 @@ def _regions(
         own = parameters.region_slice(field, output.parameters, memory)
         if own is None:
             continue
-        if name == TOKENS:
+        if name == response.TOKENS:
             raise InvalidRequestError(field, "has no fixed size and cannot be written to shared memory")
-        size = output_bytes(name, model, shapes[name], types[name])
+        size = response.output_bytes(name, model, shapes[name], types[name])
         own.region.check_write(field, own.offset, own.size, size)
         found[name] = own._replace(size=size)
     return found
@@ -200,10 +182,12 @@ def _regions(
 
 def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> dict[str, WireFloat]:
     """The type of real numbers in each requested output, by name, in their order."""
-    names = default_outputs(model)
+    names = response.default_outputs(model)
     if not message.outputs:
         return dict.fromkeys(names, WireFloat.FP32)
-    known = dict.fromkeys((*names, *model.outputs, *((TOKENS,) if has_tokens(model) else ())))
+    known = dict.fromkeys((*names, *model.outputs))
+    if response.has_tokens(model):
+        known[response.TOKENS] = None
     requested: dict[str, WireFloat] = {}
     for output in message.outputs:
         name, field = output.name, f"outputs[{output.name}]"
