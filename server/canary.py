@@ -4,11 +4,10 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.canary import CanarySchedule, Check
-from attention_serving.server.engine.loading import Difference, replay
+from attention_serving.server.engine.loading import Parity, replay
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.observer import EngineLoad
 from attention_serving.server.engine.repository import Repository
@@ -18,13 +17,6 @@ from attention_serving.server.periodic import PeriodicThread
 log = logging.getLogger(__name__)
 # Takes a model out of service, with the reason for callers; returns whether it was in service.
 Withdraw = Callable[[LoadedModel, str], bool]
-
-
-class _Outcome(NamedTuple):
-    """What a replay found: the part of the tolerance that is used, and what is wrong if it is above 1."""
-
-    ratio: float
-    reason: str
 
 
 class Canary:
@@ -100,28 +92,22 @@ class Canary:
         if found.ratio > 1 and self._withdraw(model, found.reason):
             log.error("model taken out of service", extra=_fields(model, found))
 
-    def _measure(self, model: LoadedModel, check: Check) -> _Outcome | None:
+    def _measure(self, model: LoadedModel, check: Check) -> Parity | None:
         """Replays a golden case; None if it could not run now."""
         case, session = model.golden[check.case], check.session(model)
         self._control = RunControl()
         if self._closing:
             return None
         try:
-            differences = replay(case, session, model.manifest.tolerance, self._control)
+            return replay(case, session, model.manifest.tolerance, self._control, where="in service")
         except MemoryError:  # requests took it; the case is replayed again in the next period
             return None
         except Exception as error:
             if self._closing:
                 return None
             log.error("golden vectors do not run", extra={"model": model.name}, exc_info=error)
-            return _Outcome(math.inf, f"graph {case.graph} does not run in service any more")
-        worst = max(differences, default=Difference(0.0, 0.0, ""))
-        reason = (
-            f"{worst.output} of graph {case.graph} differs from eager PyTorch by {worst.error:.3g} "
-            f"in service; the tolerance is {model.manifest.tolerance}"
-        )
-        return _Outcome(worst.ratio, reason)
+            return Parity(math.inf, math.inf, f"graph {case.graph} does not run in service any more")
 
 
-def _fields(model: LoadedModel, found: _Outcome) -> dict[str, object]:
+def _fields(model: LoadedModel, found: Parity) -> dict[str, object]:
     return {"model": model.name, "version": model.version, "reason": found.reason}
