@@ -105,7 +105,10 @@ class BatchQueue:
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = deque()
-        _insert(bucket, sequences)
+        if not bucket or bucket[-1].turn <= sequences[0].turn:  # the usual case
+            bucket.extend(sequences)
+        else:
+            _insert(bucket, sequences)
         self._next_number += count
         self.sequences += count
         self.seconds += form.seconds
@@ -293,9 +296,7 @@ def _first(bucket: Bucket) -> tuple[float, float, int]:
 
 def _insert(bucket: Bucket, queued: tuple[SequenceInputs, ...]) -> None:
     """Inserts the sequences of a new request, after those with the same turn."""
-    if not bucket or bucket[-1].turn <= queued[0].turn:
-        bucket.extend(queued)
-    elif len(queued) == 1:
+    if len(queued) == 1:
         bucket.insert(bisect_right(bucket, queued[0].turn, key=_turn), queued[0])
     else:
         merged = list(merge(bucket, queued, key=_turn))

@@ -62,13 +62,6 @@ class MemoryBudget:
                 account.held_bytes += size
             reservation._size += size
 
-    def _release(self, reservation: "Reservation") -> None:
-        with self._lock:
-            size, reservation._size = reservation._size, 0
-            self._held_bytes -= size
-            if reservation._account is not None:
-                reservation._account.held_bytes -= size
-
 
 class Account(ABC):
     """What one caller holds of a budget. Its methods are called with the lock of the budget.
@@ -125,5 +118,9 @@ class Reservation:
 
     def release(self) -> None:
         """Frees all bytes. May be called more than once, by any thread."""
-        if self._size:
-            self._budget._release(self)
+        budget = self._budget
+        with budget._lock:
+            size, self._size = self._size, 0
+            budget._held_bytes -= size
+            if self._account is not None:
+                self._account.held_bytes -= size

@@ -172,7 +172,7 @@ class Ticket:
             OverloadedError: Too many calls wait, or no place is free for its message.
         """
         call, lane = self._call, self._lane
-        for place in lane.at_message:
+        for place in (*lane.at_message, *lane.at_arrival):
             if place.taken >= place.number:
                 raise place.full()
         if len(lane.waiting) >= lane.limits.max_waiting_calls:
@@ -180,8 +180,9 @@ class Ticket:
                 f"{lane.limits.max_waiting_calls} calls wait for their messages, which is this server's"
                 " limit; try again later"
             )
-        if lane.at_arrival:
-            self._take(lane.at_arrival)
+        for place in lane.at_arrival:
+            place.taken += 1
+        self._taken = lane.at_arrival
         lane.waiting[call] = None
         call.limit_wait(lane.limits.receive_timeout_seconds, self._not_received)
 
@@ -193,10 +194,7 @@ class Ticket:
         """
         self._call.latest = math.inf
         del self._lane.waiting[self._call]
-        self._take(self._lane.at_message)
-
-    def _take(self, places: tuple[Places, ...]) -> None:
-        for place in places:
+        for place in self._lane.at_message:
             if place.taken >= place.number:
                 raise place.full()
             place.taken += 1

@@ -114,7 +114,10 @@ class Calls:
         ticket = Ticket(call, lane)
         try:
             try:
-                self._admit(call, method, ticket)
+                if self._draining or self._access is not None or call.deadline != math.inf:
+                    self._admit(call, method, ticket)
+                if call.record is not None:
+                    call.record.caller = call.caller
                 ticket.arrive()
                 if method.kind is CallKind.UNARY:
                     await self._unary(call, method, ticket)
@@ -141,8 +144,6 @@ class Calls:
                 self._check_deadline(call.deadline)
             else:
                 self._check_deadline(call.deadline, call.identity.caller)
-        if call.record is not None:
-            call.record.caller = call.caller
 
     async def _unary(self, call: Call, method: Method, ticket: Ticket) -> None:
         """One request, one reply."""

@@ -76,6 +76,7 @@ class Call(ABC):
     Attributes:
         method: Full name of the method, such as `/attention.v1.AttentionService/Attend`.
         deadline: When the caller stops waiting, on `time.monotonic`'s clock; infinite without a deadline.
+        metadata: The metadata that the caller sent. The keys are in lower case.
         identity: Who calls, once that was checked; None if nobody had to say.
         account: What the identity holds of the memory of requests; None if nobody had to say.
         record: What is recorded of the call; None if nothing is.
@@ -99,6 +100,7 @@ class Call(ABC):
     reader_cut = is_done = receives_no_more = False
     latest = math.inf
     task: Task
+    metadata: Metadata
     deadline: float
     _request_id = ""
     _expired: Callback
@@ -112,11 +114,6 @@ class Call(ABC):
     @abstractmethod
     def peer(self) -> str:
         """The address of the caller, as the core writes it: it ends with a colon and the port."""
-
-    @property
-    @abstractmethod
-    def metadata(self) -> Metadata:
-        """The metadata that the caller sent. The keys are in lower case."""
 
     @property
     def caller(self) -> str:
@@ -264,8 +261,14 @@ class Call(ABC):
 
     def _trailing(self, code: grpc.StatusCode, trailing: Metadata = ()) -> Metadata:
         """The metadata that is sent with a status. An id that nobody knows yet is made for failures only."""
-        if code is OK and not self.known_request_id:
-            return trailing
+        if code is OK and not self._request_id:
+            for key, _ in self.metadata:
+                if key == request_ids.KEY:
+                    break
+            else:
+                return trailing
+            if not self.known_request_id:
+                return trailing
         return (*trailing, (request_ids.KEY, self.request_id))
 
     def _end(self, _event: object = None) -> None:

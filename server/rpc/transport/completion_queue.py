@@ -68,7 +68,7 @@ class CompletionQueueCall(Call):
         self.deadline = math.inf if deadline > FAR else deadline_after(deadline - time.time())
         self._call = event.call
         metadata: Metadata = event.invocation_metadata
-        self._metadata = _bounded(metadata) if len(metadata) > FEW_METADATA else metadata
+        self.metadata = _bounded(metadata) if len(metadata) > FEW_METADATA else metadata
         self._timers = timers
         self._callbacks = callbacks
         self._sent_initial_metadata = self._watches_end = False
@@ -81,11 +81,6 @@ class CompletionQueueCall(Call):
 
     def _authentication(self) -> dict[str, list[bytes]]:
         return {_text(name): values for name, values in cygrpc.auth_context(self._call).items()}
-
-    @property
-    def metadata(self) -> Metadata:
-        """See `Call`."""
-        return self._metadata
 
     def watch_end(self) -> None:
         """Has the core report the end of the call, unless it does so already."""
@@ -297,7 +292,7 @@ class CompletionQueueTransport:
         if event.call is None or not event.success:  # the server is stopping
             return
         try:
-            self._request_call()
+            self._server.request_call(self._queue, self._queue, self._called)
         except ValueError:  # the server began to stop at this moment
             log.debug("the server stops: no more calls are requested")
         call = CompletionQueueCall(event, self._timers, self._callbacks, self._calls)

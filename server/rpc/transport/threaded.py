@@ -113,6 +113,7 @@ class ThreadedCall(Call):
         super().__init__(method, calls)
         remaining: float | None = context.time_remaining()
         self.deadline = math.inf if remaining is None else deadline_after(remaining)
+        self.metadata: Metadata = tuple((key, value) for key, value in context.invocation_metadata())
         self._requests = requests
         self._context = context
         self._thread = thread
@@ -129,11 +130,6 @@ class ThreadedCall(Call):
     def _authentication(self) -> Mapping[str, Sequence[bytes]]:
         found: Any = self._context.auth_context()  # the stubs lack that a property has several values
         return dict(found)
-
-    @property
-    def metadata(self) -> Metadata:
-        """See `Call`."""
-        return tuple((key, value) for key, value in self._context.invocation_metadata())
 
     def call_at(self, moment: float, callback: Callback) -> Callback:
         """See `Call`."""
