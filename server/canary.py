@@ -9,7 +9,7 @@ from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.canary import CanarySchedule, Check
 from attention_serving.server.engine.loading import Parity, replay
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.observer import EngineLoad
+from attention_serving.server.engine.reports import EngineLoad
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.session import RunControl
 from attention_serving.server.periodic import PeriodicThread

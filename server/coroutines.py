@@ -10,6 +10,7 @@ from functools import partial
 from types import coroutine
 from typing import Any, TypeAlias, TypeVar
 
+# No bound: futures of any result.
 T = TypeVar("T")
 
 Callback: TypeAlias = Callable[[], object]

@@ -14,7 +14,7 @@ from attention_serving.server.bulk_metrics import BulkHistogram, Flush, Waiting
 from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.control import ChangeKind, ModelChange
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.observer import BatchReport, EngineLoad, ExpiryStage
+from attention_serving.server.engine.reports import BatchReport, EngineLoad, ExpiryStage
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.rpc.calls.calls import CallLoad
 from attention_serving.server.tls.metrics import TlsMetrics

@@ -22,8 +22,7 @@ from operator import attrgetter
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.batch import Batch
-from attention_serving.server.engine.caller import ANYONE, Caller
-from attention_serving.server.engine.fair_shares import CallerShare, FairShares
+from attention_serving.server.engine.fair_shares import ANYONE, Caller, CallerShare, FairShares
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import SequenceInputs

@@ -10,7 +10,7 @@ from collections import deque
 
 from attention_serving.server.engine.batch import Batch
 from attention_serving.server.engine.batch_queue import BatchQueue
-from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.validated_request import ValidatedRequest
 

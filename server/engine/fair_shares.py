@@ -7,10 +7,25 @@ saved up, and what was used is not forgotten. With one caller, it is always that
 Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 """
 
-from attention_serving.server.engine.caller import ANYONE, Caller
+from typing import NamedTuple
 
 # Callers without queued sequences are forgotten when there are this many, whatever their clocks say.
 MAX_IDLE = 1024
+
+
+class Caller(NamedTuple):
+    """Whose request it is. Requests of one caller do not delay those of others more than its share allows.
+
+    Attributes:
+        name: Tells callers apart; empty for requests that belong to nobody in particular.
+        weight: Its share of the runs in relation to the other callers that have requests in the queue.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+
+
+ANYONE = Caller()
 
 
 class CallerShare:

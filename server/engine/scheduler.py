@@ -13,7 +13,6 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server import thread_names
 from attention_serving.server.engine.admission import EARLY_RESERVE, Admission
 from attention_serving.server.engine.batch import Batch
-from attention_serving.server.engine.caller import ANYONE, Caller
 from attention_serving.server.engine.dispatch import Dispatch, Next
 from attention_serving.server.engine.errors import (
     Code,
@@ -24,11 +23,11 @@ from attention_serving.server.engine.errors import (
     ShuttingDownError,
 )
 from attention_serving.server.engine.execute import Outputs, gather, run_batch
+from attention_serving.server.engine.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.observer import EngineLoad, ExpiryStage, Observer
 from attention_serving.server.engine.outputs import shortened
 from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
-from attention_serving.server.engine.reports import observe, report_run
+from attention_serving.server.engine.reports import EngineLoad, ExpiryStage, Observer, observe, report_run
 from attention_serving.server.engine.run_memory import ArenaTrimmer
 from attention_serving.server.engine.session import RunControl
 from attention_serving.server.engine.types import Result, SequenceInputs

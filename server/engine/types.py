@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
-from attention_serving.server.engine.caller import ANYONE, Caller
+from attention_serving.server.engine.fair_shares import ANYONE, Caller
 
 if TYPE_CHECKING:
     from attention_serving.server.engine.validated_request import ValidatedRequest

@@ -6,11 +6,10 @@ from itertools import accumulate
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.coroutines import Task
-from attention_serving.server.engine.caller import ANYONE, Caller
 from attention_serving.server.engine.errors import EngineError
-from attention_serving.server.engine.fair_shares import CallerShare
+from attention_serving.server.engine.fair_shares import ANYONE, Caller, CallerShare
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.timeline import Timeline
+from attention_serving.server.engine.reports import Timeline
 from attention_serving.server.engine.types import Array, Result, SequenceInputs, SequenceShape
 
 log = logging.getLogger(__name__)

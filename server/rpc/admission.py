@@ -23,8 +23,8 @@ from functools import partial
 
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, ShuttingDownError
-from attention_serving.server.rpc.calls.ending import end_with
 from attention_serving.server.rpc.calls.method import CallKind, Method
+from attention_serving.server.rpc.status import end_with
 from attention_serving.server.rpc.transport.call import Call
 
 DRAINING = "the server is shutting down; retry on another server"

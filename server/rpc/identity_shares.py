@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from attention_serving.server.engine.budget import Account
-from attention_serving.server.engine.caller import Caller
+from attention_serving.server.engine.fair_shares import Caller
 from attention_serving.server.security.errors import IdentityLimitError
 from attention_serving.server.security.identities import Identity
 

@@ -11,15 +11,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.model_control import ModelControl
-from attention_serving.server.rpc import access_check, reflection
-from attention_serving.server.rpc.access import CallAccess
+from attention_serving.server.rpc.access import CallAccess, check_method
 from attention_serving.server.rpc.attention.service import AttentionService
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.calls.method import CallKind, Method, of_names
-from attention_serving.server.rpc.health import SERVICE_NAME as HEALTH
-from attention_serving.server.rpc.health import HealthService
+from attention_serving.server.rpc.health import HEALTH, REFLECTIONS, HealthService, ReflectionService
 from attention_serving.server.rpc.open_inference import methods as open_inference
-from attention_serving.server.rpc.reflection import ReflectionService
 from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.security.rights import Right
 
@@ -55,11 +52,11 @@ def all_methods(
         **open_inference.methods(engine, is_serving, threads, control, memory),
         **_health(health),
         **_reflection(
-            ReflectionService((*SERVICES, *reflection.SERVICE_NAMES, HEALTH)),
+            ReflectionService((*SERVICES, *REFLECTIONS, HEALTH)),
             None if open_reflection else Right.READ,
         ),
     }
-    return {**methods, **access_check.methods(access, methods)}
+    return {**methods, **check_method(access, methods)}
 
 
 def _attention(service: AttentionService, engine: Engine) -> dict[str, Method]:
@@ -111,4 +108,4 @@ def _reflection(service: ReflectionService, right: Right | None) -> dict[str, Me
         is_counted=False,
         right=right,
     )
-    return {f"/{name}/ServerReflectionInfo": method for name in reflection.SERVICE_NAMES}
+    return {f"/{name}/ServerReflectionInfo": method for name in REFLECTIONS}

@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 
 from attention_serving.artifact.manifest import POSITIONS
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.caller import ANYONE
 from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.fair_shares import ANYONE
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.types import Request, Result

@@ -21,8 +21,7 @@ from attention_serving.server.rpc.options import RpcOptions, channel_options
 from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.rpc.transport import create_transport
 from attention_serving.server.rpc.transport.connections import ConnectionCount
-from attention_serving.server.rpc.transport.credentials import private_credentials, tls_credentials
-from attention_serving.server.rpc.unix_socket import UnixSocket
+from attention_serving.server.rpc.unix_socket import UnixSocket, private_credentials, tls_credentials
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.tls.files import CurrentCertificates
 

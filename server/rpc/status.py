@@ -1,6 +1,8 @@
 """The one mapping of the engine's errors to gRPC statuses."""
 
+import logging
 import math
+from concurrent.futures import CancelledError
 from functools import lru_cache
 
 import grpc
@@ -8,8 +10,8 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from attention_serving.server.engine.errors import EngineError, OverloadedError
-from attention_serving.server.rpc.transport.call import Metadata
+from attention_serving.server.engine.errors import Code, EngineError, OverloadedError
+from attention_serving.server.rpc.transport.call import Call, Metadata
 
 DOMAIN = "attention.v1"
 # The key under which clients of gRPC look for a google.rpc.Status.
@@ -62,3 +64,37 @@ def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
+
+
+log = logging.getLogger(__name__)
+
+
+class CallError(Exception):
+    """Ends a call with a status that the engine has no error for."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+def engine_error_of(error: Exception) -> EngineError:
+    """What the caller of a stream is told of a failed request. The log describes what was unexpected."""
+    if isinstance(error, EngineError):
+        return error
+    log.error("stream request failed", exc_info=error)
+    return EngineError(UNEXPECTED)
+
+
+def end_with(call: Call, error: BaseException) -> None:
+    """Ends a call with the status of an error. An unexpected error is described in the log only."""
+    match error:
+        case EngineError():
+            call.finish(code_of(error), error.message, trailing_metadata(error), reason=error.reason)
+        case CallError():
+            call.finish(error.code, error.details)
+        case CancelledError():
+            call.finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
+        case _:
+            log.error("call failed", extra={"method": call.method}, exc_info=error)
+            call.finish(grpc.StatusCode[Code.INTERNAL], UNEXPECTED)

@@ -13,8 +13,8 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.observer import NullObserver
 from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.reports import NullObserver
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.types import HeadSelection as Selection
 from attention_serving.server.engine.types import Ragged, Request

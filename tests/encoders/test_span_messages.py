@@ -17,8 +17,8 @@ from attention_serving.server.engine.errors import Code, EngineError, LimitExcee
 from attention_serving.server.engine.limits import MIB, Limits
 from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.observer import NullObserver
 from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.reports import NullObserver
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.validated_request import ValidatedRequest
 from attention_serving.server.engine.validation import validate

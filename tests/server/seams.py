@@ -14,7 +14,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.execute import Outputs
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.observer import BatchReport, NullObserver
+from attention_serving.server.engine.reports import BatchReport, NullObserver
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.session import RunControl, Session

@@ -28,8 +28,8 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.observer import EngineLoad
 from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.reports import EngineLoad
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.session import RunControl, Session
 from attention_serving.server.engine.store import ModelStore

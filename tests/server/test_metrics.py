@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from attention_serving.server.engine.control import ChangeKind, ModelChange
 from attention_serving.server.engine.errors import Code
-from attention_serving.server.engine.observer import BatchReport, EngineLoad, ExpiryStage
+from attention_serving.server.engine.reports import BatchReport, EngineLoad, ExpiryStage
 from attention_serving.server.engine.repository import FailedModel, Repository
 from attention_serving.server.errors import BindError
 from attention_serving.server.metrics import Metrics

@@ -24,8 +24,7 @@ from attention_serving.server.engine.types import (
 )
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.attention.fields import TEXTS
-from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, Path, last
-from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
+from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, PackedNumbers, Path, last
 from attention_serving.server.rpc.request_cache import ModelReference
 from attention_serving.server.rpc.tensors import (
     UNCOUNTED,

@@ -20,8 +20,7 @@ from attention_serving.server.rpc.attention.codec import (
     elements,
     streamed,
 )
-from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, last
-from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
+from attention_serving.server.rpc.protobuf_bytes import Buffer, Fields, PackedNumbers, last
 from attention_serving.server.rpc.tensors import (
     Allowance,
     Shape,

@@ -6,21 +6,20 @@ from typing import Any, NamedTuple
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.caller import ANYONE
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import LimitExceededError, OverloadedError
+from attention_serving.server.engine.fair_shares import ANYONE
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request, Result
-from attention_serving.server.rpc import model_rights
+from attention_serving.server.rpc import access
 from attention_serving.server.rpc.attention import codec, fields, named_tensors
 from attention_serving.server.rpc.attention.codec import NO_FACTS, TextFacts
 from attention_serving.server.rpc.attention.model_codec import describe
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
-from attention_serving.server.rpc.calls.ending import engine_error_of
 from attention_serving.server.rpc.protobuf_bytes import Parsed, leading_text
 from attention_serving.server.rpc.records import RequestRecord
 from attention_serving.server.rpc.request_cache import Incoming, RequestCache
-from attention_serving.server.rpc.status import code_of
+from attention_serving.server.rpc.status import code_of, engine_error_of
 from attention_serving.server.rpc.tensors import Allowance, WireFloat
 from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.security.rights import Right
@@ -106,7 +105,7 @@ class AttentionService:
     ) -> bytes:
         model = incoming.request.model
         if call.identity is not None:
-            model_rights.require(call, Right.INFER, model.name)
+            access.require(call, Right.INFER, model.name)
         result = await self._engine.run(incoming.request, reservation)
         reply = cache.known_reply(incoming, result, reservation)
         if reply is None:
@@ -125,7 +124,7 @@ class AttentionService:
     ) -> Incoming[_Encoder]:
         """A request that the cache does not have; `parsed` is what it was received in."""
         named = codec.model_of(message)
-        model = model_rights.model_to_infer(self._engine, call, *named)
+        model = access.model_to_infer(self._engine, call, *named)
         try:
             request, reply = self._request(model, message, parsed, call, reservation)
             incoming = Incoming(self._engine.validate(model, request), reply)
@@ -161,13 +160,13 @@ class AttentionService:
 
     def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes every model that the caller may read, those that failed to load included."""
-        models = model_rights.readable(self._engine.repository, call)
+        models = access.readable(self._engine.repository, call)
         return pb.ListModelsResponse(models=[describe(model) for model in models])
 
     def get_model(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         """Describes one model."""
         repository = self._engine.repository
-        model = model_rights.readable_in_any_state(repository, call, request.name, request.version)
+        model = access.readable_in_any_state(repository, call, request.name, request.version)
         return pb.GetModelResponse(model=describe(model))
 
 

@@ -19,10 +19,10 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.rpc.access import CallAccess
 from attention_serving.server.rpc.admission import DRAINING, Admission, CallLimits, Ticket
-from attention_serving.server.rpc.calls.ending import CallError, end_with
 from attention_serving.server.rpc.calls.method import CallKind, Method
 from attention_serving.server.rpc.calls.replies import OrderedReplies, Outbox
 from attention_serving.server.rpc.records import CallRecord
+from attention_serving.server.rpc.status import CallError, end_with
 from attention_serving.server.rpc.transport.call import OK, Call
 
 

@@ -6,21 +6,21 @@ from functools import partial
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.caller import ANYONE
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, OverloadedError
+from attention_serving.server.engine.fair_shares import ANYONE
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Result
 from attention_serving.server.engine.validated_request import ValidatedRequest
 from attention_serving.server.model_control import ModelControl
-from attention_serving.server.rpc import model_rights
+from attention_serving.server.rpc import access
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
-from attention_serving.server.rpc.calls.ending import engine_error_of
 from attention_serving.server.rpc.open_inference import codec, parameters, response
 from attention_serving.server.rpc.protobuf_bytes import Parsed, field
 from attention_serving.server.rpc.records import RequestRecord
 from attention_serving.server.rpc.request_cache import Incoming, RequestCache
 from attention_serving.server.rpc.shared_memory import SharedMemory
+from attention_serving.server.rpc.status import engine_error_of
 from attention_serving.server.rpc.tensors import Allowance
 from attention_serving.server.rpc.transport.call import Call
 from attention_serving.server.security.rights import Right
@@ -74,7 +74,7 @@ class OpenInferenceService:
 
     def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         """Replies true for a loaded model, and false for an unknown one, as Triton does."""
-        model_rights.require(call, Right.READ, request.name)
+        access.require(call, Right.READ, request.name)
         try:
             self._engine.model(request.name, request.version)
         except EngineError:
@@ -117,7 +117,7 @@ class OpenInferenceService:
     async def _answer(self, incoming: Incoming[codec.Reply], call: Call, reservation: Reservation) -> bytes:
         request = incoming.request
         if call.identity is not None:
-            model_rights.require(call, Right.INFER, request.model.name)
+            access.require(call, Right.INFER, request.model.name)
         if request.deadline < call.deadline:  # the request has a timeout of its own
             result = await self._run_in_time(request, call, reservation)
         else:
@@ -149,7 +149,7 @@ class OpenInferenceService:
     ) -> Incoming[codec.Reply]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
         named = codec.model_of(message)
-        model = model_rights.model_to_infer(self._engine, call, *named)
+        model = access.model_to_infer(self._engine, call, *named)
         try:
             request, reply = codec.decode(
                 message, model, call.deadline, parsed.fields, allowance, self._memory

@@ -14,8 +14,7 @@ from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array, Text
 from attention_serving.server.rpc.open_inference import parameters
 from attention_serving.server.rpc.open_inference.parameters import RegionSlice
-from attention_serving.server.rpc.protobuf_bytes import Fields, Submessage
-from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
+from attention_serving.server.rpc.protobuf_bytes import Fields, PackedNumbers, Submessage
 from attention_serving.server.rpc.shared_memory import SharedMemory
 from attention_serving.server.rpc.tensors import DTYPES, UNCOUNTED, Allowance, from_bytes
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from attention_serving.server.engine import fair_shares
 from attention_serving.server.engine.batch_queue import BatchQueue
-from attention_serving.server.engine.caller import Caller
 from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.engine.fair_shares import FairShares
+from attention_serving.server.engine.fair_shares import Caller, FairShares
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.validated_request import ValidatedRequest

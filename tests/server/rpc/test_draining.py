@@ -16,7 +16,8 @@ from grpc_status import rpc_status
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.rpc import admission, reflection
+from attention_serving.server.rpc import admission
+from attention_serving.server.rpc.health import REFLECTION_V1
 from tests.server.rpc.messages import attend_request
 from tests.server.rpc.test_admission import ATTEND, Opened, wait_until_waiting
 from tests.server.rpc.test_server_lifecycle import NOT_SERVING, SERVING, Stopping, watch
@@ -72,7 +73,7 @@ def test_watchers_and_idle_streams_do_not_hold_a_drain(self_model: LoadedModel) 
         messages.put(pb.AttendStreamRequest(request=attend_request([2])))
         assert next(stream).HasField("response")
         method: Any = served.channel.stream_stream(
-            f"/{reflection.SERVICE_NAME_V1}/ServerReflectionInfo",
+            f"/{REFLECTION_V1}/ServerReflectionInfo",
             reflection_pb.ServerReflectionRequest.SerializeToString,
             reflection_pb.ServerReflectionResponse.FromString,
         )

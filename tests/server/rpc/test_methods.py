@@ -15,9 +15,8 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.rpc.access_question import METHOD as ACCESS_CHECK
 from attention_serving.server.rpc.calls.codec_threads import CodecThreads
 from attention_serving.server.rpc.calls.method import CallKind
-from attention_serving.server.rpc.health import HealthService
+from attention_serving.server.rpc.health import REFLECTION_V1, HealthService
 from attention_serving.server.rpc.methods import SERVICES, all_methods
-from attention_serving.server.rpc.reflection import SERVICE_NAME_V1
 from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]
@@ -49,7 +48,7 @@ def test_every_method_of_every_service_is_answered_as_its_kind(
         for service in services()
         for method in service.methods
     }
-    expected[f"/{SERVICE_NAME_V1}/ServerReflectionInfo"] = CallKind.ORDERED_STREAM
+    expected[f"/{REFLECTION_V1}/ServerReflectionInfo"] = CallKind.ORDERED_STREAM
     expected[ACCESS_CHECK] = CallKind.UNARY
     assert {name: method.kind for name, method in table.items()} == expected
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.rpc import protobuf_numbers
+from attention_serving.server.rpc import protobuf_bytes as protobuf_numbers
 from attention_serving.server.rpc.open_inference.tensors import CONTENT_TYPES
-from attention_serving.server.rpc.protobuf_bytes import field
-from attention_serving.server.rpc.protobuf_numbers import PackedNumbers
+from attention_serving.server.rpc.protobuf_bytes import PackedNumbers, field
 
 ELEMENTS = {
     "bool_contents": st.booleans(),

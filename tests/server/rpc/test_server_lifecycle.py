@@ -15,7 +15,7 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.repository import Repository
-from attention_serving.server.rpc import reflection
+from attention_serving.server.rpc import health
 from attention_serving.server.rpc.methods import SERVICES
 from attention_serving.server.rpc.server import RpcServer
 from attention_serving.server.rpc.transport import TransportKind
@@ -160,9 +160,7 @@ def test_the_health_of_an_unknown_service_is_unknown(self_model: LoadedModel) ->
         news.cancel()
 
 
-@pytest.mark.parametrize(
-    "service", [reflection.SERVICE_NAME, reflection.SERVICE_NAME_V1], ids=["v1alpha", "v1"]
-)
+@pytest.mark.parametrize("service", [health.REFLECTION, health.REFLECTION_V1], ids=["v1alpha", "v1"])
 def test_reflection_lists_the_services_and_describes_their_files(
     self_model: LoadedModel, service: str
 ) -> None:
@@ -180,7 +178,7 @@ def test_reflection_lists_the_services_and_describes_their_files(
         )
         listed, described, unknown, itself = method(iter(asked), timeout=PATIENCE_SECONDS)
     names = {service.name for service in listed.list_services_response.service}
-    assert names == {*SERVICES, "grpc.health.v1.Health", *reflection.SERVICE_NAMES}
+    assert names == {*SERVICES, "grpc.health.v1.Health", *health.REFLECTIONS}
     assert pb.DESCRIPTOR.serialized_pb in described.file_descriptor_response.file_descriptor_proto
     assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
     (content,) = itself.file_descriptor_response.file_descriptor_proto

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import values
 
-from attention_serving.server.engine.observer import EngineLoad
+from attention_serving.server.engine.reports import EngineLoad
 from attention_serving.server.gauges import FOLDER_VARIABLE
 from attention_serving.server.metrics import Metrics
 from attention_serving.server.rpc.calls.calls import CallLoad

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from attention_serving.server.rpc.transport.timers import SPARE, Timers
+from attention_serving.server.rpc.transport.completion_queue import SPARE, Timers
 
 
 class TimersMachine(RuleBasedStateMachine):
