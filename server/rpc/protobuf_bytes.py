@@ -103,7 +103,7 @@ class Submessage:
 
 
 class Bounds(NamedTuple):
-    """How much of a large message is looked at, and how much of it may be left to the protobuf library.
+    """How much of a message is looked at, and how much of it may be left to the protobuf library.
 
     Attributes:
         fields: Number of fields, those of submessages included.

@@ -276,21 +276,6 @@ class TextFacts(NamedTuple):
             return cls(offsets=request.offsets)
         return cls(request.inputs[model.inputs[0].name].lengths, request.truncated, request.offsets)
 
-    def serialized(self) -> bytes:
-        """The fields of an AttendResponse."""
-        if not self.token_counts and self.offsets is None:
-            return b""
-        fields = pb.AttendResponse(token_counts=self.token_counts, truncated=self.truncated)
-        if self.offsets is None:
-            return fields.SerializeToString()
-        fields.token_offsets.lengths.extend(self.offsets.lengths)
-        starts, ends = (column.astype(UINT32) for column in self.offsets.rows.T)
-        numbers = [
-            *protobuf_bytes.field(OFFSET_STARTS, to_bytes([starts])),
-            *protobuf_bytes.field(OFFSET_ENDS, to_bytes([ends])),
-        ]
-        return b"".join([fields.SerializeToString(), *numbers])
-
 
 NO_FACTS = TextFacts()
 
@@ -343,7 +328,12 @@ def _parts(
     context = [np.atleast_2d(array) for array in rows or next(iter(result.outputs.values()))]
     # A module may have an output of this name that is not the weights of heads.
     weights = result.outputs.get("attention_weights", ()) if model.manifest.num_heads else ()
-    response = pb.AttendResponse(model_name=model.name, model_version=model.version)
+    response = pb.AttendResponse(
+        model_name=model.name,
+        model_version=model.version,
+        token_counts=facts.token_counts,
+        truncated=facts.truncated,
+    )
     vectors = response.context_vectors
     vectors.data_type = DATA_TYPES[datatype_of(context[0], wire)]
     vectors.width = context[0].shape[-1]
@@ -355,8 +345,11 @@ def _parts(
         described.num_layers = layers[0] if layers else 0
         described.query_lengths.extend([array.shape[-2] for array in weights])
         described.key_lengths.extend([array.shape[-1] for array in weights])
-    parts: list[Buffer] = [response.SerializeToString(), facts.serialized()]
-    parts += protobuf_bytes.field(CONTEXT_DATA, to_bytes(context, wire))
+    contents = protobuf_bytes.field(CONTEXT_DATA, to_bytes(context, wire))
     if weights:
-        parts += protobuf_bytes.field(WEIGHTS_DATA, to_bytes(weights, wire))
-    return parts
+        contents += protobuf_bytes.field(WEIGHTS_DATA, to_bytes(weights, wire))
+    if facts.offsets is not None:
+        response.token_offsets.lengths.extend(facts.offsets.lengths)
+        for path, bounds in zip((OFFSET_STARTS, OFFSET_ENDS), facts.offsets.rows.T, strict=True):
+            contents += protobuf_bytes.field(path, to_bytes([bounds.astype(UINT32)]))
+    return [response.SerializeToString(), *contents]
