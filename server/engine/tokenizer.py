@@ -30,8 +30,8 @@ CHARACTERS_PER_TOKEN = 4
 # Stands for bytes that are not a whole character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_ID = 2**32 - 1
-# More texts than this take several milliseconds, however short they are.
-FEW_TEXTS = 256
+# More texts than this, however short they are, or more bytes of text take several milliseconds.
+FEW_TEXTS, LITTLE_TEXT_BYTES = 256, 32 << 10
 # How much of a text is split into words at a time, in characters: each word is an object, and no other thread
 # runs while the library makes them.
 PIECE_CHARACTERS = 1 << 14

@@ -4,13 +4,11 @@ from collections.abc import Callable
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.tokenizer import FEW_TEXTS
+from attention_serving.server.engine.tokenizer import FEW_TEXTS, LITTLE_TEXT_BYTES
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.protobuf_bytes import Bounds, Fields, Parsed, Submessage
 from attention_serving.server.rpc.request_cache import KnownFields
 
-# Text of more bytes takes long to tokenize.
-MUCH_TEXT_BYTES = 32 << 10
 TEXTS = ("text", "texts")
 VECTORS = ("query.data", "key.data", "value.data", "inputs.data")
 LENGTHS = ("query.lengths", "key.lengths", "value.lengths", "token_ids.lengths", "embedding.spans.lengths")
@@ -66,5 +64,5 @@ def is_slow_streamed(request: Parsed[pb.AttendStreamRequest]) -> bool:
 
 def _is_slow(message: pb.AttendRequest, fields: Fields) -> bool:
     texts = fields.get(TEXTS, ())
-    is_long = len(texts) > FEW_TEXTS or sum(map(len, texts)) > MUCH_TEXT_BYTES
+    is_long = len(texts) > FEW_TEXTS or sum(map(len, texts)) > LITTLE_TEXT_BYTES
     return is_long or (bool(texts) and message.embedding.HasField("spans"))

@@ -17,7 +17,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.outputs import check_dimensions
 from attention_serving.server.engine.texts import encode_texts
-from attention_serving.server.engine.tokenizer import FEW_TEXTS, TEXT
+from attention_serving.server.engine.tokenizer import FEW_TEXTS, LITTLE_TEXT_BYTES, TEXT
 from attention_serving.server.engine.types import Request
 from attention_serving.server.rpc import protobuf_bytes
 from attention_serving.server.rpc.open_inference import parameters, response, tensors
@@ -34,15 +34,13 @@ KNOWN_FIELDS = Submessage.of(pb.ModelInferRequest.DESCRIPTOR, (*ID, *tensors.RAW
 KNOWN = KnownFields(KNOWN_FIELDS, ID)
 # The same of replies.
 KNOWN_REPLY = KnownFields(Submessage.of(pb.ModelInferResponse.DESCRIPTOR, (*ID, "raw_output_contents")), ID)
-# Text of more bytes takes long to tokenize.
-MUCH_TEXT_BYTES = 32 << 10
 # Inputs that a request may have beside those of its model.
 OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
 
 
 def is_slow(request: Parsed[pb.ModelInferRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, or many texts."""
-    is_long = len(request.data) > MUCH_TEXT_BYTES
+    is_long = len(request.data) > LITTLE_TEXT_BYTES
     texts = [tensor for tensor in request.message.inputs if tensor.datatype == tensors.BYTES]
     return any(is_long or math.prod(islice(own.shape, tensors.MAX_AXES)) > FEW_TEXTS for own in texts)
 
@@ -129,8 +127,8 @@ def decode(
         return_weights=ATTENTION_WEIGHTS in types and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in types,
         dimensions=parameters.dimensions(message.parameters),
-        prompt=parameters.prompt(message.parameters),
-        truncate=parameters.truncate(message.parameters),
+        prompt=parameters.typed(message.parameters, "prompt", str, "a string"),
+        truncate=parameters.typed(message.parameters, "truncate", bool, "a boolean"),
         deadline=min(deadline, parameters.timeout(message.parameters)),
     )
     if request.dimensions:

@@ -24,8 +24,8 @@ CLASSIFICATION = "classification"
 WANTS_FINAL = "triton_enable_empty_final_response"
 # A parameter of this server: the type in which a requested output of FP32 is sent.
 DATATYPE = "datatype"
-# Parameters of this server for texts and embeddings.
-PROMPT, TRUNCATE, DIMENSIONS = "prompt", "truncate", "dimensions"
+# A parameter of this server for embeddings.
+DIMENSIONS = "dimensions"
 MAX_DIMENSIONS = 2**31 - 1
 REGION, REGION_OFFSET, REGION_SIZE = (
     "shared_memory_region",
@@ -115,31 +115,13 @@ def output_type(field: str, parameters: Parameters) -> WireFloat:
     return wire
 
 
-def prompt(parameters: Parameters) -> str | None:
-    """The name of the prompt that is put before each text; None if the request names none.
-
-    Raises:
-        InvalidRequestError: The parameter is not a string.
-    """
-    return _typed(parameters, PROMPT, str, "a string")
-
-
-def truncate(parameters: Parameters) -> bool | None:
-    """Whether long texts are cut; None if the request does not say.
-
-    Raises:
-        InvalidRequestError: The parameter is not a boolean.
-    """
-    return _typed(parameters, TRUNCATE, bool, "a boolean")
-
-
 def dimensions(parameters: Parameters) -> int:
     """Number of leading elements of each embedding; 0 for all.
 
     Raises:
         InvalidRequestError: The parameter is not a positive integer.
     """
-    found = _typed(parameters, DIMENSIONS, int, "a positive integer")
+    found = typed(parameters, DIMENSIONS, int, "a positive integer")
     if found is not None and not 0 < found <= MAX_DIMENSIONS:
         raise InvalidRequestError(DIMENSIONS, f"is {found}; must be a positive integer")
     return found or 0
@@ -151,11 +133,16 @@ def timeout(parameters: Parameters) -> float:
     Raises:
         InvalidRequestError: The timeout is not an integer.
     """
-    microseconds = _typed(parameters, TIMEOUT, int, "an integer: microseconds, or 0 for no timeout")
+    microseconds = typed(parameters, TIMEOUT, int, "an integer: microseconds, or 0 for no timeout")
     return deadline_after(microseconds / 1e6) if microseconds and microseconds > 0 else math.inf
 
 
-def _typed(parameters: Parameters, name: str, kind: type[T], words: str) -> T | None:
+def typed(parameters: Parameters, name: str, kind: type[T], words: str) -> T | None:
+    """The value of a parameter of a type; None if the request does not have it.
+
+    Raises:
+        InvalidRequestError: It has another type than that which `words` name.
+    """
     if name not in parameters:
         return None
     value = _value(parameters, name)
