@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_whichever_thread_comes_first_whoever_waits_is_told_once(
     def waits() -> None:
         for number, request in enumerate(requests):
             together.wait(PATIENCE_SECONDS)
-            request.then(lambda number=number: told.append(number))
+            request.then(partial(told.append, number))
 
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(ends), pool.submit(waits)]:
