@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.types import SequenceInputs
+from attention_serving.server.engine.validated_request import SequenceInputs
 
 # A run that takes this many times its fixed cost does not accept sequences of other requests.
 FULL_AT_CALL_COSTS = 20

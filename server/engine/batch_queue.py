@@ -25,8 +25,7 @@ from attention_serving.server.engine.batch import Batch
 from attention_serving.server.engine.fair_shares import ANYONE, Caller, CallerShare, FairShares
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import SequenceInputs
-from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
 
 # How many sequences behind the oldest are considered for its batch.
 LOOK_AHEAD = 256

@@ -4,7 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.engine.reports import Timeline
+from attention_serving.server.engine.statistics import Timeline
 
 
 class MemoryBudget:

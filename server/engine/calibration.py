@@ -22,7 +22,8 @@ from attention_serving.server.engine.dimensions import dimensions
 from attention_serving.server.engine.execute import run_batch
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run_memory import peak_bytes
-from attention_serving.server.engine.types import Array, SequenceInputs
+from attention_serving.server.engine.types import Array
+from attention_serving.server.engine.validated_request import SequenceInputs
 
 # Length of the sequences whose run's memory is measured.
 MEASURED_LENGTH = 512

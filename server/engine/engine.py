@@ -12,9 +12,10 @@ from attention_serving.server.engine.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
-from attention_serving.server.engine.reports import EngineLoad, NullObserver, Observer, Timeline, observe
+from attention_serving.server.engine.reports import EngineLoad, NullObserver, Observer, observe
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.statistics import Timeline
 from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.engine.validated_request import ValidatedRequest

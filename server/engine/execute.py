@@ -25,7 +25,8 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.outputs import select, with_spans
 from attention_serving.server.engine.session import RunControl
 from attention_serving.server.engine.statistics import RunTimes
-from attention_serving.server.engine.types import Array, SequenceInputs
+from attention_serving.server.engine.types import Array
+from attention_serving.server.engine.validated_request import SequenceInputs
 
 Outputs = dict[str, Array]
 # Makes an array of a shape and a data type, whose values are undefined.

@@ -30,8 +30,8 @@ from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
 from attention_serving.server.engine.reports import EngineLoad, ExpiryStage, Observer, observe, report_run
 from attention_serving.server.engine.run_memory import ArenaTrimmer
 from attention_serving.server.engine.session import RunControl
-from attention_serving.server.engine.types import Result, SequenceInputs
-from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.types import Result
+from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
 
 log = logging.getLogger(__name__)
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.

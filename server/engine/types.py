@@ -10,16 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.fair_shares import ANYONE, Caller
-
-if TYPE_CHECKING:
-    from attention_serving.server.engine.validated_request import ValidatedRequest
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
@@ -150,65 +147,6 @@ class SequenceShape(NamedTuple):
     run_bytes: int
     least_seconds: float
     rows: int
-
-
-class SequenceInputs:
-    """One sequence of a validated request, and its place in the queue.
-
-    Attributes:
-        inputs: Arrays (T, ...) by input name.
-        mask: Broadcasts to (H, Tq, Tk); None if every key may be attended to.
-        shape: What follows from its lengths.
-        spans: First and exclusive last token (n, 2) of the parts whose embeddings are returned; None for one
-            embedding of the sequence.
-        head_selection: Which attention weights are returned; None for all.
-        request: Its request, once that is queued.
-        index: Its place in the request.
-        number: Its place in the order of arrival.
-        turn: When it is its turn; see `server.engine.batch_queue`.
-    """
-
-    __slots__ = (
-        "head_selection",
-        "index",
-        "inputs",
-        "mask",
-        "number",
-        "request",
-        "shape",
-        "spans",
-        "turn",
-    )
-    request: "ValidatedRequest"
-    index: int
-    number: int
-    turn: float
-
-    def __init__(
-        self,
-        inputs: Mapping[str, Array],
-        mask: NDArray[np.bool_] | None,
-        shape: SequenceShape,
-        spans: Array | None = None,
-        head_selection: HeadSelection | None = None,
-    ) -> None:
-        self.inputs, self.mask, self.shape = inputs, mask, shape
-        self.spans, self.head_selection = spans, head_selection
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Length by symbolic axis."""
-        return self.shape.sizes
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """Query and key length."""
-        return self.shape.lengths
-
-    @property
-    def is_in_blocks(self) -> bool:
-        """Whether it runs in blocks of query rows, and therefore alone."""
-        return self.shape.graph in IN_BLOCKS.values()
 
 
 @dataclass(eq=False, slots=True)

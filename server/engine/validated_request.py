@@ -1,18 +1,80 @@
 """A request that its model can answer, from its validation to its end."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
-from attention_serving.artifact.manifest import GraphKind
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.coroutines import Task
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.fair_shares import ANYONE, Caller, CallerShare
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.reports import Timeline
-from attention_serving.server.engine.types import Array, Result, SequenceInputs, SequenceShape
+from attention_serving.server.engine.statistics import Timeline
+from attention_serving.server.engine.types import Array, HeadSelection, Result, SequenceShape
 
 log = logging.getLogger(__name__)
+
+
+class SequenceInputs:
+    """One sequence of a validated request, and its place in the queue.
+
+    Attributes:
+        inputs: Arrays (T, ...) by input name.
+        mask: Broadcasts to (H, Tq, Tk); None if every key may be attended to.
+        shape: What follows from its lengths.
+        spans: First and exclusive last token (n, 2) of the parts whose embeddings are returned; None for one
+            embedding of the sequence.
+        head_selection: Which attention weights are returned; None for all.
+        request: Its request, once that is queued.
+        index: Its place in the request.
+        number: Its place in the order of arrival.
+        turn: When it is its turn; see `server.engine.batch_queue`.
+    """
+
+    __slots__ = (
+        "head_selection",
+        "index",
+        "inputs",
+        "mask",
+        "number",
+        "request",
+        "shape",
+        "spans",
+        "turn",
+    )
+    request: "ValidatedRequest"
+    index: int
+    number: int
+    turn: float
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Array],
+        mask: NDArray[np.bool_] | None,
+        shape: SequenceShape,
+        spans: Array | None = None,
+        head_selection: HeadSelection | None = None,
+    ) -> None:
+        self.inputs, self.mask, self.shape = inputs, mask, shape
+        self.spans, self.head_selection = spans, head_selection
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Length by symbolic axis."""
+        return self.shape.sizes
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Query and key length."""
+        return self.shape.lengths
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether it runs in blocks of query rows, and therefore alone."""
+        return self.shape.graph in IN_BLOCKS.values()
 
 
 class RequestForm:

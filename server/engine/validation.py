@@ -23,16 +23,13 @@ from attention_serving.server.engine.outputs import (
 )
 from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.tokenizer import TEXT
-from attention_serving.server.engine.types import (
-    Array,
-    Mask,
-    MaskKind,
-    Ragged,
-    Request,
+from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, SequenceShape
+from attention_serving.server.engine.validated_request import (
+    RequestForm,
     SequenceInputs,
-    SequenceShape,
+    ValidatedRequest,
+    split,
 )
-from attention_serving.server.engine.validated_request import RequestForm, ValidatedRequest, split
 
 MASK = "mask"
 RETURN_WEIGHTS, HEAD_SELECTION = "return_weights", "head_selection"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from attention_serving.server.engine.errors import EngineError
-from attention_serving.server.engine.reports import Reference, Timeline
+from attention_serving.server.engine.statistics import Reference, Timeline
 
 
 def new_span_id() -> bytes:

@@ -20,16 +20,8 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.provider import Device
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.store import ModelStore
-from attention_serving.server.engine.types import (
-    Array,
-    Mask,
-    MaskKind,
-    Ragged,
-    Request,
-    Result,
-    SequenceInputs,
-)
-from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
+from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.engine.validation import validate
 from tests.support import eager
 

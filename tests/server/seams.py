@@ -18,8 +18,8 @@ from attention_serving.server.engine.reports import BatchReport, NullObserver
 from attention_serving.server.engine.repository import Repository
 from attention_serving.server.engine.scheduler import Scheduler
 from attention_serving.server.engine.session import RunControl, Session
-from attention_serving.server.engine.types import Array, Result, SequenceInputs
-from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.types import Array, Result
+from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.rpc.calls.calls import CallObserver
 from attention_serving.server.rpc.calls.calls import Recorder as CallsRecorder
 from attention_serving.server.rpc.options import RpcOptions

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 
-from attention_serving.server.engine.reports import RecordedRun
+from attention_serving.server.engine.statistics import RecordedRun
 from attention_serving.server.http.observation import fields as http_fields
 from attention_serving.server.http.record import HttpRecord
 from attention_serving.server.request_log import fields

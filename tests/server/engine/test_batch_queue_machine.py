@@ -15,8 +15,8 @@ from attention_serving.server.engine.errors import DeadlineExceededError, Engine
 from attention_serving.server.engine.execute import gather
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import MaskKind, Result, SequenceInputs
-from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.types import MaskKind, Result
+from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
 from tests.server.samples import Sample, validated_of
 from tests.server.seams import deliver
 

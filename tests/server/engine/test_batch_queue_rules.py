@@ -11,8 +11,7 @@ from attention_serving.server.engine.batch_queue import BatchQueue
 from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import SequenceInputs
-from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
 from tests.server.samples import CROSS, SELF, validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
 

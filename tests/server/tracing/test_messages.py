@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 
-from attention_serving.server.engine.reports import Reference
+from attention_serving.server.engine.statistics import Reference
 from attention_serving.server.tracing.messages import (
     LOCAL,
     MAX_LINKS,
