@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from attention_serving.server.coroutines import Task
 from attention_serving.server.engine.errors import EngineError, RunFailedError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Result
@@ -21,6 +22,31 @@ OUTCOMES: dict[str, Callable[[], Result | EngineError]] = {
     "result": lambda: Result({}),
     "error": lambda: RunFailedError(MESSAGE),
 }
+
+
+Await = Callable[[Sample, Callable[[], object]], None]
+
+
+def then(request: Sample, callback: Callable[[], object]) -> None:
+    request.then(callback)
+
+
+def wait(request: Sample, callback: Callable[[], object]) -> None:
+    """As a coroutine waits, whose task is woken."""
+    work = idle()
+    task = Task(work, lambda _resume: callback())
+    work.close()
+    request.wait(task)
+
+
+async def idle() -> None:
+    """Does nothing."""
+
+
+@pytest.fixture(params=[then, wait])
+def waits_for(request: pytest.FixtureRequest) -> Await:
+    way: Await = request.param
+    return way
 
 
 @pytest.fixture(params=OUTCOMES)
@@ -50,7 +76,7 @@ def taken(request: Sample) -> Result | EngineError:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_whoever_waits_is_told_once(
-    request_of_one: Sample, outcome: Result | EngineError, order: str
+    request_of_one: Sample, outcome: Result | EngineError, waits_for: Await, order: str
 ) -> None:
     told: list[object] = []
 
@@ -58,17 +84,17 @@ def test_whoever_waits_is_told_once(
         told.append(taken(request_of_one))
 
     if order == "before":
-        request_of_one.then(callback)
+        waits_for(request_of_one, callback)
         assert told == []
     request_of_one.end(outcome)
     if order == "after":
         assert told == []
-        request_of_one.then(callback)
+        waits_for(request_of_one, callback)
     assert told == [outcome]
 
 
 def test_whichever_thread_comes_first_whoever_waits_is_told_once(
-    self_model: LoadedModel, outcome: Result | EngineError
+    self_model: LoadedModel, outcome: Result | EngineError, waits_for: Await
 ) -> None:
     requests = [validated_of(self_model, [(1, 1)]) for _ in range(ROUNDS)]
     told: list[int] = []
@@ -82,7 +108,7 @@ def test_whichever_thread_comes_first_whoever_waits_is_told_once(
     def waits() -> None:
         for number, request in enumerate(requests):
             together.wait(PATIENCE_SECONDS)
-            request.then(partial(told.append, number))
+            waits_for(request, partial(told.append, number))
 
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(ends), pool.submit(waits)]:
@@ -114,11 +140,11 @@ def test_an_error_is_raised_when_it_is_taken(request_of_one: Sample) -> None:
     ]
 
 
-def test_nobody_is_told_of_a_request_that_was_withdrawn(request_of_one: Sample) -> None:
+def test_nobody_is_told_of_a_request_that_was_withdrawn(request_of_one: Sample, waits_for: Await) -> None:
     told: list[object] = []
-    request_of_one.then(lambda: told.append("before"))
+    waits_for(request_of_one, lambda: told.append("before"))
     request_of_one.end(None)
-    request_of_one.then(lambda: told.append("after"))
+    waits_for(request_of_one, lambda: told.append("after"))
     assert told == []
     with pytest.raises(ValueError, match="has not ended"):
         request_of_one.result()
