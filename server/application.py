@@ -6,24 +6,24 @@ import time
 
 from attention_serving.server.call_log import CallLog
 from attention_serving.server.canary import Canary
-from attention_serving.server.engine.control import initial_changes
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.store import RepositoryError
+from attention_serving.server.engine.models.control import initial_changes
+from attention_serving.server.engine.models.store import RepositoryError
 from attention_serving.server.errors import LoadError
 from attention_serving.server.fixed_metrics import publish_fixed_metrics
+from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.identity import guard_of
 from attention_serving.server.lifecycle import Lifecycle
 from attention_serving.server.metrics import Metrics
 from attention_serving.server.model_control import ControlMode
 from attention_serving.server.models import load_models, model_control
 from attention_serving.server.recorder import call_recorder
-from attention_serving.server.rpc.options import RpcOptions
-from attention_serving.server.rpc.server import RpcServer
-from attention_serving.server.rpc.transport import TransportKind
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
 from attention_serving.server.tls.watch import current_certificates
+from attention_serving.server.transport import TransportKind
+from attention_serving.server.transport.options import RpcOptions
 
 log = logging.getLogger(__name__)
 # Objects that are made, beyond those that are freed, between two garbage collections.

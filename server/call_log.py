@@ -2,7 +2,7 @@
 
 import logging
 
-from attention_serving.server.rpc.calls.calls import CallObserver
+from attention_serving.server.api.calls import CallObserver
 
 log = logging.getLogger(__name__)
 

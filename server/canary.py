@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 
 from attention_serving.server.canary_metrics import CanaryMetrics
-from attention_serving.server.engine.canary import CanarySchedule, Check
-from attention_serving.server.engine.loading import Parity, replay
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.canary import CanarySchedule, Check
+from attention_serving.server.engine.models.loading import Parity, replay
+from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.reports import EngineLoad
-from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.session import RunControl
+from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.periodic import PeriodicThread
 
 log = logging.getLogger(__name__)

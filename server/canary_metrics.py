@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from attention_serving.server.engine.canary import Check
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.repository import FailedModel, Key, Model, Repository
+from attention_serving.server.engine.models.canary import Check
+from attention_serving.server.engine.models.repository import FailedModel, Key, Model, Repository
 from attention_serving.server.gauges import forget
 
 LABELS = ["model", "version"]

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
+from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.options import needs_private_sockets, options_of
 from attention_serving.server.http.process import HttpProcess
 from attention_serving.server.metrics import Metrics
 from attention_serving.server.metrics_endpoint import MetricsEndpoint
 from attention_serving.server.models import initial_models, model_store
 from attention_serving.server.process_metrics import ProcessesCollector
-from attention_serving.server.rpc.server import RpcServer
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import Inbox
 from attention_serving.server.workers.folder import temporary_folder

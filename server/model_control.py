@@ -11,7 +11,6 @@ from pathlib import Path
 from uuid import uuid4
 
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name
-from attention_serving.server.engine.control import IndexEntry, RepositoryControl
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
     ModelNotReadyError,
@@ -19,7 +18,8 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.store import RepositoryError, Signature
+from attention_serving.server.engine.models.control import IndexEntry, RepositoryControl
+from attention_serving.server.engine.models.store import RepositoryError, Signature
 from attention_serving.server.periodic import PeriodicThread
 from attention_serving.server.steps import Step, StepRequest
 

@@ -8,10 +8,10 @@ from typing import NoReturn
 
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
 from attention_serving.server import memory
-from attention_serving.server.engine.control import ModelChange, RepositoryControl
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.repository import Key, Repository
-from attention_serving.server.engine.store import ModelStore, RepositoryError
+from attention_serving.server.engine.models.control import ModelChange, RepositoryControl
+from attention_serving.server.engine.models.repository import Key, Repository
+from attention_serving.server.engine.models.store import ModelStore, RepositoryError
 from attention_serving.server.errors import LoadError
 from attention_serving.server.model_control import ALL, ControlMode, ModelControl, read_loaded
 from attention_serving.server.settings import Settings

@@ -2,8 +2,8 @@
 
 import logging
 
-from attention_serving.server.engine import cuda
-from attention_serving.server.engine.provider import Provider, ProviderError
+from attention_serving.server.engine.run import cuda
+from attention_serving.server.engine.run.provider import Provider, ProviderError
 from attention_serving.server.errors import DeviceError
 from attention_serving.server.settings import Settings
 

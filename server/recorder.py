@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from attention_serving.server.errors import ServerError
+from attention_serving.server.records import CallRecord, RequestRecord, TraceContext
 from attention_serving.server.request_log import LoggedRequests, RequestLog
-from attention_serving.server.rpc.records import CallRecord, RequestRecord, TraceContext
-from attention_serving.server.rpc.transport.call import Call, Metadata
 from attention_serving.server.settings import Settings
 from attention_serving.server.tracing.context import Head
 from attention_serving.server.tracing.options import TraceOptions, trace_options
+from attention_serving.server.transport.call import Call, Metadata
 
 
 class Tracing(Protocol):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from enum import StrEnum
 
-from attention_serving.server.rpc.records import CallRecord, RequestRecord
+from attention_serving.server.records import CallRecord, RequestRecord
 
 log = logging.getLogger("attention_serving.server.requests")
 

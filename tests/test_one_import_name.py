@@ -28,7 +28,7 @@ def test_a_server_and_its_processes(
     with serving(artifacts, log, "--workers=2", "--http-port=0") as server:
         server.stop()
     text = log.read_text()
-    assert "attention_serving.server.engine.session" in text
+    assert "attention_serving.server.engine.run.session" in text
     # Python imports the package of a module that it runs.
     assert named_otherwise(text) == ({"server"} if module == "server" else set())
 

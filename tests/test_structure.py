@@ -1,6 +1,6 @@
 """Which part of the repository may import which: the arrows of the architecture, without a cycle.
 
-model -> export -> artifact <- server.engine <- server.rpc -> protos <- clients
+model -> export -> artifact <- server.engine <- server.transport <- server.api -> protos <- clients
 
 Names are those within attention_serving.
 Imports are read from the syntax trees: those at any depth, and those for type checkers only.
@@ -49,13 +49,14 @@ FORBIDDEN = {
         "grpc_status",
         "google",
         "protos",
-        "server.rpc",
+        "server.api",
+        "server.transport",
         "server.workers",
         "server.http",
         "server.tracing",
         "opentelemetry",
     },
-    "server.rpc": {
+    "server.api": {
         "onnxruntime",
         "server.workers",
         "server.application",
@@ -63,7 +64,25 @@ FORBIDDEN = {
         "server.http",
         "server.tracing",
     },
-    "server.security": {"grpc", "google", "onnxruntime", "protos", "server.rpc", "server.settings"},
+    "server.transport": {
+        "protos",
+        "server.api",
+        "onnxruntime",
+        "server.workers",
+        "server.application",
+        "server.settings",
+        "server.http",
+        "server.tracing",
+    },
+    "server.security": {
+        "grpc",
+        "google",
+        "onnxruntime",
+        "protos",
+        "server.api",
+        "server.transport",
+        "server.settings",
+    },
     "server.http": {"onnxruntime", "server.workers", "server.application", "server.engine.engine"},
     "protos": {"torch", "onnxruntime"},
     "attention_client": {"onnxruntime"},
@@ -71,10 +90,10 @@ FORBIDDEN = {
 # Packages with few importers: the part they are counted in, and the folders or files that may import them.
 CONFINED = {
     "torch": ("attention_client", ("clients/python/src/attention_client/torch.py",)),
-    "grpc._cython": ("", ("server/rpc/transport/completion_queue.py", "benchmarks/")),
+    "grpc._cython": ("", ("server/transport/completion_queue.py", "benchmarks/")),
     "onnxruntime": (
         "server",
-        ("server/engine/session.py", "server/engine/binding.py", "server/engine/cuda.py"),
+        ("server/engine/run/session.py", "server/engine/run/binding.py", "server/engine/run/cuda.py"),
     ),
     "opentelemetry": ("server", ("server/tracing/",)),
 }
@@ -135,10 +154,10 @@ def importers(package: str, *, of: str = "") -> set[str]:
 
 
 def test_every_module_is_found() -> None:
-    expected = {"server.engine.session", "model", "enrich.__main__", "attention_client"}
+    expected = {"server.engine.run.session", "model", "enrich.__main__", "attention_client"}
     assert expected <= modules().keys()
-    assert "server.engine.repository" in dependencies("server.models")
-    assert importers("grpc", of="server.rpc")
+    assert "server.engine.models.repository" in dependencies("server.models")
+    assert importers("grpc", of="server.transport")
 
 
 def test_parts_are_imported_from_attention_serving_only() -> None:

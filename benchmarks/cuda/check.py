@@ -3,8 +3,8 @@
 import sys
 from dataclasses import asdict
 
-from attention_serving.server.engine import cuda
-from attention_serving.server.engine.provider import ProviderError
+from attention_serving.server.engine.run import cuda
+from attention_serving.server.engine.run.provider import ProviderError
 from benchmarks.cuda.plan import Run
 from benchmarks.cuda.records import Records
 

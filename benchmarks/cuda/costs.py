@@ -4,15 +4,15 @@ import numpy as np
 
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.calibration import calibrated
-from attention_serving.server.engine.cost import TIMED_SIZES, TIMED_SIZES_ON_DEVICE, time_runs
-from attention_serving.server.engine.execute import run_batch
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device, Provider, ProviderError
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.calibration import calibrated
+from attention_serving.server.engine.run.cost import TIMED_SIZES, TIMED_SIZES_ON_DEVICE, time_runs
+from attention_serving.server.engine.run.execute import run_batch
+from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Ragged, Request
-from attention_serving.server.engine.validation import validate
 from benchmarks.cuda.models import Case
 from benchmarks.cuda.plan import PRECISIONS, Run
 from benchmarks.cuda.records import Records

@@ -6,9 +6,9 @@ import numpy as np
 import onnxruntime
 
 from attention_serving.artifact.manifest import GraphKind, Manifest
-from attention_serving.server.engine import cuda
-from attention_serving.server.engine.provider import Device, Provider
-from attention_serving.server.engine.session import left_on_host
+from attention_serving.server.engine.run import cuda
+from attention_serving.server.engine.run.provider import Device, Provider
+from attention_serving.server.engine.run.session import left_on_host
 from benchmarks.cuda.models import Case, build
 from benchmarks.cuda.plan import Run
 from benchmarks.cuda.rates import run_bound

@@ -13,7 +13,7 @@ import numpy as np
 from attention_serving.artifact.manifest import BATCH_AXIS, MANIFEST_FILE, GraphKind, Manifest
 from attention_serving.export.parity import SEED
 from attention_serving.export.signature import MASK_HEADS_AXIS, random_inputs, signatures
-from attention_serving.server.engine.provider import Device, Provider
+from attention_serving.server.engine.run.provider import Device, Provider
 from benchmarks.cuda.kernel_log import kernels
 from benchmarks.cuda.models import Case, build
 from benchmarks.cuda.plan import PRECISIONS, Run
@@ -32,7 +32,7 @@ MOST_PROCESSES = 6
 CODE = """
 import sys
 import numpy as np, onnxruntime
-from attention_serving.server.engine import cuda
+from attention_serving.server.engine.run import cuda
 path, inputs, name, options = sys.argv[1], sys.argv[2], sys.argv[3], dict(o.split("=") for o in sys.argv[4:])
 if name == cuda.CUDA.name:
     cuda.preload()

@@ -10,9 +10,9 @@ from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.export.parity import BLOCK_GOLDEN_GRID, GOLDEN_GRID, PARITY_GRID, grid_cases
 from attention_serving.export.signature import signatures
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device, Provider, ProviderError
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from benchmarks.cuda.models import Case, build, cases
 from benchmarks.cuda.plan import Run
 from benchmarks.cuda.records import Record, Records

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attention_serving.artifact.manifest import GraphKind, Manifest
-from attention_serving.server.engine.provider import Device, Provider
+from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.types import Array
 from benchmarks.cuda.models import Case, build
 from benchmarks.cuda.plan import PRECISIONS, Run
@@ -56,7 +56,7 @@ def _measure(run: Run, records: Records, precision: str, load: Callable[[Run, st
 def _onnx(run: Run, precision: str) -> Prepare:
     import onnxruntime  # noqa: PLC0415 - PyTorch is measured without it
 
-    from attention_serving.server.engine.session import Session  # noqa: PLC0415
+    from attention_serving.server.engine.run.session import Session  # noqa: PLC0415
 
     folder = Case(run.extent.wide, precision).folder(run.models)
     path = folder / Manifest.load(folder).graphs[GraphKind.PLAIN].file

@@ -19,7 +19,7 @@ from attention_client.enrich.errors import EnrichError, RefusedError
 
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError
 from attention_serving.server.engine.in_process import InProcessModel
-from attention_serving.server.engine.provider import Provider
+from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.types import Result
 
 NO_OPTIONS = EmbedOptions()

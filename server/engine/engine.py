@@ -8,18 +8,18 @@ from contextlib import suppress
 from attention_serving.server.coroutines import suspend
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import Code, DeadlineExceededError, EngineError
-from attention_serving.server.engine.fair_shares import ANYONE, Caller
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import MIN_PARALLEL_RUNS
+from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.reports import EngineLoad, NullObserver, Observer, observe
-from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.requests.texts import encode_texts
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
+from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.statistics import Timeline
-from attention_serving.server.engine.texts import encode_texts
 from attention_serving.server.engine.types import Request, Result
-from attention_serving.server.engine.validated_request import ValidatedRequest
-from attention_serving.server.engine.validation import validate
 
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
 INLINE_SECONDS = 0.0005

@@ -28,17 +28,17 @@ from attention_serving.server.engine.errors import (
     ModelNotReadyError,
     quoted,
 )
-from attention_serving.server.engine.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.outputs import shortened
-from attention_serving.server.engine.provider import Device, Provider, ProviderError
-from attention_serving.server.engine.store import versions
-from attention_serving.server.engine.texts import encode_texts
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.models.store import versions
+from attention_serving.server.engine.requests.outputs import shortened
+from attention_serving.server.engine.requests.texts import encode_texts
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest, split
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
+from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array, Ragged, Request, Result
-from attention_serving.server.engine.validated_request import ValidatedRequest, split
-from attention_serving.server.engine.validation import validate
 
 
 class InProcessModel:

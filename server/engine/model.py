@@ -13,11 +13,11 @@ from numpy.typing import DTypeLike
 from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.golden import GoldenCase
 from attention_serving.artifact.manifest import ATTENTION_MASK, IN_BLOCKS, GraphKind, Manifest, TensorSpec
-from attention_serving.server.engine.cost import UNTIMED, RunCost
-from attention_serving.server.engine.provider import Provider
-from attention_serving.server.engine.session import RunControl, Session
+from attention_serving.server.engine.requests.tokenizer import TextEncoder
+from attention_serving.server.engine.run.cost import UNTIMED, RunCost
+from attention_serving.server.engine.run.provider import Provider
+from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import ModelStatistics
-from attention_serving.server.engine.tokenizer import TextEncoder
 from attention_serving.server.engine.types import Array
 
 R = TypeVar("R")

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.requests.validated_request import SequenceInputs
 from attention_serving.server.engine.statistics import RecordedRun, RunTimes, record_run
-from attention_serving.server.engine.validated_request import SequenceInputs
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.fair_shares import ANYONE, Caller
+from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 
 Array = NDArray[Any]
 # A text, or its UTF-8 bytes.
@@ -105,7 +105,7 @@ class Request:
         spans: For text encoders: start and end (n, 2) of the parts of each sequence whose embeddings are
             returned in place of that of the sequence. They count characters of texts, or tokens.
         return_offsets: For texts: whether `offsets` are computed.
-        offsets: The characters of each token (T, 2); see `server.engine.tokenizer.EncodedTexts`.
+        offsets: The characters of each token (T, 2); see `server.engine.requests.tokenizer.EncodedTexts`.
         deadline: On `time.monotonic`'s clock, in seconds.
         caller: Whose request it is, for the shares of callers.
     """

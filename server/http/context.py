@@ -24,8 +24,8 @@ from attention_serving.server.http.errors import ClientDisconnectedError, HttpEr
 from attention_serving.server.http.observation import Observer
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.http.record import HttpRecord
-from attention_serving.server.rpc.options import METADATA_BYTES
 from attention_serving.server.tls import forwarding
+from attention_serving.server.transport.options import METADATA_BYTES
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

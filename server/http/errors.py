@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from starlette.responses import Response
 
+from attention_serving.server.api.errors import DETAILS_KEY
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError
-from attention_serving.server.rpc.status import DETAILS_KEY
 
 Headers = Mapping[str, str]
 CLOSE: Headers = {"connection": "close"}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api import protobuf_bytes
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.http import fields, parameters, tensors
@@ -15,7 +16,6 @@ from attention_serving.server.http.parameters import (
     BINARY_DATA_SIZE,
     SHARED_MEMORY,
 )
-from attention_serving.server.rpc import protobuf_bytes
 
 RAW_INPUT_CONTENTS = (pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,)
 TIMEOUT = "timeout"

@@ -10,7 +10,7 @@ from starlette.types import Scope
 from attention_serving.server import request_ids
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.http.record import HttpRecord
-from attention_serving.server.rpc.records import TraceContext
+from attention_serving.server.records import TraceContext
 from attention_serving.server.tracing import context as trace_context
 from attention_serving.server.tracing.options import TraceOptions
 

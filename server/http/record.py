@@ -5,7 +5,7 @@ import time
 from starlette.types import Scope
 
 from attention_serving.server import request_ids
-from attention_serving.server.rpc.records import TraceContext
+from attention_serving.server.records import TraceContext
 from attention_serving.server.tracing import context as trace_context
 
 

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from attention_serving.server.api.open_inference.tensors import BYTES
+from attention_serving.server.api.tensors import DTYPES
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
 from attention_serving.server.http.fields import NOT_FINITE
-from attention_serving.server.rpc.open_inference.tensors import BYTES
-from attention_serving.server.rpc.tensors import DTYPES
 
 Raw: TypeAlias = "bytes | memoryview"
 LENGTH = struct.Struct("<I")

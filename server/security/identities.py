@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from attention_serving.server.engine.errors import quoted
-from attention_serving.server.engine.fair_shares import Caller
+from attention_serving.server.engine.schedule.fair_shares import Caller
 from attention_serving.server.security.errors import ExpiredTokenError, PermissionDeniedError
 from attention_serving.server.security.rights import Right, Rights
 

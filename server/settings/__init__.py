@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from attention_serving.server import cores, memory
 from attention_serving.server.engine.limits import MIB, Limits
-from attention_serving.server.engine.provider import Device, Provider
+from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.settings.batching import Batching
 from attention_serving.server.settings.identity import IdentityAndRights
 from attention_serving.server.settings.models import Models

@@ -6,6 +6,6 @@ spans.py      spans from the records of gRPC calls; http_spans.py: from those of
 messages.py   the parts of OTLP messages that spans share
 export.py     the batch processor, its thread and its end
 
-The calls' thread notes moments in a record (`server.rpc.records`), and makes the spans of several calls that
+The calls' thread notes moments in a record (`server.records`), and makes the spans of several calls that
 have ended in one go: handing each record to another thread costs more. The exporter's thread sends them.
 """

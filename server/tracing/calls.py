@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from attention_serving.server.rpc.records import CallRecord, RequestRecord
+from attention_serving.server.records import CallRecord, RequestRecord
 from attention_serving.server.tracing.context import Head
 from attention_serving.server.tracing.export import Pipeline
 from attention_serving.server.tracing.messages import Attributes

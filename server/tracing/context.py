@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Iterable
 
-from attention_serving.server.rpc.records import TraceContext, new_span_id
+from attention_serving.server.records import TraceContext, new_span_id
 from attention_serving.server.tracing.options import TraceOptions
 
 PARENT, STATE = "traceparent", "tracestate"

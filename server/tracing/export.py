@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from attention_serving.server import NAME, VERSION
-from attention_serving.server.rpc.protobuf_bytes import field
+from attention_serving.server.api.protobuf_bytes import field
 from attention_serving.server.tracing.messages import plain_attributes
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from http import HTTPStatus
 
 from attention_serving.server.http.record import HttpRecord
-from attention_serving.server.rpc.records import TraceContext
+from attention_serving.server.records import TraceContext
 from attention_serving.server.tracing.context import Head, Metadata
 from attention_serving.server.tracing.export import Pipeline
 from attention_serving.server.tracing.messages import (

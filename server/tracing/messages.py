@@ -9,8 +9,8 @@ from typing import TypeAlias
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 
+from attention_serving.server.api.protobuf_bytes import head
 from attention_serving.server.engine.statistics import Reference
-from attention_serving.server.rpc.protobuf_bytes import head
 
 Value = str | int | float | bool
 # Names and values. A name has values of one type only.

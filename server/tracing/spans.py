@@ -10,7 +10,7 @@ Names follow OpenTelemetry's conventions for RPC: https://opentelemetry.io/docs/
 from functools import lru_cache
 
 from attention_serving.server.engine.statistics import RecordedRun, Reference
-from attention_serving.server.rpc.records import CallRecord, RequestRecord, TraceContext, new_span_id
+from attention_serving.server.records import CallRecord, RequestRecord, TraceContext, new_span_id
 from attention_serving.server.tracing.messages import (
     CACHED,
     LOCAL,

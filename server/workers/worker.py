@@ -12,8 +12,8 @@ from typing import Any
 from attention_serving.server import application, logs, providers
 from attention_serving.server.child_process import Failure, Heartbeat, Ping, State
 from attention_serving.server.errors import ServerError
+from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.metrics import Metrics
-from attention_serving.server.rpc.server import RpcServer
 from attention_serving.server.shutdown import Inbox, StopRequest, end, handle_signals
 from attention_serving.server.workers import folder
 from attention_serving.server.workers import metrics as multiprocess_metrics

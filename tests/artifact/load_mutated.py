@@ -21,8 +21,8 @@ import numpy as np
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.repository import FailedModel, Repository
+from attention_serving.server.engine.models.repository import FailedModel, Repository
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Ragged, Request
 from tests.artifact.mutations import mutate
 from tests.server.samples import load_repository

@@ -12,14 +12,14 @@ import pytest
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from tests.server.rpc.messages import attend_request
-from tests.server.rpc.test_admission import attend_on
-from tests.server.rpc.transport.test_first_message import (
-    test_the_second_message_follows_a_first_that_announced_it as send_two,
-)
+from attention_serving.server.engine.run.provider import Device
+from tests.server.api.messages import attend_request
+from tests.server.api.test_admission import attend_on
 from tests.server.samples import SELF, load_repository
 from tests.server.seams import PATIENCE_SECONDS, Served
+from tests.server.transport.test_first_message import (
+    test_the_second_message_follows_a_first_that_announced_it as send_two,
+)
 
 pytestmark = pytest.mark.chaos
 

@@ -19,7 +19,7 @@ from attention_serving.server.engine.limits import MIB
 from scripts.local_server import ServerProcess, serving
 from tests.chaos.hostile_messages import HOSTILE
 from tests.chaos.neighbours import Neighbour
-from tests.server.rpc.messages import attend_request
+from tests.server.api.messages import attend_request
 
 pytestmark = pytest.mark.chaos
 PATIENCE_SECONDS = 120.0

@@ -16,8 +16,8 @@ import torch
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind, Manifest
 from attention_serving.model.presets import build_preset
 from attention_serving.server.engine.model import MOST_BLOCK_ROWS
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.session import Session
+from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.types import Array
 from tests.support.eager import assert_parity
 

@@ -24,8 +24,8 @@ from tests.chaos.neighbours import Neighbour
 from tests.chaos.process import readings, reset_peak
 from tests.chaos.scale import Scale
 from tests.encoders.repository import ENCODERS, SENTENCE
+from tests.server.api.messages import attend_request
 from tests.server.http.clients import HOST, http_port
-from tests.server.rpc.messages import attend_request
 from tests.support.artifacts import cached_repositories, link_tree
 from tests.support.contradictions import good_bodies
 

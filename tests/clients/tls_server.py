@@ -10,10 +10,10 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._generated.attention.v1 import attention_pb2_grpc as pb_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from attention_serving.server.rpc.unix_socket import tls_credentials
 from attention_serving.server.tls import identities
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.tls.reload import CertificateReloader
+from attention_serving.server.transport.listeners import tls_credentials
 from tests.support.certificates import HOST, Authority, Mounted
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from attention_client import AttentionClient
 
-from attention_serving.server.rpc.methods import SERVICES
+from attention_serving.server.api.methods import SERVICES
 from scripts.drill.envoy import CONFIGURATION, configuration
 from scripts.drill.load import MODEL, Call, Caller
 from scripts.drill.phases import Phase, quantiles

@@ -11,14 +11,14 @@ from attention_client import AttentionClient, HeadSelection, InvalidArgumentErro
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.reports import NullObserver
-from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import HeadSelection as Selection
 from attention_serving.server.engine.types import Ragged, Request
-from attention_serving.server.engine.validation import validate
 from tests.server.samples import SELF
 from tests.server.seams import outcome
 

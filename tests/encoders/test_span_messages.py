@@ -12,19 +12,19 @@ from google.protobuf.message import DecodeError
 
 from attention_serving.artifact.encoder import EMBEDDING
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server.api.attention import codec, fields
+from attention_serving.server.api.protobuf_bytes import Fields, field
+from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import Code, EngineError, LimitExceededError, OverloadedError
 from attention_serving.server.engine.limits import MIB, Limits
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.reports import NullObserver
-from attention_serving.server.engine.scheduler import Scheduler
-from attention_serving.server.engine.validated_request import ValidatedRequest
-from attention_serving.server.engine.validation import validate
-from attention_serving.server.rpc.attention import codec, fields
-from attention_serving.server.rpc.protobuf_bytes import Fields, field
-from attention_serving.server.rpc.tensors import Allowance
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from tests.encoders.repository import SENTENCE
 from tests.server.seams import outcome
 from tests.support import encoders

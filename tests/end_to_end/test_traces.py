@@ -14,8 +14,8 @@ import pytest
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from scripts.local_server import ROOT, ServerProcess, serving
+from tests.server.api.messages import attend_request
 from tests.server.http.clients import ask, http_port
-from tests.server.rpc.messages import attend_request
 from tests.server.samples import SELF
 from tests.server.watched import watched
 from tests.support.collector import QUICKLY, Collector, Seen, collecting

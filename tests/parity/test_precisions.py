@@ -25,8 +25,8 @@ from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import build_preset
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.repository import FailedModel
+from attention_serving.server.engine.models.repository import FailedModel
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Ragged, Request
 from scripts.local_server import ServerProcess
 from tests.parity import paths

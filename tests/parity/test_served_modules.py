@@ -14,14 +14,14 @@ from attention_serving.export import export_module
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server.api.attention import codec as attention_codec
+from attention_serving.server.api.open_inference.response import encode
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Ragged, Request, Result
-from attention_serving.server.rpc.attention import codec as attention_codec
-from attention_serving.server.rpc.open_inference.response import encode
 from scripts.local_server import ServerProcess
-from tests.server.rpc.messages import answered, decode_infer, raw_request
+from tests.server.api.messages import answered, decode_infer, raw_request
 from tests.server.samples import load_repository
 from tests.support import open_inference
 from tests.support.eager import Array, assert_parity

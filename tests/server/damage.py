@@ -10,8 +10,8 @@ from onnx import TensorProto, numpy_helper
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.session import RunControl, Session
+from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array
 
 DEVICE = Device(threads=1)

@@ -17,12 +17,12 @@ from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import build_preset
 from attention_serving.server.engine.limits import MAX_TOLERANCE, Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.store import ModelStore
+from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.models.store import ModelStore
+from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request, Result
-from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
-from attention_serving.server.engine.validation import validate
 from tests.support import eager
 
 ROOT = Path(__file__).resolve().parents[2]

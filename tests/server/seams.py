@@ -9,23 +9,23 @@ from typing import Any, Self
 import grpc
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.cost import RunCost
+from attention_serving.server.api.calls import CallObserver
+from attention_serving.server.api.calls import Recorder as CallsRecorder
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.execute import Outputs
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.reports import BatchReport, NullObserver
-from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.scheduler import Scheduler
-from attention_serving.server.engine.session import RunControl, Session
+from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.run.execute import Outputs
+from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import Array, Result
-from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
-from attention_serving.server.rpc.calls.calls import CallObserver
-from attention_serving.server.rpc.calls.calls import Recorder as CallsRecorder
-from attention_serving.server.rpc.options import RpcOptions
-from attention_serving.server.rpc.server import RpcServer
-from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.security.guard import Guard
+from attention_serving.server.transport import TransportKind
+from attention_serving.server.transport.options import RpcOptions
 from tests.server.samples import Lengths, Sample, validated_of
 
 PATIENCE_SECONDS = 30
@@ -248,7 +248,7 @@ class WatchedEngine(Engine):
 class Served:
     """A real server of some models, which opens its gate and stops at the end of the block."""
 
-    # The fixture `transport` of tests/server/rpc runs a test on each of them.
+    # The fixture `transport` of tests/server/api runs a test on each of them.
     transport = TransportKind.COMPLETION_QUEUE
 
     def __init__(

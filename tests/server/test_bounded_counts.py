@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api.attention import codec, fields
+from attention_serving.server.api.open_inference import codec as open_inference
+from attention_serving.server.api.open_inference.tensors import KNOWN_DATATYPES
+from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.limits import MIB, Limits
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.tokenizer import FEW_TEXTS
-from attention_serving.server.engine.validation import validate
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import embedding_messages, infer_request
 from attention_serving.server.http.errors import HttpError
-from attention_serving.server.rpc.attention import codec, fields
-from attention_serving.server.rpc.open_inference import codec as open_inference
-from attention_serving.server.rpc.open_inference.tensors import KNOWN_DATATYPES
-from attention_serving.server.rpc.tensors import Allowance
 from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support.artifacts import cached_repositories

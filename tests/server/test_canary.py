@@ -23,16 +23,16 @@ from attention_serving.export.precision import Precision
 from attention_serving.model.presets import build_preset
 from attention_serving.server.canary import Canary
 from attention_serving.server.canary_metrics import CanaryMetrics
-from attention_serving.server.engine.control import IndexEntry, ModelState, RepositoryControl
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.models.control import IndexEntry, ModelState, RepositoryControl
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.models.store import ModelStore
 from attention_serving.server.engine.reports import EngineLoad
-from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.session import RunControl, Session
-from attention_serving.server.engine.store import ModelStore
+from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array, Request
 from tests.server.damage import DEVICE, Damageable, damageable
 from tests.server.samples import CROSS, SELF, assert_answers, ragged, request_of, validated_of

@@ -6,10 +6,10 @@ import pytest
 from prometheus_client import CollectorRegistry, values
 
 from attention_serving.server.canary_metrics import CanaryMetrics
-from attention_serving.server.engine.canary import Check, checks_of
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.repository import FailedModel, Repository
+from attention_serving.server.engine.models.canary import Check, checks_of
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.gauges import FOLDER_VARIABLE
 from attention_serving.server.workers.metrics import MultiprocessMetrics, write_to
 from tests.server.damage import DEVICE

@@ -10,7 +10,7 @@ from pydantic import ByteSize
 
 from attention_serving.server import VERSION
 from attention_serving.server.engine.limits import MIB
-from attention_serving.server.engine.provider import Provider
+from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.fixed_metrics import UNKNOWN, publish_fixed_metrics
 from attention_serving.server.settings import Settings
 from tests.server.test_metrics import Samples, published, value

@@ -193,8 +193,8 @@ import grpc, numpy as np
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.session import Session
+from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.run.session import Session
 session = Session(Path({str(tmp_path / "model.onnx")!r}), Device(threads=1))
 server = grpc.server(ThreadPoolExecutor(1), options=[('grpc.so_reuseport', 0)])
 port = server.add_insecure_port('127.0.0.1:0')

@@ -6,14 +6,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from attention_serving.server.engine.control import ChangeKind, ModelChange
+from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.errors import Code
+from attention_serving.server.engine.models.control import ChangeKind, ModelChange
+from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.engine.reports import BatchReport, EngineLoad, ExpiryStage
-from attention_serving.server.engine.repository import FailedModel, Repository
 from attention_serving.server.errors import BindError
 from attention_serving.server.metrics import Metrics
 from attention_serving.server.metrics_endpoint import MetricsEndpoint
-from attention_serving.server.rpc.calls.calls import CallLoad
 from tests.server.samples import CROSS, SELF, TEXT
 
 HOST = "127.0.0.1"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from attention_serving.artifact.manifest import MANIFEST_FILE
-from attention_serving.server.engine.control import RepositoryControl
 from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.store import ModelStore
+from attention_serving.server.engine.models.control import RepositoryControl
+from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.models.store import ModelStore
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.model_control import ControlMode, ModelControl
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS

@@ -9,8 +9,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from attention_serving.server.engine.statistics import RecordedRun
 from attention_serving.server.http.observation import fields as http_fields
 from attention_serving.server.http.record import HttpRecord
+from attention_serving.server.records import CallRecord, RequestRecord, TraceContext
 from attention_serving.server.request_log import fields
-from attention_serving.server.rpc.records import CallRecord, RequestRecord, TraceContext
 from attention_serving.server.settings.observability import Observability
 from attention_serving.server.tracing import options
 from attention_serving.server.tracing.http_spans import http_span

@@ -11,7 +11,7 @@ from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInfer
 from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from tests.server.rpc.messages import attend_request, raw_request
+from tests.server.api.messages import attend_request, raw_request
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, FailOnMarked, Held, Served, mark, outcome
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 
 from attention_serving.server import VERSION, application, cores, memory
 from attention_serving.server.command_line import make_application, unknown_variables
-from attention_serving.server.engine.provider import Device, Provider
-from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
 from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.transport import TransportKind
 from tests.server.samples import ROOT
 
 REPOSITORY = ["--model-repository", "models"]

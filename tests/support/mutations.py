@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.rpc.protobuf_bytes import LENGTH_DELIMITED, VARINT
+from attention_serving.server.api.protobuf_bytes import LENGTH_DELIMITED, VARINT
 from tests.server.samples import CROSS, SELF, TEXT
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

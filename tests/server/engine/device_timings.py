@@ -7,7 +7,7 @@ a run has many hundred rows, and up to 8 % of noise. `python -m benchmarks.cuda`
 
 import numpy as np
 
-from attention_serving.server.engine.cost import TIMED_SIZES_ON_DEVICE
+from attention_serving.server.engine.run.cost import TIMED_SIZES_ON_DEVICE
 
 LAUNCH_SECONDS = 110e-6
 BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 25e9, 40e12

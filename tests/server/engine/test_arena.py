@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.run_memory import IDLE_SECONDS, LARGE_RUN_BYTES, ArenaTrimmer
+from attention_serving.server.engine.run.run_memory import IDLE_SECONDS, LARGE_RUN_BYTES, ArenaTrimmer
 from tests.server.samples import ROOT
 
 
@@ -33,11 +33,11 @@ PROGRAM = """
 import resource, sys, time
 from pathlib import Path
 import numpy as np
-from attention_serving.server.engine import run_memory
+from attention_serving.server.engine.run import run_memory
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.store import ModelStore
-from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.models.store import ModelStore
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Ragged, Request
 
 def resident():

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from attention_serving.server.engine import batch_queue
-from attention_serving.server.engine.batch import FULL_AT_CALL_COSTS
-from attention_serving.server.engine.batch_queue import BatchQueue
-from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.schedule import batch_queue
+from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS
+from attention_serving.server.engine.schedule.batch_queue import BatchQueue
 from tests.server.engine.test_batch_queue_machine import QueueMachine
 from tests.server.samples import validated_of
 from tests.server.seams import SAME_FOR_ALL, costing

@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from attention_serving.server.engine.batch import Batch
-from attention_serving.server.engine.batch_queue import BatchQueue
 from attention_serving.server.engine.errors import DeadlineExceededError, EngineError, RunFailedError
-from attention_serving.server.engine.execute import gather
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.run.execute import gather
+from attention_serving.server.engine.schedule.batch import Batch
+from attention_serving.server.engine.schedule.batch_queue import BatchQueue
 from attention_serving.server.engine.types import MaskKind, Result
-from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
 from tests.server.samples import Sample, validated_of
 from tests.server.seams import deliver
 

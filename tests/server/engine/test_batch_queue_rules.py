@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine import batch_queue
-from attention_serving.server.engine.batch import Batch
-from attention_serving.server.engine.batch_queue import BatchQueue
-from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.schedule import batch_queue
+from attention_serving.server.engine.schedule.batch import Batch
+from attention_serving.server.engine.schedule.batch_queue import BatchQueue
 from tests.server.samples import CROSS, SELF, validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
 

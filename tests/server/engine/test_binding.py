@@ -12,12 +12,12 @@ from onnx import TensorProto, helper
 
 from attention_serving.artifact.golden import load_golden
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.binding import BoundSession, HostMemory, UnboundOutputError
-from attention_serving.server.engine.execute import run_batch
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.session import RunControl, Session
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.run.binding import BoundSession, HostMemory, UnboundOutputError
+from attention_serving.server.engine.run.execute import run_batch
+from attention_serving.server.engine.run.provider import Device
+from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array, MaskKind
 from tests.server.engine.test_pinned import Locks
 from tests.server.samples import CROSS, SELF, assert_outputs, validated_of

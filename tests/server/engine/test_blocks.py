@@ -10,7 +10,6 @@ import pytest
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.engine import model as model_module
 from attention_serving.server.engine.errors import LimitExceededError
-from attention_serving.server.engine.execute import run_batch
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import (
@@ -20,8 +19,9 @@ from attention_serving.server.engine.model import (
     WHOLE_SCORE_BYTES,
     LoadedModel,
 )
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.execute import run_batch
 from attention_serving.server.engine.types import Array, MaskKind
-from attention_serving.server.engine.validation import validate
 from tests.server.samples import (
     CROSS,
     HEADS,

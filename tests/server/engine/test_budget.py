@@ -15,7 +15,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.types import Result
 from tests.server.samples import assert_answers, bytes_of, request_of, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, tapped

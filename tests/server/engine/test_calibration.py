@@ -7,11 +7,11 @@ import time
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.calibration import calibrated
-from attention_serving.server.engine.cost import TIMED_SIZES
-from attention_serving.server.engine.dispatch import Dispatch
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.run.calibration import calibrated
+from attention_serving.server.engine.run.cost import TIMED_SIZES
+from attention_serving.server.engine.schedule.dispatch import Dispatch
 from attention_serving.server.engine.types import Array
 from tests.server.samples import CROSS, SELF, TEXT, validated_of
 from tests.server.seams import tapped

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_serving.server.engine.canary import (
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.canary import (
     BUSY_SHARE,
     IDLE_SHARE,
     CanarySchedule,
@@ -16,10 +17,9 @@ from attention_serving.server.engine.canary import (
     checks_of,
     run_bytes,
 )
-from attention_serving.server.engine.loading import load_model
-from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.repository import FailedModel, Model
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.models.repository import FailedModel, Model
+from attention_serving.server.engine.run.provider import Device
 from tests.server.samples import CROSS, SELF
 
 PERIOD = 100.0

@@ -10,10 +10,10 @@ from attention_client import AttentionClient, FailedPreconditionError
 from attention_serving.artifact.certificate import CERTIFICATE_FILE
 from attention_serving.artifact.keys import PrivateKey
 from attention_serving.export.certificate import sign_artifact
-from attention_serving.server.engine.control import RepositoryControl
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.repository import FailedModel, Repository
-from attention_serving.server.engine.store import ModelStore
+from attention_serving.server.engine.models.control import RepositoryControl
+from attention_serving.server.engine.models.repository import FailedModel, Repository
+from attention_serving.server.engine.models.store import ModelStore
 from scripts.local_server import serving, start
 from tests.server.damage import DEVICE
 from tests.server.samples import CROSS, SELF
@@ -88,7 +88,7 @@ def test_an_artifact_that_is_not_signed_never_reaches_the_runtime(
 ) -> None:
     opened: list[object] = []
     monkeypatch.setattr(
-        "attention_serving.server.engine.loading.Session", lambda *given, **_: opened.append(given)
+        "attention_serving.server.engine.models.loading.Session", lambda *given, **_: opened.append(given)
     )
     failure(folder, CROSS)
     assert opened == []

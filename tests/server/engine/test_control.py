@@ -9,14 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attention_serving.server.engine.control import INCOMPLETE, IndexEntry, ModelState, RepositoryControl
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError
 from attention_serving.server.engine.limits import chosen_versions
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.repository import Repository
-from attention_serving.server.engine.store import ModelStore, RepositoryError
+from attention_serving.server.engine.models.control import (
+    INCOMPLETE,
+    IndexEntry,
+    ModelState,
+    RepositoryControl,
+)
+from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.models.store import ModelStore, RepositoryError
+from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Request, Result
 from tests.server.samples import SELF, ragged
 from tests.server.seams import PATIENCE_SECONDS

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from attention_serving.server.engine.cost import (
+from attention_serving.server.engine.run.cost import (
     LEAST_TIMED_ROUNDS,
     LONG_ENOUGH_SECONDS,
     MOST_TIMED_ROUNDS,

@@ -5,8 +5,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from attention_serving.server.engine import cuda
-from attention_serving.server.engine.cuda import (
+from attention_serving.server.engine.run import cuda
+from attention_serving.server.engine.run.cuda import (
     DIAGNOSIS_SECONDS,
     PROBE,
     find_device,
@@ -14,7 +14,7 @@ from attention_serving.server.engine.cuda import (
     runtime_log,
     why_not,
 )
-from attention_serving.server.engine.provider import Provider, ProviderError
+from attention_serving.server.engine.run.provider import Provider, ProviderError
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_serving.server.engine.cuda import CudaDevice, ask_driver
-from attention_serving.server.engine.provider import ProviderError
+from attention_serving.server.engine.run.cuda import CudaDevice, ask_driver
+from attention_serving.server.engine.run.provider import ProviderError
 
 # Functions of the CUDA Driver API with its signatures, for devices of 80 and 81 GB.
 DRIVER = """

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.calibration import calibrated
-from attention_serving.server.engine.cost import TIMED_SIZES_ON_DEVICE, RunCost, fit, time_runs
-from attention_serving.server.engine.dispatch import Dispatch
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import PAIR_TENSORS, WHOLE_SCORE_BYTES_ON_DEVICE, LoadedModel
-from attention_serving.server.engine.provider import Provider
+from attention_serving.server.engine.run.calibration import calibrated
+from attention_serving.server.engine.run.cost import TIMED_SIZES_ON_DEVICE, RunCost, fit, time_runs
+from attention_serving.server.engine.run.provider import Provider
+from attention_serving.server.engine.schedule.dispatch import Dispatch
 from attention_serving.server.engine.types import Array
 from tests.server.engine.device_timings import LAUNCH_SECONDS, seconds, timed
 from tests.server.samples import validated_of

@@ -16,12 +16,12 @@ from hypothesis.stateful import (
 )
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.batch import Batch
-from attention_serving.server.engine.cost import RunCost
-from attention_serving.server.engine.dispatch import Dispatch
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.schedule.batch import Batch
+from attention_serving.server.engine.schedule.dispatch import Dispatch
 from tests.server.samples import validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
 

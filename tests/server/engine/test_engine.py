@@ -5,14 +5,14 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 
 import pytest
-from attention_serving.server.engine.reports import ExpiryStage
 
 from attention_serving.server.coroutines import Callback, Task
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import DeadlineExceededError, EngineError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.reports import ExpiryStage
 from attention_serving.server.engine.statistics import Timeline
 from attention_serving.server.engine.types import Array, Result
 from tests.server.samples import SELF, Sample, assert_answers, request_of, validated_of

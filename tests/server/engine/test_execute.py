@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.execute import Outputs, run_batch
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.validated_request import SequenceInputs
+from attention_serving.server.engine.run.execute import Outputs, run_batch
 from attention_serving.server.engine.types import Array, MaskKind
-from attention_serving.server.engine.validated_request import SequenceInputs
 from tests.server.samples import CROSS, HEADS, SELF, assert_outputs, validated_of
 from tests.server.seams import tapped
 

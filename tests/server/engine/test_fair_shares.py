@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_serving.server.engine import fair_shares
-from attention_serving.server.engine.batch_queue import BatchQueue
-from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.engine.fair_shares import Caller, FairShares
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.validated_request import ValidatedRequest
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.schedule import fair_shares
+from attention_serving.server.engine.schedule.batch_queue import BatchQueue
+from attention_serving.server.engine.schedule.fair_shares import Caller, FairShares
 from tests.server.samples import Lengths, validated_of
 from tests.server.seams import Held, costing
 

@@ -7,7 +7,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from attention_serving.server.engine.session import (
+from attention_serving.server.engine.run.session import (
     SHAPE_OPERATORS,
     HostNodes,
     left_on_host,

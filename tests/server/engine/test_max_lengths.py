@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind
-from attention_serving.server.engine.calibration import calibrated
 from attention_serving.server.engine.errors import LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.types import Array, Request
-from attention_serving.server.engine.validation import validate
 from tests.server.samples import CROSS, TEXT, request_of
 from tests.server.seams import tapped
 

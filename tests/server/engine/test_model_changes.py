@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from attention_serving.server.engine.control import (
+from attention_serving.server.engine.models.control import (
     ChangeKind,
     ModelChange,
     RepositoryControl,
     initial_changes,
 )
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.repository import FailedModel, Repository
-from attention_serving.server.engine.store import ModelStore
+from attention_serving.server.engine.models.repository import FailedModel, Repository
+from attention_serving.server.engine.models.store import ModelStore
+from attention_serving.server.engine.run.provider import Device
 from tests.server.engine.test_control import add_version
 from tests.server.samples import CROSS, SELF
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.batch import Batch
-from attention_serving.server.engine.calibration import calibrated
-from attention_serving.server.engine.cost import RunCost
-from attention_serving.server.engine.dispatch import Dispatch
-from attention_serving.server.engine.execute import run_batch
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.loading import load_model
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device, Provider
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.run.calibration import calibrated
+from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.run.execute import run_batch
+from attention_serving.server.engine.run.provider import Device, Provider
+from attention_serving.server.engine.schedule.batch import Batch
+from attention_serving.server.engine.schedule.dispatch import Dispatch
 from tests.server.samples import SELF, validated_of
 from tests.server.seams import costing, deliver
 

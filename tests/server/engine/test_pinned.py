@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_serving.server.engine.binding import (
+from attention_serving.server.engine.run.binding import (
     KEPT_BLOCKS,
     KEPT_BYTES,
     SMALLEST_BLOCK,

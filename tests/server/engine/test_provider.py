@@ -1,6 +1,6 @@
 """Execution providers: their options by name."""
 
-from attention_serving.server.engine.provider import Device, Provider
+from attention_serving.server.engine.run.provider import Device, Provider
 
 
 def test_fp32_on_a_gpu_does_not_use_tf32() -> None:

@@ -14,13 +14,13 @@ import pytest
 from onnx.external_data_helper import set_external_data
 from safetensors.numpy import load_file, save_file
 
-from attention_serving.server.engine import store
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.provider import Device
-from attention_serving.server.engine.repository import FailedModel, Repository
-from attention_serving.server.engine.store import RepositoryError
+from attention_serving.server.engine.models import store
+from attention_serving.server.engine.models.repository import FailedModel, Repository
+from attention_serving.server.engine.models.store import RepositoryError
+from attention_serving.server.engine.run.provider import Device
 from tests.server.samples import CROSS, SELF, assert_answers, load_repository, request_of, validated_of
 
 DEVICE = Device(threads=1)

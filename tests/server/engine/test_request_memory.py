@@ -19,10 +19,10 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.repository import Repository
+from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.types import Array, MaskKind, Result
-from attention_serving.server.engine.validated_request import ValidatedRequest
-from attention_serving.server.engine.validation import validate
 from tests.server.samples import Sample, request_of
 from tests.server.seams import MESSAGE, PATIENCE_SECONDS, Gate, tapped
 

@@ -13,11 +13,11 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import LimitExceededError, OverloadedError
 from attention_serving.server.engine.limits import MIB, Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.run_memory import peak_bytes
-from attention_serving.server.engine.scheduler import Scheduler
-from attention_serving.server.engine.session import RunControl
+from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.run_memory import peak_bytes
+from attention_serving.server.engine.run.session import RunControl
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import Array
-from attention_serving.server.engine.validation import validate
 from tests.server.samples import ROOT, request_of, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, Recorder, outcome, tapped, withdraw
 
@@ -27,8 +27,8 @@ BEYOND_THE_ARENA = """
 import sys
 from pathlib import Path
 import numpy as np
-from attention_serving.server.engine.loading import load_model
-from attention_serving.server.engine.provider import Device
+from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.run.provider import Device
 model = load_model(Path(sys.argv[1]), Device(threads=1, arena_bytes=8 << 20))
 query = np.ones((1, 4096, 4), np.float32)
 try:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.cost import RunCost
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.run.cost import RunCost
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import Array, MaskKind
 from tests.server.samples import CROSS, SELF, assert_answers, validated_of
 from tests.server.seams import Held, Recorder, outcome

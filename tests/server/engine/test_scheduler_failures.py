@@ -16,7 +16,7 @@ from attention_serving.server.engine.errors import (
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.reports import BatchReport, NullObserver
-from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import Array
 from tests.server.samples import Sample, assert_answers, validated_of
 from tests.server.seams import (

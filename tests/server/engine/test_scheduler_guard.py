@@ -8,13 +8,13 @@ from typing import NoReturn
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine import batch_queue
 from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError
-from attention_serving.server.engine.execute import Outputs, gather
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.run_memory import LARGE_RUN_BYTES
-from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.run.execute import Outputs, gather
+from attention_serving.server.engine.run.run_memory import LARGE_RUN_BYTES
+from attention_serving.server.engine.schedule import batch_queue
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import Array
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import MESSAGE, SAME_FOR_ALL, FailOnMarked, Held, Recorder, costing, mark, outcome
@@ -58,7 +58,7 @@ def assert_still_runs(scheduler: Scheduler, model: LoadedModel) -> None:
 def test_threads_survive_an_arena_that_cannot_be_trimmed(
     self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attention_serving.server.engine.run_memory.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("attention_serving.server.engine.run.run_memory.IDLE_SECONDS", 0.0)
     broken = as_type(BrokenTrim, self_model)
     for seed in range(4):
         request = validated_of(broken, [(2, 2)], seed=seed)
@@ -126,7 +126,7 @@ def test_a_result_that_cannot_be_made_fails_its_own_request_only(
     with Held(self_model) as held:
         requests = [held.submit([(2, 2)], seed=seed) for seed in range(3)]
         # The held run is the first to end.
-        monkeypatch.setattr("attention_serving.server.engine.scheduler.gather", Unmade(2))
+        monkeypatch.setattr("attention_serving.server.engine.schedule.scheduler.gather", Unmade(2))
     assert held.later_sizes == [3]
     for request in (held.first, requests[0]):
         with pytest.raises(RunFailedError):

@@ -8,11 +8,11 @@ from contextlib import closing, suppress
 
 import pytest
 
-from attention_serving.server.engine.dispatch import IDLE_FACTOR
 from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError, ShuttingDownError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.schedule.dispatch import IDLE_FACTOR
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import (
     MESSAGE,

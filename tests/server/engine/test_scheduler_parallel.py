@@ -8,7 +8,7 @@ import pytest
 
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import Array
 from tests.server.samples import assert_answers, validated_of
 from tests.server.seams import (

@@ -12,7 +12,7 @@ import pytest
 from attention_serving.server.engine.errors import Code, DeadlineExceededError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import MaskKind
 from tests.server.samples import Sample, assert_answers, validated_of
 from tests.server.seams import PATIENCE_SECONDS, FailOnMarked, Recorder, mark, outcome, tapped

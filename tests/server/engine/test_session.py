@@ -8,9 +8,9 @@ import pytest
 
 from attention_serving.artifact.golden import load_golden
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.provider import Device, Provider, ProviderError
-from attention_serving.server.engine.repository import FailedModel
-from attention_serving.server.engine.session import Session
+from attention_serving.server.engine.models.repository import FailedModel
+from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
+from attention_serving.server.engine.run.session import Session
 from tests.server.samples import HEADS, SELF, load_repository
 
 WITHOUT_CUDA = pytest.mark.skipif(

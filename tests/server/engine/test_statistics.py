@@ -11,7 +11,7 @@ import pytest
 from attention_serving.server.engine.errors import RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.scheduler import Scheduler
+from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.statistics import MOST_WAITING, Durations, ModelStatistics, RunTimes
 from tests.server.samples import validated_of
 from tests.server.seams import FailOnMarked, Held, Recorder, mark, outcome, tapped, withdraw

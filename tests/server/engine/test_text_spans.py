@@ -16,7 +16,7 @@ from attention_serving.model.encoder.config import POOLINGS as EVERY_POOLING
 from attention_serving.model.encoder.pooling import FUNCTIONS_BY_POOLING, Sequences
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.outputs import (
+from attention_serving.server.engine.requests.outputs import (
     BLOCK_SPANS,
     POOLINGS,
     check_pooling,
@@ -25,7 +25,7 @@ from attention_serving.server.engine.outputs import (
     token_spans,
     with_spans,
 )
-from attention_serving.server.engine.tokenizer import EncodedTexts
+from attention_serving.server.engine.requests.tokenizer import EncodedTexts
 from attention_serving.server.engine.types import Array, Ragged
 
 WIDTH, TOKENS = 8, 40

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from attention_serving.server.engine.tokenizer import EncodedTexts, TextEncoder, TextLimits
+from attention_serving.server.engine.requests.tokenizer import EncodedTexts, TextEncoder, TextLimits
 
 SPECIALS = [("<s>", 0), ("</s>", 1)]
 # An emoji of two code points, a letter with a combining accent, two scripts, a ligature, spaces.

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.tokenizer import TextEncoder
+from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from tests.server.samples import WORDS
 
 VOCABULARY = sorted(WORDS)

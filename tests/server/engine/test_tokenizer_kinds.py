@@ -14,7 +14,7 @@ from attention_serving.server.engine.errors import (
     InvalidRequestError,
     LimitExceededError,
 )
-from attention_serving.server.engine.tokenizer import TextEncoder, TextLimits
+from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
 
 UNK = "[UNK]"
 Build = Callable[[], Tokenizer]

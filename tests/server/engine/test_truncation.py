@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
-from attention_serving.server.engine.tokenizer import TextEncoder, TextLimits
+from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
 from tests.support.encoders import make_tokenizer
 
 MOST = 6

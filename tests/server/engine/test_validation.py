@@ -9,8 +9,8 @@ import pytest
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
-from attention_serving.server.engine.validation import validate
 from tests.server.samples import CROSS, SELF, TEXT, ragged, request_of
 
 LENGTHS = ((2, 3), (1, 4))

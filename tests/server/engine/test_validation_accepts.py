@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.types import Mask, MaskKind, Request
-from attention_serving.server.engine.validation import validate
 from tests.server.samples import CROSS, HEADS, SELF, request_of, validated_of
 
 lengths_of_requests = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from attention_serving.server.engine.control import IndexEntry, ModelState, RepositoryControl
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
-from attention_serving.server.engine.repository import FailedModel, Repository
-from attention_serving.server.engine.store import ModelStore
+from attention_serving.server.engine.models.control import IndexEntry, ModelState, RepositoryControl
+from attention_serving.server.engine.models.repository import FailedModel, Repository
+from attention_serving.server.engine.models.store import ModelStore
 from tests.server.damage import DEVICE
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from attention_serving.server.api.codec_threads import CodecThreads
+from attention_serving.server.api.grpc_services import HealthService
+from attention_serving.server.api.methods import SERVICES, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.rpc.calls.codec_threads import CodecThreads
-from attention_serving.server.rpc.health import HealthService
-from attention_serving.server.rpc.methods import SERVICES, all_methods
 from attention_serving.server.security import errors
 from attention_serving.server.security.token_file import read_file
 from attention_serving.server.settings.identity import IdentityAndRights

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from attention_serving.server.rpc.transport import TransportKind, create_transport
-from attention_serving.server.rpc.transport.call import Call
-from attention_serving.server.rpc.unix_socket import private_credentials, tls_credentials
 from attention_serving.server.tls.files import CurrentCertificates
+from attention_serving.server.transport import TransportKind, create_transport
+from attention_serving.server.transport.call import Call
+from attention_serving.server.transport.listeners import private_credentials, tls_credentials
 from tests.server.seams import PATIENCE_SECONDS
 from tests.support.certificates import HOST, Pair
 

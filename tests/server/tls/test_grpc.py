@@ -7,10 +7,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from attention_serving.server.rpc.transport import TransportKind
 from attention_serving.server.tls import forwarding
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.tls.reload import CertificateReloader
+from attention_serving.server.transport import TransportKind
 from tests.server.tls.connections import REPLY, Answering, call, call_on, connected
 from tests.support.certificates import HOUR, Authority, Mounted, Pair, key_pem, new_key
 

@@ -11,10 +11,10 @@ import pytest
 
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.http.process import HttpProcess
-from attention_serving.server.rpc.transport import TransportKind
 from attention_serving.server.tls import forwarding
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.tls.reload import CertificateReloader
+from attention_serving.server.transport import TransportKind
 from tests.server.tls.connections import Answering
 from tests.support.certificates import HOST, Authority, Mounted, Pair, client_context, presented
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient, DeadlineExceededError, TlsFiles, UnavailableError
 
-from attention_serving.server.rpc.transport import TransportKind
+from attention_serving.server.transport import TransportKind
 from tests.server.samples import SELF, WIDTHS
 from tests.server.test_settings import run_server
 from tests.server.watched import Watched, watched

@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from attention_serving.server.rpc.records import TraceContext
+from attention_serving.server.records import TraceContext
 from attention_serving.server.tracing.context import PARENT, STATE, Head, headers, parse
 from attention_serving.server.tracing.options import TraceOptions
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import values
 
+from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.reports import EngineLoad
 from attention_serving.server.gauges import FOLDER_VARIABLE
 from attention_serving.server.metrics import Metrics
-from attention_serving.server.rpc.calls.calls import CallLoad
 from attention_serving.server.workers.metrics import MultiprocessMetrics, write_to
 from tests.server.test_metrics import HOST, scrape, value
 

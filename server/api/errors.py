@@ -1,0 +1,100 @@
+"""The one mapping of the engine's errors to gRPC statuses."""
+
+import logging
+import math
+from concurrent.futures import CancelledError
+from functools import lru_cache
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from attention_serving.server.engine.errors import Code, EngineError, OverloadedError
+from attention_serving.server.transport.call import Call, Metadata
+
+DOMAIN = "attention.v1"
+# The key under which clients of gRPC look for a google.rpc.Status.
+DETAILS_KEY = "grpc-status-details-bin"
+CACHED_STATUSES = 1024
+UNEXPECTED = "the server failed unexpectedly; its log has the details"
+
+
+def code_of(error: EngineError) -> grpc.StatusCode:
+    """The gRPC code of an error. Its number is the google.rpc.Code."""
+    return grpc.StatusCode[error.code.name]
+
+
+def status_of(error: EngineError) -> status_pb2.Status:
+    """A google.rpc.Status with ErrorInfo.
+
+    It has BadRequest if the error names a field, and RetryInfo if the server is overloaded.
+    """
+    return status_pb2.Status.FromString(_serialized(*_parts(error)))
+
+
+def trailing_metadata(error: EngineError) -> Metadata:
+    """The trailing metadata that carries the status of an error."""
+    return ((DETAILS_KEY, _serialized(*_parts(error))),)
+
+
+def _parts(error: EngineError) -> tuple[int, str, str, str, int]:
+    """Code, reason, message, field, and the milliseconds until a retry, or -1 without one."""
+    retry = math.ceil(1000 * error.retry_after) if isinstance(error, OverloadedError) else -1
+    return code_of(error).value[0], error.reason, error.message, error.field, retry
+
+
+@lru_cache(maxsize=CACHED_STATUSES)
+def _serialized(code: int, reason: str, message: str, field: str, retry_milliseconds: int) -> bytes:
+    """The bytes of a status. Under overload the same few are sent again and again."""
+    details = [_packed(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))]
+    if field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
+        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    if retry_milliseconds >= 0:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(retry_milliseconds)
+        details.append(_packed(retry))
+    status = status_pb2.Status(code=code, message=message, details=details)
+    data: bytes = status.SerializeToString()
+    return data
+
+
+def _packed(message: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+log = logging.getLogger(__name__)
+
+
+class CallError(Exception):
+    """Ends a call with a status that the engine has no error for."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+def engine_error_of(error: Exception) -> EngineError:
+    """What the caller of a stream is told of a failed request. The log describes what was unexpected."""
+    if isinstance(error, EngineError):
+        return error
+    log.error("stream request failed", exc_info=error)
+    return EngineError(UNEXPECTED)
+
+
+def end_with(call: Call, error: BaseException) -> None:
+    """Ends a call with the status of an error. An unexpected error is described in the log only."""
+    match error:
+        case EngineError():
+            call.finish(code_of(error), error.message, trailing_metadata(error), reason=error.reason)
+        case CallError():
+            call.finish(error.code, error.details)
+        case CancelledError():
+            call.finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
+        case _:
+            log.error("call failed", extra={"method": call.method}, exc_info=error)
+            call.finish(grpc.StatusCode[Code.INTERNAL], UNEXPECTED)

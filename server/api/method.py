@@ -1,0 +1,106 @@
+"""A method: everything that the server knows of it beside how calls are driven."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from inspect import isawaitable
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, OverloadedError
+from attention_serving.server.security.rights import Right
+from attention_serving.server.transport.call import Call
+
+# Requests of more bytes are decoded on the codec threads, unless they are known, and refused by methods of a
+# few names. Handing over costs 60 us; decoding this much takes 1 ms at worst.
+LARGE_BYTES = 64 << 10
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class CallKind(Enum):
+    """How many requests and replies a call has."""
+
+    UNARY = "one request, one reply"
+    ORDERED_STREAM = "one reply for each request, in the order of the requests"
+    SERVER_STREAMING = "one request, any number of replies"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Method:
+    """How calls of one method are handled.
+
+    Attributes:
+        kind: How many requests and replies a call has.
+        handle: Answers a serialized request with a serialized reply: `await handle(message, call,
+            reservation)`. Of a server stream, `handle(message, call, send)`, which returns what ends it.
+        is_inference: Whether calls take a place of inference: see `server.api.admission`. Those that only
+            tell what the server is and does take none: a busy server is live and ready.
+        is_counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.
+        right: What a caller needs, where callers have to say who they are; None opens the method to everyone.
+            A method that states nothing is one for administrators.
+        budget: Where the memory of each request is reserved, from its arrival until its reply was sent; None
+            for requests of a few names, whose reservation is None too.
+        refuse: Replies to a message of a stream for which there is no memory; None ends the call.
+    """
+
+    kind: CallKind = CallKind.UNARY
+    handle: Callable[..., Any]
+    is_inference: bool = False
+    is_counted: bool = True
+    right: Right | None = Right.ADMIN
+    budget: MemoryBudget | None = None
+    refuse: Callable[[bytes, OverloadedError], bytes] | None = None
+
+
+def of_names(
+    read: Callable[[bytes], Q],
+    handle: Callable[[Q, Call], A | Awaitable[A]],
+    write: Callable[[A], bytes],
+    *,
+    kind: CallKind = CallKind.UNARY,
+    is_counted: bool = True,
+    right: Right | None = Right.ADMIN,
+) -> Method:
+    """A method whose requests consist of a few names.
+
+    Args:
+        read: Parses a request; raises DecodeError.
+        handle: Answers it, at once or later.
+        write: Serializes the reply.
+        kind: How many requests and replies a call has, not a server stream.
+        is_counted: See `Method`.
+        right: See `Method`.
+    """
+
+    async def answer(message: bytes, call: Call, _reservation: Reservation | None) -> bytes:
+        reply: Any = handle(parse(read, message, LARGE_BYTES), call)
+        return write(await reply if isawaitable(reply) else reply)
+
+    return Method(kind=kind, handle=answer, is_counted=is_counted, right=right)
+
+
+class MalformedMessageError(InvalidRequestError):
+    """The bytes are not a message of the method's type. It ends a stream, whose other errors do not."""
+
+
+def parse(read: Callable[[bytes], Q], message: bytes, limit: int | None = None) -> Q:
+    """Parses a request.
+
+    Args:
+        read: Parses it; raises DecodeError.
+        message: The request.
+        limit: Its largest size; None if it may be as large as the transport permits.
+
+    Raises:
+        MalformedMessageError: The bytes are not a message of the method's type.
+        LimitExceededError: The message is larger than the limit.
+    """
+    if limit is not None and len(message) > limit:
+        raise LimitExceededError("message", f"has {len(message)} bytes; the limit of this method is {limit}")
+    try:
+        return read(message)
+    except DecodeError as error:
+        raise MalformedMessageError("message", f"is not a request of this method: {error}") from error

@@ -1,0 +1,157 @@
+"""The parameters of the protocol that this server honours, and those that it refuses by name.
+
+A parameter that would change the meaning of the result is refused, never ignored. Others, which tell how
+clients encode or trace, have no effect.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api.shared_memory import SHARED_MEMORY_IS_OFF, Region, SharedMemory
+from attention_serving.server.api.tensors import WireFloat
+from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
+from attention_serving.server.transport.call import deadline_after
+
+T = TypeVar("T")
+Parameters = Mapping[str, pb.InferParameter]
+TIMEOUT = "timeout"
+# Extensions of the protocol that this server lacks, by their parameters.
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+CLASSIFICATION = "classification"
+# Triton's clients send it with every request.
+WANTS_FINAL = "triton_enable_empty_final_response"
+# A parameter of this server: the type in which a requested output of FP32 is sent.
+DATATYPE = "datatype"
+# A parameter of this server for embeddings.
+DIMENSIONS = "dimensions"
+MAX_DIMENSIONS = 2**31 - 1
+REGION, REGION_OFFSET, REGION_SIZE = (
+    "shared_memory_region",
+    "shared_memory_offset",
+    "shared_memory_byte_size",
+)
+
+
+class RegionSlice(NamedTuple):
+    """Where a tensor is in shared memory.
+
+    Attributes:
+        region: The region.
+        offset: Where the tensor begins in the region, in bytes.
+        size: The bytes that are set aside for it.
+    """
+
+    region: Region
+    offset: int
+    size: int
+
+
+def wants_final(parameters: Parameters) -> bool:
+    """Whether the last response of a stream to a request is to be marked as such."""
+    return WANTS_FINAL in parameters and parameters[WANTS_FINAL].bool_param
+
+
+def region_slice(field: str, parameters: Parameters, memory: SharedMemory | None) -> RegionSlice | None:
+    """Where a tensor's parameters say that it is in shared memory; None if they do not.
+
+    Raises:
+        InvalidRequestError: The name of the region or the size is missing, or one of them has a wrong type.
+        RegionNotFoundError: The region is not registered.
+        UnsupportedError: Shared memory is switched off.
+    """
+    if not any(name in parameters for name in (REGION, REGION_OFFSET, REGION_SIZE)):
+        return None
+    region = _value(parameters, REGION)
+    if not isinstance(region, str) or not region:
+        raise InvalidRequestError(f"{field}.parameters[{REGION}]", "must be the name of a region")
+    if REGION_SIZE not in parameters:
+        raise InvalidRequestError(f"{field}.parameters[{REGION_SIZE}]", "is missing")
+    offset, size = _bytes(field, parameters, REGION_OFFSET), _bytes(field, parameters, REGION_SIZE)
+    if memory is None:
+        raise UnsupportedError(SHARED_MEMORY_IS_OFF)
+    return RegionSlice(memory.find(field, region), offset, size)
+
+
+def _bytes(field: str, parameters: Parameters, name: str) -> int:
+    found = _value(parameters, name) if name in parameters else 0
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise InvalidRequestError(f"{field}.parameters[{name}]", "must be a number of bytes, at least 0")
+    return found
+
+
+def check_request(parameters: Parameters) -> None:
+    """Checks the parameters of a request.
+
+    Raises:
+        InvalidRequestError: The request belongs to a stateful sequence.
+    """
+    for name in SEQUENCE:
+        if _value(parameters, name):
+            raise InvalidRequestError(
+                f"parameters[{name}]", "is not supported by this server: its models keep no state"
+            )
+
+
+def output_type(field: str, parameters: Parameters) -> WireFloat:
+    """Checks the parameters of a requested output; the type of `datatype`, FP32 if it has none.
+
+    Raises:
+        InvalidRequestError: The output is to be classified, or the type is not one of real numbers.
+    """
+    if _value(parameters, CLASSIFICATION):
+        raise InvalidRequestError(
+            f"{field}.parameters[{CLASSIFICATION}]",
+            "is not supported by this server; request the output without it",
+        )
+    if DATATYPE not in parameters:
+        return WireFloat.FP32
+    wire = WireFloat.__members__.get(str(_value(parameters, DATATYPE)))
+    if wire is None:
+        raise InvalidRequestError(
+            f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(WireFloat.__members__)}"
+        )
+    return wire
+
+
+def dimensions(parameters: Parameters) -> int:
+    """Number of leading elements of each embedding; 0 for all.
+
+    Raises:
+        InvalidRequestError: The parameter is not a positive integer.
+    """
+    found = typed(parameters, DIMENSIONS, int, "a positive integer")
+    if found is not None and not 0 < found <= MAX_DIMENSIONS:
+        raise InvalidRequestError(DIMENSIONS, f"is {found}; must be a positive integer")
+    return found or 0
+
+
+def timeout(parameters: Parameters) -> float:
+    """The deadline of the parameter `timeout`, which is in microseconds; infinite for 0 and below.
+
+    Raises:
+        InvalidRequestError: The timeout is not an integer.
+    """
+    microseconds = typed(parameters, TIMEOUT, int, "an integer: microseconds, or 0 for no timeout")
+    return deadline_after(microseconds / 1e6) if microseconds and microseconds > 0 else math.inf
+
+
+def typed(parameters: Parameters, name: str, kind: type[T], words: str) -> T | None:
+    """The value of a parameter of a type; None if the request does not have it.
+
+    Raises:
+        InvalidRequestError: It has another type than that which `words` name.
+    """
+    if name not in parameters:
+        return None
+    value = _value(parameters, name)
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        raise InvalidRequestError(name, f"must be {words}")
+    return value
+
+
+def _value(parameters: Parameters, name: str) -> object:
+    """The value of a parameter; None if there is none."""
+    choice = parameters[name].WhichOneof("parameter_choice") if name in parameters else None
+    return None if choice is None else getattr(parameters[name], choice)

@@ -1,0 +1,200 @@
+"""Regions of system shared memory that callers register, and that tensors are read from and written to.
+
+The regions are files in /dev/shm. They are read and written with system calls, not mapped: access to a
+mapping of a file that was truncated would end the process, whereas a read returns less than was asked for.
+"""
+
+import os
+import re
+import stat
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from attention_serving.server.api.protobuf_bytes import Buffer
+from attention_serving.server.engine.errors import (
+    EngineError,
+    InvalidRequestError,
+    LimitExceededError,
+    RegionNotFoundError,
+)
+
+FOLDER = Path("/dev/shm")  # noqa: S108 - the folder of shared memory, not of temporary files
+# A name in that folder. Clients write it with a leading slash.
+KEY = re.compile(r"/?(?!\.)[A-Za-z0-9_.-]{1,200}")
+MAX_NAME = 256
+SHARED_MEMORY_IS_OFF = "shared memory is switched off; start the server with --allow-shared-memory"
+# Each region has an open file.
+MAX_REGIONS = 256
+# Buffers in one system call.
+MAX_BUFFERS = 512
+
+
+class Region:
+    """A registered region. Its file stays open until nobody uses the region any more."""
+
+    def __init__(self, name: str, key: str, offset: int, size: int) -> None:
+        """Opens the file.
+
+        Args:
+            name: Name for requests to use.
+            key: Name of the file.
+            offset: Where the region begins in the file, in bytes.
+            size: Size of the region in bytes.
+
+        Raises:
+            InvalidRequestError: The key is not a name of shared memory, or the file is not one of this user,
+                or it is smaller than the region.
+        """
+        self.name, self.key, self.offset, self.size = name, key, offset, size
+        self._descriptor = _opened(key)
+        weakref.finalize(self, os.close, self._descriptor)
+        length = os.fstat(self._descriptor).st_size
+        if offset + size > length:
+            raise InvalidRequestError(
+                "byte_size", f"the region ends at byte {offset + size} of {key!r}, which has {length} bytes"
+            )
+
+    def read(self, field: str, offset: int, size: int) -> bytearray:
+        """Copies a part of the region.
+
+        Args:
+            field: The tensor that it holds, for errors.
+            offset: Where it begins in the region.
+            size: Its size in bytes.
+
+        Raises:
+            InvalidRequestError: It is not inside the region, or the file has become smaller.
+        """
+        self._check(field, offset, size)
+        data = bytearray(size)
+        view, at = memoryview(data), self.offset + offset
+        while view:
+            count = os.preadv(self._descriptor, [view], at)
+            if not count:
+                raise InvalidRequestError(field, f"shared memory {self.name!r} has become smaller")
+            view, at = view[count:], at + count
+        return data
+
+    def check_write(self, field: str, offset: int, space: int, size: int) -> None:
+        """Checks that a tensor of a known size can be written.
+
+        Args:
+            field: The tensor, for errors.
+            offset: Where it is to begin in the region.
+            space: The bytes that the request sets aside for it.
+            size: Its size in bytes.
+
+        Raises:
+            InvalidRequestError: It does not fit.
+        """
+        self._check(field, offset, space)
+        if size > space:
+            raise InvalidRequestError(field, f"has {size} bytes; the request sets {space} bytes aside for it")
+
+    def write(self, field: str, offset: int, contents: Sequence[Buffer]) -> None:
+        """Writes a tensor that fits.
+
+        Raises:
+            InvalidRequestError: The file has become smaller.
+        """
+        at = self.offset + offset
+        for start in range(0, len(contents), MAX_BUFFERS):
+            parts = [memoryview(part).cast("B") for part in contents[start : start + MAX_BUFFERS]]
+            end = at + sum(part.nbytes for part in parts)
+            # A write beyond the end would make the file larger.
+            if os.fstat(self._descriptor).st_size < end:
+                raise InvalidRequestError(field, f"shared memory {self.name!r} has become smaller")
+            if os.pwritev(self._descriptor, parts, at) != end - at:
+                raise EngineError(f"{field}: shared memory {self.name!r} could not be written")
+            at = end
+
+    def _check(self, field: str, offset: int, size: int) -> None:
+        if not 0 <= offset <= self.size or not 0 <= size <= self.size - offset:
+            raise InvalidRequestError(
+                field,
+                f"bytes {offset} to {offset + size} are not in region {self.name!r} of {self.size} bytes",
+            )
+
+
+class SharedMemory:
+    """The registered regions, by name. Any thread may call its methods."""
+
+    def __init__(self) -> None:
+        """Begins without regions."""
+        self._regions: dict[str, Region] = {}
+        self._lock = threading.Lock()
+
+    def register(self, name: str, key: str, offset: int, size: int) -> None:
+        """Registers a region.
+
+        Args:
+            name: Name for requests to use.
+            key: Name of the file in /dev/shm, with or without a leading slash.
+            offset: Where the region begins in the file, in bytes.
+            size: Size of the region in bytes, at least 1.
+
+        Raises:
+            InvalidRequestError: The name is registered, or the region cannot be used.
+            LimitExceededError: Too many regions are registered.
+        """
+        if not 0 < len(name) <= MAX_NAME:
+            raise InvalidRequestError("name", f"must have 1 to {MAX_NAME} characters")
+        if size < 1:
+            raise InvalidRequestError("byte_size", "must be at least 1")
+        region = Region(name, key, offset, size)
+        with self._lock:
+            if name in self._regions:
+                raise InvalidRequestError("name", f"{name!r} is registered already; unregister it first")
+            if len(self._regions) >= MAX_REGIONS:
+                raise LimitExceededError("name", f"{MAX_REGIONS} regions are registered, which is the limit")
+            self._regions[name] = region
+
+    def unregister(self, name: str = "") -> None:
+        """Unregisters a region, or all of them. Requests in progress that use it are not disturbed."""
+        with self._lock:
+            if name:
+                self._regions.pop(name, None)
+            else:
+                self._regions.clear()
+
+    def regions(self, name: str = "") -> list[Region]:
+        """The registered regions, or the one of a name.
+
+        Raises:
+            RegionNotFoundError: No region of that name is registered.
+        """
+        if name:
+            return [self.find("name", name)]
+        with self._lock:
+            return list(self._regions.values())
+
+    def find(self, field: str, name: str) -> Region:
+        """The region of a name.
+
+        Raises:
+            RegionNotFoundError: No region of that name is registered.
+        """
+        with self._lock:
+            found = self._regions.get(name)
+        if found is None:
+            raise RegionNotFoundError(
+                f"{field}: shared memory {name[:MAX_NAME]!r} is not registered", field=field
+            )
+        return found
+
+
+def _opened(key: str) -> int:
+    if not KEY.fullmatch(key):
+        raise InvalidRequestError("key", f"{key[:MAX_NAME]!r} is not a name such as /vectors")
+    path = FOLDER / key.removeprefix("/")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidRequestError("key", f"{key!r} cannot be opened: {error.strerror}") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise InvalidRequestError("key", f"{key!r} is not shared memory of the user that the server runs as")
+    return descriptor

@@ -1,0 +1,186 @@
+"""Elements of tensors on the wire, in both protocols, as arrays and back, without copying if NumPy allows it.
+
+FP16 and BF16 halve the bytes of the vectors that models take and return as FP32.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_serving.artifact.manifest import Manifest
+from attention_serving.server.api.protobuf_bytes import Buffer
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.types import Array, MaskKind
+
+Shape = tuple[int, ...]
+# The types of elements that are arrays as they are, by the name that both protocols have for them.
+DTYPES = {
+    "BOOL": np.dtype("?"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
+FLOAT32 = DTYPES["FP32"]
+# The bits of bfloat16, which NumPy lacks: the upper half of those of float32.
+HALF_BITS = 16
+QUIET_NAN = np.uint32(0x400000)
+
+
+class WireFloat(Enum):
+    """How real numbers are sent; the value is the type of their bits in NumPy."""
+
+    FP32 = FLOAT32
+    FP16 = np.dtype("<f2")
+    BF16 = np.dtype("<u2")
+
+
+class Allowance(NamedTuple):
+    """The limits of a request, and the reservation that its decoded copies are added to.
+
+    Attributes:
+        limits: The server's limits.
+        reservation: Memory of the request; None if it is not counted.
+    """
+
+    limits: Limits
+    reservation: Reservation | None = None
+
+    def check_bytes(self, field: str, size: int) -> None:
+        """Checks the decoded size of an input.
+
+        Raises:
+            LimitExceededError: It is too large.
+        """
+        if size > self.limits.max_input_bytes:
+            raise LimitExceededError(
+                field, f"would have {size} bytes decoded; the limit is {self.limits.max_input_bytes}"
+            )
+
+    def take(self, field: str, size: int) -> None:
+        """Checks the size of a copy that is about to be made, and reserves its memory.
+
+        Raises:
+            LimitExceededError: It is too large.
+            OverloadedError: The memory is not available.
+        """
+        self.check_bytes(field, size)
+        self.reserve(size)
+
+    def reserve(self, size: int) -> None:
+        """Reserves memory.
+
+        Raises:
+            OverloadedError: The memory is not available.
+        """
+        if self.reservation is not None:
+            self.reservation.add(size)
+
+
+UNCOUNTED = Allowance(Limits())
+
+
+def from_bytes(
+    field: str, data: bytes | memoryview, datatype: str, shape: Shape, allowance: Allowance = UNCOUNTED
+) -> Array:
+    """The little-endian elements of a tensor: a read-only view, or float32 numbers of FP16 and BF16.
+
+    Args:
+        field: Name of the field, for errors.
+        data: The bytes.
+        datatype: Type of the elements: one of `DTYPES` or `WireFloat`.
+        shape: Shape of the array. No size is negative.
+        allowance: What a copy may take.
+
+    Raises:
+        InvalidRequestError: The number of bytes does not fit the shape, or a boolean is neither 0 nor 1.
+        LimitExceededError: The copy would be too large.
+        OverloadedError: The memory of the copy is not available.
+    """
+    wire = WireFloat.__members__.get(datatype, WireFloat.FP32)
+    dtype = DTYPES.get(datatype, wire.value)
+    if len(data) != (expected := dtype.itemsize * math.prod(shape)):
+        shown = " x ".join(map(str, shape))
+        name = "bfloat16" if wire is WireFloat.BF16 else dtype.name
+        raise InvalidRequestError(
+            field, f"has {len(data)} bytes; {shown} elements of {name} need {expected} bytes"
+        )
+    elements = np.frombuffer(data, dtype).reshape(shape)
+    # The runtime computes with other bytes than 0 and 1 as if they were numbers.
+    if dtype.kind == "b" and (most := elements.view(np.uint8).max(initial=0)) > 1:
+        raise InvalidRequestError(field, f"contains the byte {most}; a boolean must be 0 or 1")
+    if wire is WireFloat.FP32:
+        return elements
+    allowance.take(field, elements.size * FLOAT32.itemsize)
+    if wire is WireFloat.FP16:
+        return elements.astype(FLOAT32)
+    bits = elements.astype("<u4")
+    bits <<= HALF_BITS
+    return bits.view(FLOAT32)
+
+
+def datatype_of(array: Array, wire: WireFloat) -> str:
+    """The type in which the elements of an array are sent."""
+    return wire.name if array.dtype == FLOAT32 else DATATYPES[array.dtype]
+
+
+def to_bytes(arrays: Iterable[Array], wire: WireFloat = WireFloat.FP32) -> list[Buffer]:
+    """The elements of arrays in row-major order. Arrays in that order and type are not copied."""
+    return [np.ascontiguousarray(narrowed(array, wire)).data for array in arrays]
+
+
+def narrowed(array: Array, wire: WireFloat) -> Array:
+    """An array in the type of the wire, rounded to the nearest number; ties go to the even one.
+
+    What is too large for FP16 becomes infinite. Arrays of other types than float32 stay as they are.
+    """
+    if wire is WireFloat.FP32 or array.dtype != FLOAT32:
+        return array
+    if wire is WireFloat.FP16:
+        with np.errstate(over="ignore"):
+            return array.astype(wire.value)
+    return _bfloat16(np.ascontiguousarray(array))
+
+
+def _bfloat16(array: Array) -> NDArray[np.uint16]:
+    """The bits of float32 numbers, rounded to their upper half."""
+    bits = array.view("<u4")
+    # Adds a half of what the last remaining bit stands for, or just less than that if the bit is even.
+    rounded = bits + (np.uint32(0x7FFF) + ((bits >> HALF_BITS) & np.uint32(1)))
+    # The sum of a NaN could overflow to a number.
+    nan = np.isnan(array)
+    if nan.any():
+        rounded[nan] = bits[nan] | QUIET_NAN
+    upper: NDArray[np.uint16] = (rounded >> HALF_BITS).astype(WireFloat.BF16.value)
+    return upper
+
+
+def mask_shapes(manifest: Manifest, queries: int, keys: int, *batch: int) -> dict[Shape, MaskKind]:
+    """The shapes that a mask may have: (..., Tk), (..., Tq, Tk), (..., 1, Tq, Tk) and (..., H, Tq, Tk)."""
+    kinds = {
+        (*batch, keys): MaskKind.KEYS,
+        (*batch, queries, keys): MaskKind.PAIRS,
+        (*batch, 1, queries, keys): MaskKind.PAIRS,
+    }
+    if manifest.num_heads:
+        kinds[*batch, manifest.num_heads, queries, keys] = MaskKind.HEADS
+    return kinds
+
+
+def alternatives(shapes: Sequence[Shape] | dict[Shape, MaskKind]) -> str:
+    """Shapes in words."""
+    *others, last = map(str, shapes)
+    return f"{', '.join(others)} or {last}"

@@ -1,0 +1,303 @@
+"""What requests select of a model's outputs: certain heads, embeddings of spans, shortened embeddings.
+
+A span is a part of a text or sequence. The whole text runs through the encoder before the vectors of a span's
+tokens are pooled, so that each span is embedded in its context. Source: Günther et al., "Late Chunking:
+Contextual Chunk Embeddings Using Long-Context Embedding Models" (2024). Shortened embeddings are the first
+elements of each, as Matryoshka models are trained for. Source: Kusupati et al., "Matryoshka Representation
+Learning" (2022), section 3.
+
+Shapes: L layers, H heads, Tq and Tk query and key rows; n spans of one sequence, T tokens, d width of a token
+vector.
+"""
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING, EncoderFacts
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.tokenizer import EncodedTexts
+from attention_serving.server.engine.types import Array, HeadSelection, Ragged, SequenceShape
+
+LAYERS: Final = "head_selection.layers"
+HEADS: Final = "head_selection.heads"
+SPANS: Final = "spans"
+DIMENSIONS: Final = "dimensions"
+FLOAT_BYTES, SUM_BYTES = 4, 8
+# Spans that are pooled at a time: the sums are of double precision, and need memory beside the result.
+BLOCK_SPANS = 1024
+LEAST_NORM = 1e-12
+
+
+def check_selection(selection: HeadSelection, model: LoadedModel) -> None:
+    """Checks that a model, which has attention weights, has the layers and heads.
+
+    Raises:
+        InvalidRequestError: It lacks one of them, or one is named twice.
+    """
+    layers, heads = _counts(model)
+    if selection.layers and not layers:
+        raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
+    _check(LAYERS, selection.layers, layers)
+    _check(HEADS, selection.heads, heads)
+
+
+def _check(field: str, chosen: Sequence[int], count: int) -> None:
+    if wrong := [index for index in chosen[: count + 1] if index >= count]:
+        raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
+    if len(chosen) > count or len(set(chosen)) < len(chosen):
+        raise InvalidRequestError(field, "names one of them twice")
+
+
+def left_out_bytes(selection: HeadSelection, model: LoadedModel, sequences: Sequence[SequenceShape]) -> int:
+    """Size of the weights of all sequences that are not selected, in bytes."""
+    layers, heads = _counts(model)
+    layers = max(1, layers)
+    selected = (len(selection.layers) or layers) * (len(selection.heads) or heads)
+    pairs = sum([sequence.lengths[0] * sequence.lengths[1] for sequence in sequences])
+    return (layers * heads - selected) * pairs * FLOAT_BYTES
+
+
+def select(weights: Array, selection: HeadSelection) -> Array:
+    """A copy of the selected weights.
+
+    Args:
+        weights: (L, H, Tq, Tk), or (H, Tq, Tk) of a model that is not a text encoder.
+        selection: Layers and heads, in the order of the result.
+    """
+    *layers, heads, _, _ = weights.shape
+    chosen = [selection.layers or range(count) for count in layers]
+    found: Array = weights[np.ix_(*chosen, selection.heads or range(heads))]
+    return found
+
+
+def _counts(model: LoadedModel) -> tuple[int, int]:
+    """The numbers of layers and heads of a model's weights; 0 layers if it is not a text encoder."""
+    outputs = model.manifest.graphs[GraphKind.WEIGHTS].outputs
+    axes = next(spec.axes for spec in outputs if spec.name == ATTENTION_WEIGHTS)
+    *layers, heads = [int(axis) for axis in axes[1:-2]]
+    return sum(layers), heads
+
+
+def check_dimensions(dimensions: int, model: LoadedModel) -> None:
+    """Checks whether embeddings of a model can be shortened to a number of elements.
+
+    Raises:
+        InvalidRequestError: The model does not allow it.
+    """
+    if model.encoder is None:
+        raise InvalidRequestError(DIMENSIONS, f"model {model.name!r} is not a text encoder")
+    allowed = (*model.encoder.dimensions, model.encoder.embedding_width)
+    if dimensions not in allowed:
+        raise InvalidRequestError(
+            DIMENSIONS, f"is {dimensions}; model {model.name!r} allows {', '.join(map(str, allowed))}"
+        )
+
+
+def shortened(outputs: dict[str, list[Array]], model: LoadedModel, dimensions: int) -> dict[str, list[Array]]:
+    """The outputs of a request with its embeddings (..., d) cut to (..., dimensions), normalised again."""
+    if not dimensions or model.encoder is None or EMBEDDING not in outputs:
+        return outputs
+    cut = [embedding[..., :dimensions] for embedding in outputs[EMBEDDING]]
+    return {**outputs, EMBEDDING: [_normalised(each) for each in cut] if model.encoder.normalised else cut}
+
+
+def token_spans(spans: Ragged, encoded: EncodedTexts) -> Ragged:
+    """The tokens of each span of characters: from the first to the last that overlaps it.
+
+    Args:
+        spans: Start and end of each span (n, 2), in characters of its text.
+        encoded: The texts, with offsets.
+
+    Raises:
+        InvalidRequestError: A span is empty or reversed, ends after its text, or has no tokens.
+        LimitExceededError: A span ends after the characters to which its text was cut.
+    """
+    check_spans(spans, encoded.ends, encoded.truncated, unit="character", noun="text")
+    if encoded.offsets is None:
+        raise ValueError("the texts were encoded without offsets")
+    rows, first, token = np.empty_like(spans.rows), 0, 0
+    for count, tokens in zip(spans.lengths, encoded.offsets.lengths, strict=True):
+        own = slice(first, first + count)
+        if count:
+            rows[own] = _overlapping(spans.rows[own], encoded.offsets.rows[token : token + tokens])
+        first, token = first + count, token + tokens
+    (without,) = np.nonzero(rows[:, 0] == rows[:, 1])
+    if without.size:
+        raise InvalidRequestError(SPANS, f"{_name(spans, without[0], 'text')} does not overlap any token")
+    return Ragged(rows, spans.lengths)
+
+
+def check_spans(
+    spans: Ragged, ends: Sequence[int], truncated: Container[int] = (), *, unit: str, noun: str
+) -> None:
+    """Checks that every span lies within its sequence.
+
+    Args:
+        spans: Start and end of each span (n, 2).
+        ends: For each sequence, the exclusive upper bound of its spans.
+        truncated: Indices of the sequences that were cut.
+        unit: What the spans count, for errors.
+        noun: What a sequence is, for errors.
+
+    Raises:
+        InvalidRequestError: A span is empty or reversed, or ends after its sequence, or there are spans for
+            more or fewer sequences.
+        LimitExceededError: A span ends after that to which its sequence was cut.
+    """
+    if len(spans.lengths) != len(ends):
+        raise InvalidRequestError(SPANS, f"are given for {len(spans.lengths)} {noun}s of {len(ends)}")
+    starts, stops = spans.rows.T
+    (wrong,) = np.nonzero(starts >= stops)
+    if wrong.size:
+        raise InvalidRequestError(
+            SPANS, f"{_name(spans, wrong[0], noun)} has no {unit}s; its start must be below its end"
+        )
+    (beyond,) = np.nonzero(stops > np.repeat(np.asarray(ends, np.int64), spans.lengths))
+    if beyond.size:
+        name, own = _name(spans, beyond[0], noun), _sequence(spans, beyond[0])
+        if own in truncated:
+            raise LimitExceededError(SPANS, f"{name} ends beyond {unit} {ends[own]}, where the {noun} is cut")
+        raise InvalidRequestError(SPANS, f"{name} ends beyond the {ends[own]} {unit}s of its {noun}")
+
+
+def check_pooling(model: LoadedModel) -> None:
+    """Checks that spans of a model's sequences can be pooled.
+
+    Raises:
+        InvalidRequestError: The model has no token vectors, or an embedding is more than they pooled.
+    """
+    encoder, name = model.encoder, f"model {model.name!r}"
+    if encoder is None or GraphKind.TOKENS not in model.manifest.graphs:
+        raise InvalidRequestError(SPANS, f"{name} is not a text encoder with token vectors")
+    for pooling in encoder.pooling:
+        if pooling not in POOLINGS:
+            raise InvalidRequestError(
+                SPANS,
+                f"{name} pools by {pooling}, where one token stands for the whole text; spans need "
+                f"{' or '.join(POOLINGS)}",
+            )
+    if model.manifest.config.get("dense"):
+        raise InvalidRequestError(SPANS, f"{name} has linear layers after pooling, which take whole texts")
+
+
+def result_bytes(spans: Ragged, lengths: Sequence[int], encoder: EncoderFacts, whole: int) -> int:
+    """Size of a result with spans, in bytes.
+
+    Args:
+        spans: The spans.
+        lengths: Number of tokens of each sequence.
+        encoder: The model.
+        whole: Size of all outputs of the graph, token vectors and embeddings included.
+    """
+    replaced = sum(lengths) * encoder.width + len(lengths) * encoder.embedding_width
+    return whole + FLOAT_BYTES * (len(spans.rows) * encoder.embedding_width - replaced)
+
+
+def sum_bytes(lengths: Sequence[int], encoder: EncoderFacts) -> int:
+    """Memory that pooling needs beside the result, in bytes: that of the longest sequence."""
+    return SUM_BYTES * (1 + max(lengths)) * encoder.width
+
+
+def with_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:
+    """The outputs of one sequence with the embeddings (n, d) of its spans, and without token vectors."""
+    own = {name: output for name, output in outputs.items() if name != CONTEXT_VECTORS}
+    return {**own, EMBEDDING: pooled(outputs[CONTEXT_VECTORS], spans, encoder)}
+
+
+def pooled(rows: Array, spans: Array, encoder: EncoderFacts) -> Array:
+    """One vector for each span, as the model pools and normalises a whole sequence.
+
+    Args:
+        rows: Token vectors (T, d).
+        spans: First and exclusive last token of each span (n, 2); none is empty.
+        encoder: The model.
+
+    Returns:
+        float32 (n, d times the number of poolings). Equal spans have equal vectors, whatever the others are.
+    """
+    parts = [POOLINGS[name](rows, spans) for name in encoder.pooling]
+    found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return _normalised(found) if encoder.normalised else found
+
+
+def _normalised(vectors: Array) -> Array:
+    """The vectors (..., d) with length 1."""
+    found: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_NORM)
+    return found
+
+
+def _linear(weights: Callable[[int], Array], power: float, rows: Array, spans: Array) -> Array:
+    """The weighted sum of each span's rows, over a power of the sum of their weights: (n, d).
+
+    Sums of all first rows are computed once, so that time does not grow with the overlap of spans. They have
+    double precision, because differences of two of them are taken.
+    """
+    count, width = rows.shape
+    own = weights(count)
+    totals, sizes = np.zeros((count + 1, width)), np.zeros(count + 1)
+    np.multiply(rows, own[:, np.newaxis], out=totals[1:])
+    np.add.accumulate(totals, axis=0, out=totals)
+    np.add.accumulate(own, out=sizes[1:])
+    found = np.empty((len(spans), width), np.float32)
+    for some in _blocks(np.arange(len(spans))):
+        first, last = spans[some].T
+        found[some] = (totals[last] - totals[first]) / ((sizes[last] - sizes[first]) ** power)[:, np.newaxis]
+    return found
+
+
+def _max(rows: Array, spans: Array) -> Array:
+    """The largest of each element: (n, d). A span is covered by two windows of a power of two."""
+    first, last = spans.T
+    counts = last - first
+    found = np.empty((len(spans), rows.shape[1]), np.float32)
+    size, largest = 1, rows  # largest[i] is that of the rows i to i + size - 1
+    while True:
+        (own,) = np.nonzero((size <= counts) & (counts < 2 * size))
+        for some in _blocks(own):
+            found[some] = np.maximum(largest[first[some]], largest[last[some] - size])
+        if counts.max(initial=0) < 2 * size:
+            return found
+        largest = np.maximum(largest[:-size], largest[size:])
+        size *= 2
+
+
+# As model.encoder.pooling. The weight of a weighted mean is the position in the whole sequence, from 1.
+POOLINGS: Final[Mapping[str, Callable[[Array, Array], Array]]] = {
+    "mean": partial(_linear, np.ones, 1),
+    "mean_sqrt_length": partial(_linear, np.ones, 0.5),
+    "weighted_mean": partial(_linear, lambda count: np.arange(1.0, count + 1), 1),
+    "max": _max,
+}
+
+
+def _blocks(indices: Array) -> Iterator[Array]:
+    return (indices[at : at + BLOCK_SPANS] for at in range(0, len(indices), BLOCK_SPANS))
+
+
+def _overlapping(spans: Array, offsets: Array) -> Array:
+    """The tokens (n, 2) that overlap spans (n, 2), of a text with offsets (T, 2); (0, 0) if none does."""
+    (real,) = np.nonzero(offsets[:, 0] < offsets[:, 1])
+    if not real.size:
+        return np.zeros_like(spans)
+    # Tokens come in the order of the text; those of characters that a normalizer has swapped almost do.
+    starts, ends = np.maximum.accumulate(offsets[real], axis=0).T
+    first = np.searchsorted(ends, spans[:, 0], side="right")
+    after = np.searchsorted(starts, spans[:, 1], side="left")
+    found = np.stack([real[np.minimum(first, real.size - 1)], real[np.maximum(after, 1) - 1] + 1], axis=1)
+    return np.where((first < after)[:, np.newaxis], found, 0)
+
+
+def _sequence(spans: Ragged, index: int) -> int:
+    """The sequence that a span belongs to."""
+    return int(np.searchsorted(np.cumsum(spans.lengths), index, side="right"))
+
+
+def _name(spans: Ragged, index: int, noun: str) -> str:
+    own = _sequence(spans, index)
+    start, end = spans.rows[index].tolist()
+    return f"span {index - sum(spans.lengths[:own])} of {noun} {own}, ({start}, {end}),"

@@ -1,0 +1,263 @@
+"""A request that its model can answer, from its validation to its end."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
+from attention_serving.server.coroutines import Task
+from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, CallerShare
+from attention_serving.server.engine.statistics import Timeline
+from attention_serving.server.engine.types import Array, HeadSelection, Result, SequenceShape
+
+log = logging.getLogger(__name__)
+
+
+class SequenceInputs:
+    """One sequence of a validated request, and its place in the queue.
+
+    Attributes:
+        inputs: Arrays (T, ...) by input name.
+        mask: Broadcasts to (H, Tq, Tk); None if every key may be attended to.
+        shape: What follows from its lengths.
+        spans: First and exclusive last token (n, 2) of the parts whose embeddings are returned; None for one
+            embedding of the sequence.
+        head_selection: Which attention weights are returned; None for all.
+        request: Its request, once that is queued.
+        index: Its place in the request.
+        number: Its place in the order of arrival.
+        turn: When it is its turn; see `server.engine.schedule.batch_queue`.
+    """
+
+    __slots__ = (
+        "head_selection",
+        "index",
+        "inputs",
+        "mask",
+        "number",
+        "request",
+        "shape",
+        "spans",
+        "turn",
+    )
+    request: "ValidatedRequest"
+    index: int
+    number: int
+    turn: float
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Array],
+        mask: NDArray[np.bool_] | None,
+        shape: SequenceShape,
+        spans: Array | None = None,
+        head_selection: HeadSelection | None = None,
+    ) -> None:
+        self.inputs, self.mask, self.shape = inputs, mask, shape
+        self.spans, self.head_selection = spans, head_selection
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Length by symbolic axis."""
+        return self.shape.sizes
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Query and key length."""
+        return self.shape.lengths
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether it runs in blocks of query rows, and therefore alone."""
+        return self.shape.graph in IN_BLOCKS.values()
+
+
+class RequestForm:
+    """What follows from the lengths of a request's sequences, and holds for all requests of the same.
+
+    A form does not keep its model alive.
+
+    Attributes:
+        graph: The graph that computes its sequences, of which long ones run in blocks.
+        lengths: Rows of each sequence, for each of the model's inputs.
+        shapes: What follows for each sequence.
+        input_bytes: Size of the inputs, which may be views of the received message.
+        held_bytes: Memory that a request takes in addition: its masks at one byte for each flag, the result,
+            and the serialized reply.
+        dimensions: Number of leading elements of each embedding; 0 for all.
+        seconds: Sum of the expected durations of a run of each of its sequences alone.
+        longest_seconds: The longest of them.
+        least_seconds: The same if each run has all threads.
+    """
+
+    __slots__ = (
+        "dimensions",
+        "graph",
+        "held_bytes",
+        "input_bytes",
+        "least_seconds",
+        "lengths",
+        "longest_seconds",
+        "seconds",
+        "shapes",
+    )
+
+    def __init__(
+        self,
+        *,
+        graph: GraphKind,
+        lengths: tuple[tuple[int, ...], ...],
+        shapes: tuple[SequenceShape, ...],
+        input_bytes: int,
+        held_bytes: int,
+        dimensions: int = 0,
+    ) -> None:
+        self.graph, self.lengths, self.shapes = graph, lengths, shapes
+        self.input_bytes, self.held_bytes, self.dimensions = input_bytes, held_bytes, dimensions
+        self.seconds = sum([shape.seconds for shape in shapes])
+        self.longest_seconds = max([shape.seconds for shape in shapes])
+        self.least_seconds = max([shape.least_seconds for shape in shapes])
+
+    def filled(
+        self, model: LoadedModel, rows: Sequence[Array], deadline: float, caller: Caller
+    ) -> "ValidatedRequest":
+        """A request of this form, without masks and spans.
+
+        Args:
+            model: The model that the form was made for.
+            rows: The rows (sum of lengths, ...) of each of the model's inputs, of its element types.
+            deadline: On `time.monotonic`'s clock, in seconds.
+            caller: Whose request it is.
+        """
+        names, shapes = model.inputs_by_name, self.shapes
+        if len(shapes) == 1:
+            sequences = (SequenceInputs(dict(zip(names, rows, strict=True)), None, shapes[0]),)
+            return ValidatedRequest(self, model, sequences, deadline, caller)
+        columns = [split(own, lengths) for own, lengths in zip(rows, self.lengths, strict=True)]
+        parts = [
+            SequenceInputs(dict(zip(names, arrays, strict=True)), None, shape)
+            for shape, *arrays in zip(shapes, *columns, strict=True)
+        ]
+        return ValidatedRequest(self, model, tuple(parts), deadline, caller)
+
+
+def split(rows: Array, lengths: tuple[int, ...]) -> list[Array]:
+    """One view (T, ...) of the rows of all sequences for each of them."""
+    if len(lengths) == 1:
+        return [rows]
+    return [rows[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
+
+
+class ValidatedRequest:
+    """A request that its model can answer: the only type that may enter the queue. It ends once.
+
+    Attributes:
+        form: What it has in common with others.
+        model: Answers it.
+        sequences: Its sequences; none once it has ended.
+        deadline: On `time.monotonic`'s clock, in seconds.
+        caller: Whose request it is.
+        timeline: Receives the runs; None if nobody asked for them.
+        number: Place in the order of arrival, of its first sequence.
+        queued_at: When it was queued.
+        share: Its caller, among those in the queue.
+        queued_seconds: Sum of the expected durations of its sequences that are in the queue.
+        missing: Number of sequences without a result.
+        results: The outputs of each sequence so far.
+        started: Whether one of its sequences is part of a batch.
+        is_done: Whether it has ended or was withdrawn. Set by the queue, with the lock of the scheduler.
+        outcome: The result or an error; None before, and if it was withdrawn.
+    """
+
+    __slots__ = (
+        "_waiting",
+        "caller",
+        "deadline",
+        "form",
+        "is_done",
+        "missing",
+        "model",
+        "number",
+        "outcome",
+        "queued_at",
+        "queued_seconds",
+        "results",
+        "sequences",
+        "share",
+        "started",
+        "timeline",
+    )
+    number: int
+    queued_at: float
+    share: CallerShare
+    queued_seconds: float
+    missing: int
+    results: list[dict[str, Array]]
+
+    def __init__(
+        self,
+        form: RequestForm,
+        model: LoadedModel,
+        sequences: tuple[SequenceInputs, ...],
+        deadline: float,
+        caller: Caller = ANYONE,
+    ) -> None:
+        self.form, self.model, self.sequences = form, model, sequences
+        self.deadline, self.caller = deadline, caller
+        self.timeline: Timeline | None = None
+        self.started = self.is_done = False
+        self.outcome: Result | EngineError | None = None
+        self._waiting: list[Callable[[], object]] = []
+
+    def wait(self, task: Task) -> None:
+        """Wakes a task once there is an outcome."""
+        self._waiting.append(task.wake)
+        if self.outcome is not None:
+            self._call_back()
+
+    def then(self, callback: Callable[[], object]) -> None:
+        """Calls back when there is an outcome, on any thread; at once if there is one. For one callback."""
+        self._waiting.append(callback)
+        if self.outcome is not None:
+            self._call_back()
+
+    def end(self, outcome: Result | EngineError | None) -> None:
+        """Sets the outcome, or None if the request was withdrawn. For whoever released it from the queue."""
+        self.sequences = ()  # they refer to the request
+        self.outcome = outcome
+        if outcome is None:
+            self._waiting.clear()
+        else:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        try:
+            callback = self._waiting.pop()  # one thread gets it
+        except IndexError:
+            return
+        try:
+            callback()
+        except Exception:  # other requests must still end
+            log.exception("callback failed")
+
+    def result(self) -> Result:
+        """The result, once.
+
+        Raises:
+            EngineError: The request failed.
+        """
+        # An error refers to frames that refer to this request: neither may keep the other alive.
+        outcome, self.outcome = self.outcome, None
+        if isinstance(outcome, Result):
+            return outcome
+        if outcome is None:
+            raise ValueError("the request has not ended, or its result was taken")
+        try:
+            raise outcome
+        finally:
+            del outcome

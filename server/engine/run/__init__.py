@@ -1,0 +1,1 @@
+"""Where graphs run, and what runs cost: sessions, execution providers, memory, timings."""

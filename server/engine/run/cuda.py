@@ -1,0 +1,204 @@
+"""Finds out whether runs can go to an NVIDIA GPU; if they cannot, why.
+
+NVIDIA's driver is asked for its device first, which needs none of the libraries of the CUDA toolkit. Source:
+CUDA Driver API, sections "Initialization", "Device Management" and "Error Handling".
+
+ONNX Runtime offers CUDA in its list of providers whenever it was built with it. If the provider's library
+does not load, a session silently runs on the CPU, and the reason is only in the runtime's log.
+"""
+
+import contextlib
+import ctypes
+import io
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+
+import numpy as np
+import onnxruntime
+
+from attention_serving.server.engine.run.provider import Provider, ProviderError
+
+CUDA = Provider.CUDA.runtime
+DRIVER = "libcuda.so.1"
+SUCCESS = 0
+MAX_NAME = 256
+# CUdevice_attribute
+MAJOR, MINOR = 75, 76
+# An ONNX model: y = x + x, for a float32 vector of one element; opset 13.
+PROBE = (
+    b'\x08\x08\x12\x00:5\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12'
+    b"\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
+)
+# Opens a session on CUDA with the runtime's log on standard error. It is a process of its own, because the
+# log is written by the runtime's native code, and because to load the provider's library in another way than
+# the runtime does would make it unusable in this process.
+DIAGNOSIS = """
+import onnxruntime, sys
+onnxruntime.set_default_logger_severity(2)
+onnxruntime.preload_dlls()
+onnxruntime.InferenceSession(sys.stdin.buffer.read(), providers=[sys.argv[1]], enable_fallback=0)
+"""
+DIAGNOSIS_SECONDS = 60
+# What the runtime's log says if the provider cannot be used, most specific first.
+_REASONS = (
+    re.compile(r"Failed to load (?:shared )?library (?P<reason>\S+ with error: .+)"),
+    re.compile(r"(?P<reason>Error loading .+)"),
+    re.compile(r"(?P<reason>CUDA (?:failure|error) .+)"),
+    re.compile(r"(?P<reason>Failed to register bundled CUDA plugin EP .+)"),
+    re.compile(r"(?P<reason>Failed to create CUDAExecutionProvider.+)"),
+)
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """A device that the driver offers to this process.
+
+    Attributes:
+        name: Product name.
+        memory_bytes: Total memory.
+        compute_capability: Generation of the architecture, such as 9.0.
+    """
+
+    name: str
+    memory_bytes: int
+    compute_capability: str
+
+
+@cache
+def find_device() -> CudaDevice:
+    """The device that runs go to: the first that the driver offers. It has computed something.
+
+    Raises:
+        ProviderError: CUDA cannot be used; the message gives the reason.
+    """
+    if CUDA.name not in onnxruntime.get_available_providers():
+        raise ProviderError(_build())
+    device = ask_driver()
+    preload()
+    _compute()
+    return device
+
+
+def ask_driver(library: str = DRIVER) -> CudaDevice:
+    """The first device that this process may use; CUDA_VISIBLE_DEVICES selects among them.
+
+    Args:
+        library: File name of the driver's library.
+
+    Raises:
+        ProviderError: The driver is absent, does not work, or offers no device.
+    """
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError as error:
+        raise ProviderError(
+            f"NVIDIA's driver is not installed, or not visible in this container ({error})"
+        ) from error
+    count, handle, major, minor = (ctypes.c_int() for _ in range(4))
+    memory, name = ctypes.c_size_t(), ctypes.create_string_buffer(MAX_NAME)
+    _call(driver, "cuInit", 0)
+    _call(driver, "cuDeviceGetCount", ctypes.byref(count))
+    if count.value == 0:
+        raise ProviderError("NVIDIA's driver offers no device to this process; see CUDA_VISIBLE_DEVICES")
+    _call(driver, "cuDeviceGet", ctypes.byref(handle), 0)
+    _call(driver, "cuDeviceGetName", name, MAX_NAME, handle)
+    _call(driver, "cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
+    _call(driver, "cuDeviceGetAttribute", ctypes.byref(major), MAJOR, handle)
+    _call(driver, "cuDeviceGetAttribute", ctypes.byref(minor), MINOR, handle)
+    return CudaDevice(name.value.decode(errors="replace"), memory.value, f"{major.value}.{minor.value}")
+
+
+def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> None:
+    status = getattr(driver, function)(*arguments)
+    if status != SUCCESS:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(text))
+        reason = (text.value or b"unknown error").decode(errors="replace")
+        raise ProviderError(f"NVIDIA's driver does not work: {function} returned {status}, {reason}")
+
+
+def why_not() -> str:
+    """Why CUDA cannot be used."""
+    try:
+        find_device()
+    except ProviderError as error:
+        return str(error)
+    return "the runtime's log gives no reason"
+
+
+@cache
+def preload() -> str:
+    """Loads the libraries of CUDA and cuDNN from their Python packages, once, if the runtime needs them.
+
+    Returns:
+        What could not be loaded; empty if everything was. The system's libraries may take its place.
+    """
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        onnxruntime.preload_dlls()
+    return " ".join(printed.getvalue().split())
+
+
+def load_error(log: str) -> str:
+    """The reason in the runtime's log why a provider cannot be used; empty if there is none."""
+    for pattern in _REASONS:
+        if found := pattern.search(log):
+            return found["reason"].strip()
+    return ""
+
+
+def cuda_version() -> str:
+    """The version of CUDA that the runtime was built for; empty without CUDA."""
+    return str(onnxruntime.cuda_version or "")
+
+
+def _build() -> str:
+    """Why the runtime was built without CUDA."""
+    installed = {str(found.metadata["Name"]).lower() for found in metadata.distributions()}
+    if {CUDA.package, Provider.CPU.runtime.package} <= installed:
+        return (
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other; uninstall both,"
+            " then install onnxruntime-gpu"
+        )
+    name, version = onnxruntime.package_name or "onnxruntime", onnxruntime.__version__
+    return f"{name} {version} is built without CUDA; install {CUDA.package} in its place"
+
+
+def _compute() -> None:
+    """Computes something on the device.
+
+    Raises:
+        ProviderError: The device or its libraries do not work.
+    """
+    try:
+        session = onnxruntime.InferenceSession(PROBE, providers=[CUDA.name], enable_fallback=0)
+        (found,) = session.run(None, {"x": np.ones(1, np.float32)})
+    except Exception as error:  # ONNX Runtime does not raise a specific type
+        raise ProviderError(f"the device does not compute: {error}") from error
+    if session.get_providers()[0] != CUDA.name:
+        raise ProviderError(_diagnosis())
+    if found.tolist() != [2.0]:
+        raise ProviderError(f"the device computes 1 + 1 = {found.tolist()}")
+
+
+def _diagnosis() -> str:
+    """Why a session ran on the CPU."""
+    reason = load_error(runtime_log()) or preload() or "the runtime's log gives no reason"
+    needed = f"CUDA {cuda_version()} and cuDNN 9" if cuda_version() else "CUDA and cuDNN"
+    return f"the libraries of CUDA do not load: {reason}; onnxruntime was built for {needed}"
+
+
+def runtime_log() -> str:
+    """What the runtime logs when another process opens a session on CUDA."""
+    command = [sys.executable, "-c", DIAGNOSIS, CUDA.name]
+    try:
+        ended = subprocess.run(  # noqa: S603 - this very interpreter
+            command, input=PROBE, capture_output=True, timeout=DIAGNOSIS_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (ended.stdout + ended.stderr).decode(errors="replace")

@@ -1,0 +1,153 @@
+"""Runs a batch: pads its sequences into the tensors of one run, and splits the outputs again.
+
+Shapes: B sequences of the batch; Tq and Tk their largest query and key lengths.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
+from attention_serving.artifact.manifest import (
+    ATTENTION_MASK,
+    BATCH_AXIS,
+    BLOCK_ROWS,
+    KEY_LENGTHS,
+    QUERY_LENGTHS,
+    Graph,
+    GraphKind,
+    TensorSpec,
+)
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.outputs import select, with_spans
+from attention_serving.server.engine.requests.validated_request import SequenceInputs
+from attention_serving.server.engine.run.session import RunControl
+from attention_serving.server.engine.statistics import RunTimes
+from attention_serving.server.engine.types import Array
+
+Outputs = dict[str, Array]
+# Makes an array of a shape and a data type, whose values are undefined.
+Empty = Callable[[tuple[int, ...], Any], Array]
+
+
+class RunResult(NamedTuple):
+    """What a run returns.
+
+    Attributes:
+        outputs: The outputs of each sequence, by name.
+        times: How long its parts took.
+    """
+
+    outputs: list[Outputs]
+    times: RunTimes
+
+
+def run_batch(
+    model: LoadedModel,
+    graph: GraphKind,
+    sequences: Sequence[SequenceInputs],
+    control: RunControl | None = None,
+    *,
+    parallel: bool = False,
+) -> RunResult:
+    """Runs sequences together on one graph.
+
+    Args:
+        model: The model of all sequences.
+        graph: The graph that runs them.
+        sequences: What to run.
+        control: Can end the run early.
+        parallel: Whether the run uses all threads instead of the caller's.
+
+    Raises:
+        MemoryError: The run needs more memory than the runtime may take.
+    """
+    tensors, started = model.manifest.graphs[graph], time.monotonic()
+    empty = partial(model.empty, graph)
+    inputs = {spec.name: _input(model, spec, sequences, empty) for spec in tensors.inputs}
+    prepared = time.monotonic()
+    outputs = model.run(graph, inputs, control, parallel=parallel)
+    computed = time.monotonic()
+    own = _split(tensors, outputs, sequences)
+    for at, sequence in enumerate(sequences):
+        if sequence.head_selection is not None:
+            own[at][ATTENTION_WEIGHTS] = select(own[at][ATTENTION_WEIGHTS], sequence.head_selection)
+        if sequence.spans is not None and model.encoder is not None:
+            own[at] = with_spans(own[at], sequence.spans, model.encoder)
+    split = time.monotonic()
+    return RunResult(own, RunTimes(prepared - started, computed - prepared, split - computed))
+
+
+def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
+    """The outputs of each sequence, without padding."""
+    first = sequences[0].shape
+    has_padding = any(
+        [own.shape is not first and own.shape.sizes != first.sizes for own in sequences]  # noqa: C419 - faster
+    )
+    if not has_padding and all(spec.axes[0] == BATCH_AXIS for spec in graph.outputs):
+        columns = [list(outputs[spec.name]) for spec in graph.outputs]  # one view for each sequence
+        names = [spec.name for spec in graph.outputs]
+        return [dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True)]
+    return [
+        {spec.name: outputs[spec.name][_window(spec, sequence, at)] for spec in graph.outputs}
+        for at, sequence in enumerate(sequences)
+    ]
+
+
+def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
+    """The outputs of several sequences by name: one array per sequence, in their order."""
+    if len(results) == 1:  # the usual case
+        return {name: [array] for name, array in results[0].items()}
+    return {name: [result[name] for result in results] for name in results[0]}
+
+
+def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs], empty: Empty) -> Array:
+    if spec.name == BLOCK_ROWS:
+        return np.array(model.block_rows(max(sequence.lengths[1] for sequence in sequences)), np.int64)  # ()
+    if spec.name in (QUERY_LENGTHS, KEY_LENGTHS):
+        at = spec.name == KEY_LENGTHS
+        return np.array([sequence.lengths[at] for sequence in sequences], dtype=np.int64)  # (B,)
+    if spec.name == ATTENTION_MASK:
+        return _stack_masks(spec, sequences, empty)
+    return _stack([sequence.inputs[spec.name] for sequence in sequences], empty)
+
+
+def _stack(arrays: list[Array], empty: Empty) -> Array:
+    """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros. A single array is not copied."""
+    if len(arrays) == 1:
+        return arrays[0][np.newaxis]
+    lengths = [len(array) for array in arrays]
+    width = arrays[0].shape[1:]
+    stacked = empty((len(arrays), max(lengths), *width), arrays[0].dtype)
+    if min(lengths) == max(lengths):
+        np.concatenate(arrays, out=stacked.reshape(sum(lengths), *width))
+        return stacked
+    for row, array in zip(stacked, arrays, strict=True):
+        row[: len(array)] = array
+        row[len(array) :] = 0
+    return stacked
+
+
+def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs], empty: Empty) -> Array:
+    """(B, 1 or H, Tq, Tk): the mask of each sequence, False for every padded key."""
+    heads = max(1 if sequence.mask is None else len(sequence.mask) for sequence in sequences)
+    _, _, query_axis, key_axis = map(str, spec.axes)
+    longest = [max(sequence.sizes[axis] for sequence in sequences) for axis in (query_axis, key_axis)]
+    stacked = empty((len(sequences), heads, *longest), np.bool_)
+    if len(sequences) > 1:
+        stacked.fill(False)  # noqa: FBT003 - takes no keyword
+    for row, sequence in zip(stacked, sequences, strict=True):
+        own = row[:, : sequence.sizes[query_axis], : sequence.sizes[key_axis]]
+        own[...] = True if sequence.mask is None else sequence.mask
+    return stacked
+
+
+def _window(spec: TensorSpec, sequence: SequenceInputs, index: int) -> tuple[int | slice, ...]:
+    """The index of one sequence's values in a batched output."""
+    return tuple(
+        index if axis == BATCH_AXIS else slice(sequence.sizes[axis] if isinstance(axis, str) else None)
+        for axis in spec.axes
+    )

@@ -1,0 +1,1 @@
+"""What runs next: queue, batches, cost of waiting, fair shares, threads."""

@@ -1,0 +1,126 @@
+"""Which caller's turn it is, so that callers share the runs whatever each of them has queued.
+
+Each caller with queued sequences has a clock, which advances by the expected duration of what it has run,
+divided by its weight. The caller whose clock is furthest behind is next. The clock of a caller that comes
+(back) is set to that of the caller which was served last, unless its own is ahead: what was not used is not
+saved up, and what was used is not forgotten. With one caller, it is always that one's turn.
+Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
+"""
+
+from typing import NamedTuple
+
+# Callers without queued sequences are forgotten when there are this many, whatever their clocks say.
+MAX_IDLE = 1024
+
+
+class Caller(NamedTuple):
+    """Whose request it is. Requests of one caller do not delay those of others more than its share allows.
+
+    Attributes:
+        name: Tells callers apart; empty for requests that belong to nobody in particular.
+        weight: Its share of the runs in relation to the other callers that have requests in the queue.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+
+
+ANYONE = Caller()
+
+
+class CallerShare:
+    """One caller in the queue. The queue itself counts what is queued, since it does so for every sequence.
+
+    Attributes:
+        caller: Who it is.
+        clock: What it has run, in seconds of weight 1.
+        turn: The present turn among its own requests; see `server.engine.schedule.batch_queue`.
+        sequences: Number of its queued sequences.
+        seconds: Sum of their expected durations.
+    """
+
+    __slots__ = ("caller", "clock", "seconds", "sequences", "turn")
+
+    def __init__(self, caller: Caller, clock: float) -> None:
+        self.caller = caller
+        self.clock = clock
+        self.turn = 0.0
+        self.sequences = 0
+        self.seconds = 0.0
+
+    def ran(self, seconds: float) -> None:
+        """One sequence became part of a run."""
+        self.clock += seconds / self.caller.weight
+
+
+class FairShares:
+    """The callers of one queue.
+
+    Attributes:
+        clock: That of the caller which was served last, when its turn came.
+        is_single: Whether all queued sequences are of one caller. Its clock then stands still.
+    """
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.is_single = True
+        self._shares: dict[Caller, CallerShare] = {}
+        # That of the last request: most requests are of the same caller as the one before.
+        self._recent = CallerShare(ANYONE, 0.0)
+
+    def of(self, caller: Caller) -> CallerShare:
+        """The share of a caller that queues sequences now."""
+        share = self._recent
+        if share.caller is not caller or not self._shares:
+            share = self._recent = self._found(caller)
+        if not share.sequences:
+            # Rounding errors do not add up.
+            share.seconds, share.clock = 0.0, max(share.clock, self.clock)
+        return share
+
+    def _found(self, caller: Caller) -> CallerShare:
+        share = self._shares.get(caller)
+        if share is None:
+            if self.is_single or len(self._shares) >= MAX_IDLE:
+                self._forget_idle()
+            share = self._shares[caller] = CallerShare(caller, self.clock)
+            self.is_single = len(self._shares) == 1
+        return share
+
+    def served(self, share: CallerShare) -> None:
+        """It is a caller's turn."""
+        self.clock = max(self.clock, share.clock)
+
+    def clear(self) -> None:
+        """The queue is empty: all callers begin anew, together."""
+        if not self.is_single:
+            self._shares.clear()
+            self.is_single = True
+        self.clock = 0.0
+        for share in self._shares.values():  # the one that stays keeps the turn of its requests
+            share.clock, share.sequences, share.seconds = 0.0, 0, 0.0
+
+    def seconds_before(self, caller: Caller, work: float) -> float:
+        """What other callers run before a caller has run so much work, all of it queued, in seconds.
+
+        Args:
+            caller: The caller, which need not have queued anything.
+            work: Expected duration of its runs.
+        """
+        own = self._shares.get(caller)
+        clock = self.clock if own is None else max(self.clock, own.clock)
+        until = clock + work / caller.weight
+        return sum(
+            min(share.seconds, max(0.0, until - share.clock) * share.caller.weight)
+            for share in self._shares.values()
+            if share is not own and share.sequences
+        )
+
+    def seconds_of(self, caller: Caller) -> float:
+        """Sum of the expected durations of a caller's queued sequences."""
+        share = self._shares.get(caller)
+        return share.seconds if share is not None and share.sequences else 0.0
+
+    def _forget_idle(self) -> None:
+        self._shares = {caller: share for caller, share in self._shares.items() if share.sequences}
+        self.is_single = len(self._shares) <= 1

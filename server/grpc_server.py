@@ -1,0 +1,210 @@
+"""The gRPC server: its address, its limits, and its life from `bind` over `start` to `stop`."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+import grpc
+
+from attention_serving.server.addresses import address_of
+from attention_serving.server.api.access import CallAccess
+from attention_serving.server.api.admission import CallLimits
+from attention_serving.server.api.calls import CallLoad, CallObserver, Calls, Recorder
+from attention_serving.server.api.codec_threads import CodecThreads
+from attention_serving.server.api.grpc_services import HealthService
+from attention_serving.server.api.methods import SERVICES, all_methods
+from attention_serving.server.api.shared_memory import SharedMemory
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.errors import BindError
+from attention_serving.server.model_control import ModelControl
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.tls.files import CurrentCertificates
+from attention_serving.server.transport import create_transport
+from attention_serving.server.transport.connections import ConnectionCount
+from attention_serving.server.transport.listeners import UnixSocket, private_credentials, tls_credentials
+from attention_serving.server.transport.options import RpcOptions, channel_options
+
+# The transport's thread looks for work many times a second. It is responsive if it did within this time.
+RESPONSIVE_SECONDS = 3.0
+
+
+class RpcServer:
+    """The gRPC server, from `bind` over `start` to `stop`.
+
+    `bind` needs no engine, so that a port that is in use is found before models are loaded. Connections
+    that clients make between `bind` and `start` wait in the operating system's queue, and so do their
+    calls, until `start` or their deadlines. They fail with UNAVAILABLE or CANCELLED if the server stops
+    without having started.
+
+    Attributes:
+        certificates: Give the certificate of the next handshake; None without TLS.
+        guard: Knows who may call; None if everyone may do everything.
+    """
+
+    def __init__(
+        self,
+        options: RpcOptions,
+        observer: CallObserver,
+        *,
+        certificates: CurrentCertificates | None = None,
+        guard: Guard | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Creates a server that is not bound.
+
+        Args:
+            options: Where it listens, and how much it takes.
+            observer: Receives a report of every call that ended.
+            certificates: Give the certificate of the next handshake on its port; None encrypts nothing.
+            guard: Knows who may call; its owner closes it. None lets everyone do everything.
+            recorder: Decides which calls are recorded; None if none is.
+        """
+        self._options = options
+        self._recorder = recorder
+        self._observer = observer
+        self.guard = guard
+        self._access = _access_of(guard, options)
+        self._health = HealthService(SERVICES)
+        self._codec_threads = CodecThreads()
+        self._serving = False
+        self._calls: Calls | None = None
+        self._engine: Engine | None = None
+        self.certificates = certificates
+        self._sockets: list[UnixSocket] = []
+        self._transport = create_transport(
+            options.transport,
+            channel_options(options),
+            options.max_concurrent_calls,
+            options.send_timeout_seconds,
+        )
+        self._connections = ConnectionCount(self._transport.addresses)
+
+    def bind(self, private_socket: Path | None = None) -> int:
+        """Binds the address and the Unix domain sockets. Returns the port, chosen by the system for port 0.
+
+        Args:
+            private_socket: Path of a socket for the HTTP process, in a folder that only this user can open.
+                Its calls need neither TLS nor a certificate, and may name the client that they are for.
+
+        Raises:
+            BindError: An address is in use, or cannot be used on this machine.
+        """
+        encryption = tls_credentials(self.certificates) if self.certificates else None
+        port = self._listen(address_of(self._options.host, self._options.port), encryption)
+        if self._options.unix_socket is not None:
+            self._listen_on_socket(self._options.unix_socket)
+        if private_socket is not None:
+            self._listen_on_socket(private_socket, private_credentials())
+        return port
+
+    def _listen_on_socket(self, path: Path, credentials: grpc.ServerCredentials | None = None) -> None:
+        unix_socket = UnixSocket(path)
+        self._listen(unix_socket.prepare(), credentials)
+        self._sockets.append(unix_socket)
+        unix_socket.publish()
+
+    def _listen(self, target: str, credentials: grpc.ServerCredentials | None) -> int:
+        try:
+            return self._transport.listen(target, credentials)
+        except RuntimeError as error:
+            raise BindError(f"cannot listen on {target}: {error}") from error
+
+    def start(self, engine: Engine, control: ModelControl | None = None) -> None:
+        """Begins to answer calls, and reports health SERVING. `bind` comes first.
+
+        Args:
+            engine: Computes what calls ask for. Its owner closes it after `stop`.
+            control: Loads and unloads models on request; None if the models never change.
+        """
+        self._engine = engine
+        self._calls = calls = Calls(
+            all_methods(
+                engine,
+                self._codec_threads,
+                self._health,
+                self._is_serving,
+                control,
+                SharedMemory() if self._options.allow_shared_memory else None,
+                access=self._access,
+                open_reflection=self._options.open_reflection,
+            ),
+            self._observer,
+            _call_limits(self._options),
+            engine.check_deadline,
+            stream_window=self._options.stream_window,
+            access=self._access,
+            recorder=self._recorder,
+        )
+        # First: health checks that have waited for the start are answered at once.
+        self._set_serving(serving=True)
+        self._transport.start(calls.serve, engine.run_inline)
+
+    def stop(self, grace: float) -> float:
+        """Reports NOT_SERVING, refuses new calls with UNAVAILABLE and waits for those that are open.
+
+        Health watchers and streams end once what was received has been answered. May be called before
+        `start`, before `bind`, and more than once.
+
+        Args:
+            grace: Seconds that the calls may take; those that are left then end with UNAVAILABLE.
+
+        Returns:
+            Seconds that the calls took.
+        """
+        started = time.monotonic()
+        self._set_serving(serving=False)
+        for unix_socket in self._sockets:
+            unix_socket.remove()
+        self._transport.stop(grace, self._drain)
+        self._codec_threads.close()
+        return time.monotonic() - started
+
+    def load(self) -> CallLoad:
+        """The calls that are open now, and the connections as last counted. For any thread."""
+        load = self._calls.load() if self._calls else CallLoad()
+        return dataclasses.replace(load, connections=self._connections.recent())
+
+    def _drain(self) -> None:
+        if self._calls is not None:
+            self._calls.drain()
+
+    def show_models(self) -> None:
+        """Reports the health of every model, by its name: SERVING while a version of it is ready."""
+        models = self._engine.repository if self._engine is not None else ()
+        ready = {model.name for model in models if isinstance(model, LoadedModel)}
+        self._health.set_models(ready if self._serving else set())
+
+    def is_responsive(self) -> bool:
+        """Whether the transport's thread takes events and callbacks. For any thread, once started."""
+        return time.monotonic() - self._transport.turned_at() <= RESPONSIVE_SECONDS
+
+    def _is_serving(self) -> bool:
+        return self._serving
+
+    def _set_serving(self, *, serving: bool) -> None:
+        self._serving = serving
+        self._health.set_serving(serving=serving)
+        self.show_models()
+
+
+def _access_of(guard: Guard | None, options: RpcOptions) -> CallAccess | None:
+    """Checks who calls, if a guard knows that."""
+    if guard is None:
+        return None
+    return CallAccess(
+        guard,
+        max_calls=options.max_concurrent_calls,
+        max_streams=options.max_streams,
+        share=options.identity_share,
+    )
+
+
+def _call_limits(options: RpcOptions) -> CallLimits:
+    return CallLimits(
+        max_calls=options.max_concurrent_calls,
+        max_streams=options.max_streams,
+        max_waiting_calls=options.max_waiting_calls,
+        receive_timeout_seconds=options.receive_timeout_seconds,
+        stream_idle_seconds=options.stream_idle_seconds,
+    )

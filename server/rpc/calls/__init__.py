@@ -1,1 +1,0 @@
-"""The kinds of call, above any transport and below any service."""

@@ -1,0 +1,414 @@
+"""The fast transport: calls as gRPC's core delivers them. The only file that uses grpcio's internal API.
+
+One thread takes every event of every call from one completion queue, as an asynchronous server in C++ does.
+grpcio's public servers use the same core, but hand each call from thread to thread or through several
+asyncio tasks, and answer a third of the calls per second: docs/performance.md has the figures.
+"""
+
+import heapq
+import itertools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import grpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
+
+from attention_serving.server import thread_names
+from attention_serving.server.coroutines import Callback, Task, suspend
+from attention_serving.server.transport.call import (
+    FOREVER_SECONDS,
+    NOT_READ,
+    OK,
+    SWEEP_SECONDS,
+    Call,
+    Metadata,
+    OpenCalls,
+    Serve,
+    deadline_after,
+)
+from attention_serving.server.transport.connections import Address, listening_address, stop_listening
+from attention_serving.server.transport.drain import Drain
+
+log = logging.getLogger(__name__)
+
+# Number of calls that are requested from the core in advance.
+ACCEPT_AHEAD = 32
+# Number of events handled in a row before other work is done, even if more events are ready.
+EVENTS_PER_TURN = 128
+# More bytes of metadata than the core accepts, and how many entries are not worth adding up.
+MAX_METADATA, FEW_METADATA = 1 << 15, 8
+NO_FLAGS = 0
+WITHOUT_XDS = False
+# If a call has no deadline, the core reports one that is centuries away.
+FAR = time.time() + 10 * FOREVER_SECONDS
+# A deadline on the clock of `time.time` that makes a poll return at once.
+AT_ONCE = 0.0
+# How long the thread waits for an event at most. Without an open call, nothing else can wake it.
+IDLE_SECONDS = 0.05
+# The core refuses no message of this size, whatever limit is set. To be told of a refusal, one must watch the
+# end of the call by itself.
+SURELY_SENT_BYTES = 64 << 10
+# The end of a call is watched once it is as old as this, in seconds, or twice: by then most are answered.
+YOUNG_SECONDS = 0.01
+# How long the core may take for what it does at once unless something is wrong.
+PATIENCE_SECONDS = 1.0
+
+
+# Entries of cancelled callbacks are removed when they are this many more than half of all entries.
+SPARE = 64
+
+
+class Timers:
+    """Callbacks by the moment when they are due, on `time.monotonic`'s clock. For the transport's thread."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[int, tuple[float, Callable[[], object]]] = {}
+        self._heap: list[tuple[float, int]] = []
+        self._numbers = itertools.count()
+
+    @property
+    def next_due(self) -> float:
+        """When the next callback is due; infinite if there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def add(self, due: float, callback: Callable[[], object]) -> int:
+        """Adds a callback. Returns the number to cancel it by."""
+        number = next(self._numbers)
+        self._callbacks[number] = (due, callback)
+        heapq.heappush(self._heap, (due, number))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Removes a callback. Does nothing if it was called or removed before."""
+        self._callbacks.pop(number, None)
+        if len(self._heap) > 2 * len(self._callbacks) + SPARE:
+            self._heap = [(due, number) for number, (due, _) in self._callbacks.items()]
+            heapq.heapify(self._heap)
+
+    def run_due(self, now: float) -> None:
+        """Calls every callback that is due, in order of their moments."""
+        due = []
+        while self._heap and self._heap[0][0] <= now:
+            _, number = heapq.heappop(self._heap)
+            if found := self._callbacks.pop(number, None):
+                due.append(found[1])
+        for callback in due:
+            try:
+                callback()
+            except Exception:  # the failure of one call must not affect the others
+                log.exception("timer failed")
+
+
+class CompletionQueueCall(Call):
+    """A `Call` of gRPC's core."""
+
+    def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", calls: OpenCalls) -> None:
+        details = event.call_details
+        super().__init__(details.method.decode(errors="replace"), calls)
+        deadline = details.deadline  # on the clock of `time.time`
+        self.deadline = math.inf if deadline > FAR else deadline_after(deadline - time.time())
+        self._call = event.call
+        metadata: Metadata = event.invocation_metadata
+        self.metadata = _bounded(metadata) if len(metadata) > FEW_METADATA else metadata
+        self._timers = timers
+        self._callbacks = callbacks
+        self._sent_initial_metadata = self._watches_end = False
+        self._receiving: Any = None
+
+    @property
+    def peer(self) -> str:
+        """See `Call`."""
+        return _text(self._call.peer())
+
+    def _authentication(self) -> dict[str, list[bytes]]:
+        return {_text(name): values for name, values in cygrpc.auth_context(self._call).items()}
+
+    def watch_end(self) -> None:
+        """Has the core report the end of the call, unless it does so already."""
+        if not self._watches_end:
+            self._watches_end = True
+            self._call.start_server_batch((_end(),), self._end)
+
+    def call_at(self, moment: float, callback: Callback) -> Callback:
+        """See `Call`."""
+        return partial(self._timers.cancel, self._timers.add(moment, callback))
+
+    def post(self, callback: Callback) -> None:
+        """See `Call`."""
+        if threading.get_ident() == self._callbacks.thread:
+            callback()
+        elif self._callbacks.add(callback, wakes=self.ended_with is None):
+            # A batch of no operations has no effect except that its event wakes the transport's thread.
+            self._call.start_server_batch((), self._callbacks.run)
+
+    def _receive(self, _task: Task) -> None:
+        self._receiving = cygrpc.ReceiveMessageOperation(NO_FLAGS)
+        self._call.start_server_batch((self._receiving,), self._message_received)
+
+    def _message_received(self, _event: Any) -> None:
+        receiving, self._receiving = self._receiving, None
+        message = receiving.message()
+        if self._awaits_message:
+            self._awaits_message = False
+            self.task.resume(message)
+
+    async def _send(self, message: bytes, *, more: bool) -> bool:
+        # The hint would keep back the initial metadata too. Its batch completes once it is written: the next
+        # message, which is sent upon that, would never follow.
+        flags = cygrpc.WriteFlag.buffer_hint if more and self._sent_initial_metadata else NO_FLAGS
+        operations: tuple[Any, ...] = (cygrpc.SendMessageOperation(message, flags),)
+        if not self._sent_initial_metadata:
+            self._sent_initial_metadata = True
+            operations = (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS), *operations)
+        success: bool = await suspend(
+            lambda task: self._call.start_server_batch(operations, lambda event: task.resume(event.success))
+        )
+        return success
+
+    def reply(self, message: bytes) -> None:
+        """See `Call`."""
+        if self.ended_with is None:
+            if len(message) > SURELY_SENT_BYTES:
+                self.watch_end()
+            self._hand_over(OK)
+            self._send_status(OK, b"", (), cygrpc.SendMessageOperation(message, NO_FLAGS))
+
+    def finish(
+        self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
+    ) -> None:
+        """See `Call`."""
+        if self.ended_with is None:
+            self._hand_over(code, reason)
+            self._send_status(code, details.encode(errors="replace"), trailing)
+
+    def abort(self) -> None:
+        """See `Call`."""
+        self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], NOT_READ)
+
+    def _send_status(self, code: grpc.StatusCode, details: bytes, trailing: Metadata, *message: Any) -> None:
+        number = 0 if code is OK else code.value[0]
+        status = cygrpc.SendStatusFromServerOperation(
+            self._trailing(code, trailing), number, details, NO_FLAGS
+        )
+        if self._sent_initial_metadata:
+            operations = (*message, status)
+        else:
+            self._sent_initial_metadata = True
+            operations = (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS), *message, status)
+        if self._watches_end:
+            self._call.start_server_batch(operations, self._status_sent)
+        else:  # a call that was answered soon: one batch and one event for both
+            self._watches_end = True
+            self._call.start_server_batch((*operations, _end()), self._end)
+
+    def _status_sent(self, event: Any) -> None:
+        if not event.success and not self.is_done:  # the core refused the message; the call is open
+            self.abort()
+
+
+class CallbackQueue:
+    """Callbacks that other threads hand to the transport's thread.
+
+    If several threads answered calls themselves, each message would cost them the interpreter's lock.
+
+    Attributes:
+        thread: The identifier of the transport's thread.
+    """
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self._lock = threading.Lock()
+        self._callbacks: list[Callback] = []
+        self._is_woken = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no callback waits."""
+        return not self._callbacks
+
+    def add(self, callback: Callback, *, wakes: bool) -> bool:
+        """Adds a callback; returns whether the thread must be woken for it.
+
+        Args:
+            callback: The callback.
+            wakes: Whether the caller can wake the thread. Otherwise the callback waits until it is awake.
+        """
+        with self._lock:
+            self._callbacks.append(callback)
+            is_first = wakes and not self._is_woken
+            self._is_woken = self._is_woken or wakes
+            return is_first
+
+    def run(self, _event: object = None) -> None:
+        """Calls all of them."""
+        with self._lock:
+            callbacks, self._callbacks, self._is_woken = self._callbacks, [], False
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # the failure of one call must not affect the others
+                log.exception("call failed")
+
+
+class CompletionQueueTransport:
+    """A `Transport` on a completion queue. Its thread also runs short batches inline."""
+
+    def __init__(self, options: Mapping[str, int], send_timeout_seconds: float = 0) -> None:
+        """Creates the transport.
+
+        Args:
+            options: Channel arguments of gRPC's core.
+            send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
+        """
+        self._timers = Timers()
+        self._callbacks = CallbackQueue()
+        self._calls = OpenCalls(send_timeout_seconds)
+        # Calls whose end is not watched yet: those since the last look at them, and those before.
+        self._young: list[CompletionQueueCall] = []
+        self._older: list[CompletionQueueCall] = []
+        self._looked_at = self._swept_at = 0.0
+        self.addresses: list[Address] = []
+        self._serve_call: Serve
+        self._run_inline: Callable[[], bool]
+        self._queue = cygrpc.CompletionQueue()
+        self._server = cygrpc.Server([(name.encode(), value) for name, value in options.items()], WITHOUT_XDS)
+        self._server.register_completion_queue(self._queue)
+        self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
+        self._started = False
+        self._ended = threading.Event()
+        self._is_shut_down = False  # the same, for the loop
+        self._turned_at = time.monotonic()
+
+    def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """See `Transport`."""
+        own: Any = credentials and credentials._credentials  # type: ignore[attr-defined]
+        port: int = self._server.add_http2_port(address.encode(), own)
+        if not port:
+            raise RuntimeError("the address is in use or does not belong to this machine")
+        self.addresses.append(listening_address(address, port))
+        return port
+
+    def start(self, serve: Serve, run_inline: Callable[[], bool]) -> None:
+        """See `Transport`. `run_inline` is called whenever no event is ready."""
+        self._serve_call, self._run_inline = serve, run_inline
+        self._start()
+        for _ in range(ACCEPT_AHEAD):
+            self._request_call()
+        self._thread.start()
+
+    def _start(self) -> None:
+        self._started = True
+        self._server.start()
+
+    def turned_at(self) -> float:
+        """See `Transport`."""
+        return self._turned_at
+
+    def stop(self, grace: float, refuse: Callback) -> None:
+        """See `Transport`."""
+        if not self._started:  # the core aborts the process if a bound server is destroyed unstarted
+            stop_listening(self.addresses)
+            self._run_inline = _no_work
+            self._start()
+            self._thread.start()
+        if not self._ended.is_set():
+            drain = Drain(self.addresses, self._calls, self._timers.add, grace)
+            self._callbacks.add(partial(drain.begin, refuse), wakes=False)
+            drain.finished.wait(drain.longest_seconds + PATIENCE_SECONDS)
+            self._server.shutdown(self._queue, self._shut_down)
+        # Where the connections could not be closed, the core cancels what is left on them.
+        if not self._ended.wait(PATIENCE_SECONDS):
+            self._server.cancel_all_calls()
+        self._thread.join()
+        self._server.destroy()
+
+    def _shut_down(self, _event: Any) -> None:
+        self._is_shut_down = True
+        self._ended.set()
+
+    def _request_call(self) -> None:
+        self._server.request_call(self._queue, self._queue, self._called)
+
+    def _called(self, event: Any) -> None:
+        if event.call is None or not event.success:  # the server is stopping
+            return
+        try:
+            self._server.request_call(self._queue, self._queue, self._called)
+        except ValueError:  # the server began to stop at this moment
+            log.debug("the server stops: no more calls are requested")
+        call = CompletionQueueCall(event, self._timers, self._callbacks, self._calls)
+        self._young.append(call)
+        self._calls.begin(call, self._serve_call(call))
+
+    def _serve(self) -> None:
+        thread_names.publish()
+        self._callbacks.thread = threading.get_ident()
+        taken = 0
+        while not self._is_shut_down:
+            event = self._queue.poll(AT_ONCE if taken else self._next_timer())
+            ready = event.completion_type != cygrpc.CompletionType.queue_timeout
+            if ready:
+                taken += 1
+                try:
+                    event.tag(event)
+                except Exception:  # the failure of one call must not affect the others
+                    log.exception("call failed")
+            del event  # it may hold the last reference to a call, which must go before the next poll
+            if not ready or taken >= EVENTS_PER_TURN:
+                taken = int(self._work())
+
+    def _work(self) -> bool:
+        """Does what is due beside events; returns whether the thread must not sleep."""
+        self._turned_at = self._calls.now = now = time.monotonic()
+        try:
+            if not self._callbacks.is_empty:
+                self._callbacks.run()
+            self._timers.run_due(now)
+            if now - self._looked_at >= YOUNG_SECONDS:
+                self._look_after(now)
+            return self._run_inline()
+        except Exception:  # the thread must survive, or no later call would be answered
+            log.exception("the transport's thread failed")
+            return False
+
+    def _look_after(self, now: float) -> None:
+        """Watches the end of calls that are not answered soon, and ends waits that take too long."""
+        self._looked_at, older = now, self._older
+        self._older, self._young = self._young, []
+        for call in older:
+            call.watch_end()
+        if now - self._swept_at >= SWEEP_SECONDS:
+            self._swept_at = now
+            self._calls.sweep(now)
+
+    def _next_timer(self) -> float:
+        """When to look for timers and callbacks next, on the clock of `time.time`."""
+        return time.time() + min(self._timers.next_due - time.monotonic(), IDLE_SECONDS)
+
+
+def _bounded(metadata: Metadata) -> Metadata:
+    """The metadata of a call, or none if it is one that the core has refused because of their size.
+
+    The core decodes a block of headers before it compares their size with the limit, and hands the call over
+    all the same: 12 KB that refer 12,000 times to one header of 4 KB arrive as 16 MB of texts.
+    """
+    size = sum(len(key) + len(value) for key, value in metadata)
+    return () if size > MAX_METADATA else metadata
+
+
+def _end() -> Any:
+    """An operation that completes when the core is done with the call."""
+    return cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS)
+
+
+def _no_work() -> bool:
+    return False
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name

@@ -1,0 +1,329 @@
+"""Large requests and replies: handled on codec threads, in order, and dropped when nobody waits for them."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from attention_serving.server.api.codec_threads import LARGE_REPLY_BYTES, CodecThreads
+from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, of_names
+from attention_serving.server.api.protobuf_bytes import Parsed
+from attention_serving.server.coroutines import Task, result_of
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from attention_serving.server.engine.types import Result
+from attention_serving.server.transport.call import Call
+from tests.server.api.calls.scripted import started
+from tests.server.seams import PATIENCE_SECONDS
+from tests.support.coroutines import run
+
+LARGE, SMALL = b"L" * (LARGE_BYTES + 1), b"s"
+LARGE_RESULT = Result({"context_vectors": [np.zeros(LARGE_REPLY_BYTES, np.float32)]})
+SMALL_RESULT = Result({"context_vectors": [np.zeros(4, np.float32)]})
+LIMIT = 10 * LARGE_BYTES
+CODEC = "codec"
+
+
+class Handler:
+    """Parses, decodes, awaits a result and encodes, as a service does. Notes on which thread."""
+
+    def __init__(self, threads: CodecThreads) -> None:
+        self._threads = threads
+        self.futures: list[Future[Result]] = []
+        self.parsed_on: list[str] = []
+        self.decoded_on: list[str] = []
+        self.encoded_on: list[str] = []
+        self.error: Exception | None = None
+        self.is_slow = False
+        self.result_bytes = 0
+        self.may_decode = threading.Event()
+        self.may_decode.set()
+        self.may_encode = threading.Event()
+        self.may_encode.set()
+        self.entered = threading.Event()
+
+    async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
+        threads, deadline = self._threads, call.deadline
+        parsed = await threads.parse(self._parse, message, deadline)
+        decode = partial(self._decode, parsed, reservation)
+        name = await threads.decode(decode, parsed, deadline, is_slow=self.is_slow)
+        future: Future[Result] = Future()
+        self.futures.append(future)
+        result = await result_of(future)
+        return await threads.encode(partial(self._encode, name), result, reservation, deadline)
+
+    def _parse(self, message: bytes) -> Parsed[Any]:
+        self.parsed_on.append(threading.current_thread().name)
+        return Parsed(message, {}, message)
+
+    def _decode(self, parsed: Parsed[Any], reservation: Reservation) -> bytes:
+        self.decoded_on.append(threading.current_thread().name)
+        reservation.add(self.result_bytes)
+        self.entered.set()
+        assert self.may_decode.wait(PATIENCE_SECONDS)
+        if self.error is not None:
+            raise self.error
+        return parsed.message[:1]
+
+    def _encode(self, name: bytes, result: Result) -> bytes:
+        self.encoded_on.append(threading.current_thread().name)
+        self.entered.set()
+        assert self.may_encode.wait(PATIENCE_SECONDS)
+        return name + bytes([len(result.outputs)])
+
+    @property
+    def threads(self) -> list[str]:
+        """Where each step was done, in order."""
+        return self.parsed_on + self.decoded_on + self.encoded_on
+
+
+@pytest.fixture
+def threads() -> Iterator[CodecThreads]:
+    threads = CodecThreads(1)
+    yield threads
+    threads.close()
+
+
+@pytest.fixture
+def handler(threads: CodecThreads) -> Handler:
+    return Handler(threads)
+
+
+@pytest.fixture
+def budget() -> MemoryBudget:
+    return MemoryBudget(LIMIT)
+
+
+@pytest.fixture
+def unary(handler: Handler, budget: MemoryBudget) -> Method:
+    return Method(handle=handler.handle, right=None, budget=budget)
+
+
+def refuse(message: bytes, error: OverloadedError) -> bytes:
+    return message[:1] + error.reason.encode()
+
+
+@pytest.fixture
+def stream(handler: Handler, budget: MemoryBudget) -> Method:
+    return Method(
+        kind=CallKind.ORDERED_STREAM, handle=handler.handle, right=None, budget=budget, refuse=refuse
+    )
+
+
+def main() -> str:
+    return threading.current_thread().name
+
+
+def test_a_small_request_with_a_small_reply_stays_on_the_thread_of_the_transport(
+    unary: Method, handler: Handler, budget: MemoryBudget
+) -> None:
+    call = started(unary)
+    call.deliver(SMALL)
+    handler.futures[0].set_result(SMALL_RESULT)
+    assert (call.sent, handler.threads) == ([b"s\1"], [main()] * 3)
+    assert budget.held_bytes == len(SMALL)
+    call.complete()
+    assert budget.held_bytes == 0
+
+
+def test_a_large_request_is_decoded_and_a_large_reply_encoded_on_a_codec_thread(
+    unary: Method, handler: Handler, budget: MemoryBudget
+) -> None:
+    handler.result_bytes = 2 * LARGE_REPLY_BYTES
+    budget.limit_bytes += handler.result_bytes
+    call = started(unary)
+    call.deliver(LARGE)
+    assert budget.held_bytes == len(LARGE)
+    call.run_posted()
+    call.run_posted()
+    handler.futures[0].set_result(LARGE_RESULT)
+    call.run_posted()
+    assert (call.sent, handler.threads) == ([b"L\1"], [CODEC] * 3)
+    assert budget.held_bytes == len(LARGE) + handler.result_bytes
+    call.complete()
+    assert budget.held_bytes == 0
+
+
+def test_a_small_reply_with_a_large_reservation_is_encoded_at_once(
+    unary: Method, handler: Handler, budget: MemoryBudget
+) -> None:
+    handler.result_bytes = 2 * LARGE_REPLY_BYTES
+    budget.limit_bytes += handler.result_bytes
+    call = started(unary)
+    call.deliver(SMALL)
+    handler.futures[0].set_result(SMALL_RESULT)
+    assert (call.sent, handler.encoded_on) == ([b"s\1"], [main()])
+
+
+def test_a_slow_request_is_decoded_on_a_codec_thread(unary: Method, handler: Handler) -> None:
+    handler.is_slow = True
+    call = started(unary)
+    call.deliver(SMALL)
+    call.run_posted()
+    assert (handler.parsed_on, handler.decoded_on) == ([main()], [CODEC])
+
+
+def test_an_error_on_a_codec_thread_ends_the_call_like_any_other(
+    unary: Method, handler: Handler, budget: MemoryBudget
+) -> None:
+    handler.error = InvalidRequestError("query", "is wrong")
+    call = started(unary)
+    call.deliver(LARGE)
+    call.run_posted()
+    call.run_posted()
+    assert call.ended_with is grpc.StatusCode.INVALID_ARGUMENT
+    call.complete()
+    assert budget.held_bytes == 0
+
+
+def test_replies_of_a_stream_keep_their_order_beside_a_large_request(
+    stream: Method, handler: Handler, budget: MemoryBudget
+) -> None:
+    handler.may_decode.clear()
+    call = started(stream)
+    call.deliver(LARGE)
+    call.run_posted()
+    assert handler.entered.wait(PATIENCE_SECONDS)
+    handler.may_decode.set()
+    call.run_posted()
+    call.deliver(SMALL)
+    handler.futures[1].set_result(SMALL_RESULT)
+    assert call.sent == []
+    assert budget.held_bytes == len(LARGE) + len(SMALL)
+    handler.futures[0].set_result(SMALL_RESULT)
+    assert call.sent == [b"L\1"]
+    call.complete_send()
+    assert call.sent == [b"L\1", b"s\1"]
+    assert budget.held_bytes == len(SMALL)
+    call.complete_send()
+    assert budget.held_bytes == 0
+    call.deliver(None)
+    assert call.ended_with is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+def test_a_request_whose_call_ended_while_it_waited_is_dropped(
+    kind: str, request: pytest.FixtureRequest, threads: CodecThreads, handler: Handler, budget: MemoryBudget
+) -> None:
+    gate, done = threading.Event(), threading.Event()
+    in_order(threads, gate.wait)
+    call = started(request.getfixturevalue(kind))
+    call.deliver(LARGE)
+    call.cancel()
+    in_order(threads, done.set)
+    gate.set()
+    assert done.wait(PATIENCE_SECONDS)
+    call.run_posted()
+    assert (handler.threads, budget.held_bytes) == ([], 0)
+
+
+def in_order(threads: CodecThreads, work: Callable[[], object]) -> None:
+    """Has a thread call a function, once what it was given before is done."""
+    Task(threads.run(work, math.inf), lambda _: None).resume()
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+def test_a_result_for_a_call_that_ended_while_it_was_decoded_is_not_computed(
+    kind: str, request: pytest.FixtureRequest, handler: Handler, budget: MemoryBudget
+) -> None:
+    handler.may_decode.clear()
+    call = started(request.getfixturevalue(kind))
+    call.deliver(LARGE)
+    call.run_posted()
+    assert handler.entered.wait(PATIENCE_SECONDS)
+    call.cancel()
+    assert budget.held_bytes == len(LARGE)  # the message is still being decoded
+    handler.may_decode.set()
+    call.run_posted()
+    assert handler.futures == []
+    assert (call.sent, budget.held_bytes) == ([], 0)
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+def test_the_memory_of_a_reply_is_held_while_it_is_encoded_although_the_call_has_ended(
+    kind: str, request: pytest.FixtureRequest, handler: Handler, budget: MemoryBudget
+) -> None:
+    handler.result_bytes = 2 * LARGE_REPLY_BYTES
+    budget.limit_bytes += handler.result_bytes
+    handler.may_encode.clear()
+    call = started(request.getfixturevalue(kind))
+    call.deliver(SMALL)
+    handler.entered.clear()
+    handler.futures[0].set_result(LARGE_RESULT)
+    assert handler.entered.wait(PATIENCE_SECONDS)
+    call.cancel()
+    assert budget.held_bytes == len(SMALL) + handler.result_bytes
+    handler.may_encode.set()
+    call.run_posted()
+    assert (call.sent, budget.held_bytes) == ([], 0)
+
+
+def test_a_request_whose_deadline_passed_while_it_waited_is_not_decoded(
+    unary: Method, handler: Handler
+) -> None:
+    call = started(unary, deadline=0.0)
+    call.deliver(LARGE)
+    call.run_posted()
+    assert (handler.threads, call.ended_with) == ([], grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def test_a_request_without_memory_is_refused_before_it_is_decoded(
+    unary: Method, handler: Handler, budget: MemoryBudget
+) -> None:
+    budget.reserve(LIMIT)
+    call = started(unary)
+    call.deliver(LARGE)
+    assert (handler.threads, call.ended_with) == ([], grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(
+    stream: Method, handler: Handler, budget: MemoryBudget
+) -> None:
+    taken = budget.reserve(LIMIT)
+    call = started(stream)
+    call.deliver(LARGE)
+    assert (call.sent, call.ended_with) == ([b"LOVERLOADED"], None)
+    taken.release()
+    call.deliver(SMALL)
+    assert handler.threads == [main()] * 2
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_work_that_fails_does_not_end_a_codec_thread(threads: CodecThreads) -> None:
+    for error in (ValueError("unexpected"), EngineError("expected")):
+        with pytest.raises(type(error), match="expected"):
+            run(threads.run(partial(fail, error), math.inf))
+    assert run(threads.run(lambda: threading.current_thread().name, math.inf)) == CODEC
+
+
+def test_work_after_its_deadline_is_not_done(threads: CodecThreads) -> None:
+    done: list[None] = []
+    with pytest.raises(DeadlineExceededError):
+        run(threads.run(partial(done.append, None), 0.0))
+    assert done == []
+
+
+def test_a_request_of_names_has_a_limit_of_its_own() -> None:
+    handled: list[bytes] = []
+
+    def handle(request: bytes, _call: Call) -> bytes:
+        handled.append(request)
+        return request
+
+    call = started(of_names(bytes, handle, bytes, right=None))
+    call.deliver(LARGE)
+    assert (handled, call.ended_with) == ([], grpc.StatusCode.INVALID_ARGUMENT)

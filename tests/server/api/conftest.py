@@ -1,0 +1,39 @@
+"""Fixtures of the tests of the gRPC surface."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.web_tokens import WebTokens
+from attention_serving.server.transport import TransportKind
+from tests.server.api.secured import ENTRIES, Keys, Secured
+from tests.server.seams import Served
+from tests.server.security.samples import AUDIENCE, ISSUER, watched, write_tokens
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    return write_tokens(tmp_path / "tokens.json", *ENTRIES)
+
+
+@pytest.fixture
+def guard(tokens_file: Path) -> Iterator[Guard]:
+    guard = Guard(watched(tokens_file), WebTokens(Keys(), issuer=ISSUER, audience=AUDIENCE))
+    yield guard
+    guard.close()
+
+
+@pytest.fixture
+def secured(
+    transport: TransportKind,
+    self_model: LoadedModel,
+    cross_model: LoadedModel,
+    guard: Guard,
+    tokens_file: Path,
+) -> Iterator[Secured]:
+    assert Served.transport is transport
+    with Served(self_model, cross_model, guard=guard) as served:
+        yield Secured(served, tokens_file)

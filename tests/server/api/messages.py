@@ -1,0 +1,99 @@
+"""Messages as clients make them."""
+
+import math
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+from google.protobuf.message import Message
+
+from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api.attention import codec as attention_codec
+from attention_serving.server.api.attention import fields
+from attention_serving.server.api.open_inference import codec
+from attention_serving.server.api.open_inference.tensors import BYTES, decode_tensors
+from attention_serving.server.api.shared_memory import SharedMemory
+from attention_serving.server.api.tensors import DATATYPES, UNCOUNTED, Allowance
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.types import Array, Request
+from tests.server.samples import SELF
+
+Output = pb.ModelInferRequest.InferRequestedOutputTensor
+
+
+def raw_request(
+    model: LoadedModel, tensors: dict[str, Array], outputs: Sequence[str] = ()
+) -> pb.ModelInferRequest:
+    """A request with raw contents, in the order given."""
+    message = pb.ModelInferRequest(
+        model_name=model.name, id="7", outputs=[Output(name=name) for name in outputs]
+    )
+    for name, array in tensors.items():
+        message.inputs.add(name=name, datatype=DATATYPES[array.dtype], shape=array.shape)
+        message.raw_input_contents.append(array.tobytes())
+    return message
+
+
+def text_request(model: LoadedModel, texts: Sequence[bytes], **tensors: Array) -> pb.ModelInferRequest:
+    """A request with other tensors, and texts as one BYTES tensor."""
+    message = raw_request(model, tensors)
+    message.inputs.add(name="text", datatype=BYTES, shape=[len(texts)])
+    message.raw_input_contents.append(packed(texts))
+    return message
+
+
+def attend_request(lengths: list[int], *, return_weights: bool = False) -> attention_pb.AttendRequest:
+    """A request to the self-attention model, with sequences of zeros."""
+    query = attention_pb.VectorSequences(
+        data_type=attention_pb.DATA_TYPE_FP32,
+        width=4,
+        lengths=lengths,
+        data=np.zeros((sum(lengths), 4), np.float32).tobytes(),
+    )
+    return attention_pb.AttendRequest(model_name=SELF, query=query, return_weights=return_weights)
+
+
+def reserved_bytes(message: Message, validated: ValidatedRequest) -> int:
+    """The memory that a received request reserves."""
+    return len(message.SerializeToString()) + validated.form.held_bytes
+
+
+def decode_infer(
+    message: pb.ModelInferRequest,
+    model: LoadedModel,
+    deadline: float = math.inf,
+    allowance: Allowance = UNCOUNTED,
+    memory: SharedMemory | None = None,
+) -> codec.Decoded:
+    """Decodes a message as it is received."""
+    parsed = codec.reader(Limits())(message.SerializeToString())
+    return codec.decode(parsed.message, model, deadline, parsed.fields, allowance, memory)
+
+
+def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None = None) -> dict[str, Array]:
+    """Decodes the inputs of a message as it is received."""
+    parsed = codec.reader(Limits())(message.SerializeToString())
+    return decode_tensors(parsed.message, parsed.fields, memory=memory)
+
+
+def decode_attend(message: attention_pb.AttendRequest, deadline: float = math.inf) -> Request:
+    """Decodes a message as it is received."""
+    parsed = fields.reader(Limits())(message.SerializeToString())
+    return attention_codec.decode(parsed.message, deadline, {}, parsed.fields)
+
+
+def packed(elements: Sequence[bytes]) -> bytes:
+    """The serialized elements of a BYTES tensor."""
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+def answered(response: pb.ModelInferResponse) -> dict[str, Array]:
+    """The outputs of a response as other clients read them: raw, by position."""
+    types = {"FP32": np.float32, "INT64": np.int64}
+    return {
+        output.name: np.frombuffer(raw, types[output.datatype]).reshape(output.shape)
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }

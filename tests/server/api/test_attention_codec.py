@@ -1,0 +1,261 @@
+"""The codec of attention.v1."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.api.attention.codec import DATA_TYPES, MASK_KINDS, encode, input_names
+from attention_serving.server.api.tensors import DTYPES as ELEMENTS
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import MaskKind, Result
+from tests.server.api.messages import attend_request, decode_attend
+from tests.server.samples import SELF
+from tests.server.seams import PATIENCE_SECONDS, Served
+
+DTYPES = {DATA_TYPES[name]: ELEMENTS[name] for name in ("FP32", "INT64", "BOOL")}
+lengths_of_sequences = st.lists(st.integers(0, 5), max_size=5)
+
+
+def sequences(
+    lengths: Sequence[int] = (2, 1), width: int = 3, data_type: "pb.DataType.ValueType" = pb.DATA_TYPE_FP32
+) -> pb.VectorSequences:
+    """Sequences whose elements count from 0."""
+    elements = np.arange(sum(lengths) * width).astype(DTYPES.get(data_type, np.dtype("f4")))
+    return pb.VectorSequences(data_type=data_type, width=width, lengths=lengths, data=elements.tobytes())
+
+
+@given(
+    lengths=lengths_of_sequences,
+    width=st.integers(1, 4),
+    data_type=st.sampled_from(sorted(DTYPES)),
+    name=st.sampled_from(["query", "key", "value"]),
+)
+def test_vectors_become_rows_of_their_type_without_a_copy(
+    lengths: list[int], width: int, data_type: "pb.DataType.ValueType", name: str
+) -> None:
+    message = pb.AttendRequest()
+    getattr(message, name).CopyFrom(sequences(lengths, width, data_type))
+    request = decode_attend(message)
+    assert list(request.inputs) == [name]
+    found = request.inputs[name]
+    expected = np.arange(sum(lengths) * width).astype(DTYPES[data_type]).reshape(-1, width)
+    np.testing.assert_array_equal(found.rows, expected)
+    assert found.rows.dtype == DTYPES[data_type]
+    assert list(found.lengths) == lengths
+    assert not found.rows.flags.owndata
+    assert not found.rows.flags.writeable
+
+
+@given(lengths=lengths_of_sequences)
+def test_token_ids_become_rows(lengths: list[int]) -> None:
+    ids = list(range(sum(lengths)))
+    message = pb.AttendRequest(token_ids=pb.TokenSequences(lengths=lengths, ids=ids))
+    found = decode_attend(message).inputs["token_ids"]
+    assert (found.rows.tolist(), list(found.lengths)) == (ids, lengths)
+    assert found.rows.dtype == np.int64
+
+
+def test_texts_deadline_and_options_are_copied() -> None:
+    message = pb.AttendRequest(text=pb.TextSequences(texts=["a b", "ä"]), return_weights=True)
+    request = decode_attend(message, 12.5)
+    assert request.deadline == 12.5
+    assert (request.texts, dict(request.inputs)) == ((b"a b", "ä".encode()), {})
+    assert request.return_weights
+    assert request.mask is None
+
+
+@given(
+    kind=st.sampled_from(sorted(MASK_KINDS)),
+    flags=st.lists(st.booleans(), max_size=40),
+)
+def test_mask_bits_become_flags_lowest_first(
+    kind: "pb.AttentionMask.Kind.ValueType", flags: list[bool]
+) -> None:
+    bits = np.packbits(np.array(flags, np.bool_), bitorder="little").tobytes()
+    mask = decode_attend(pb.AttendRequest(mask=pb.AttentionMask(kind=kind, bits=bits))).mask
+    assert mask is not None
+    assert mask.kind.name == pb.AttentionMask.Kind.Name(kind).removeprefix("KIND_")
+    assert mask.holds(len(flags))
+    assert mask.flags(len(flags)).tolist() == flags
+    assert mask.flags(len(flags)).dtype == np.bool_
+
+
+def test_every_kind_of_mask_has_a_message() -> None:
+    assert set(MASK_KINDS.values()) == set(MaskKind)
+
+
+KNOWN = "must be one of FP32, FP16, BF16, INT64, BOOL"
+REFUSALS = {
+    "no data type": (
+        pb.AttendRequest(query=sequences(data_type=pb.DATA_TYPE_UNSPECIFIED)),
+        "query.data_type",
+        f"is 0; {KNOWN}",
+    ),
+    "too many bytes for bf16": (
+        pb.AttendRequest(key=sequences(data_type=pb.DATA_TYPE_BF16)),
+        "key.data",
+        "has 36 bytes; 3 x 3 elements of bfloat16 need 18 bytes",
+    ),
+    "string": (
+        pb.AttendRequest(value=sequences(data_type=pb.DATA_TYPE_STRING)),
+        "value.data_type",
+        f"is {pb.DATA_TYPE_STRING}; {KNOWN}",
+    ),
+    "no width": (
+        pb.AttendRequest(query=pb.VectorSequences(data_type=pb.DATA_TYPE_FP32)),
+        "query.width",
+        "must be at least 1",
+    ),
+    "bytes": (
+        pb.AttendRequest(
+            key=pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=3, lengths=[2, 1], data=bytes(35))
+        ),
+        "key.data",
+        "has 35 bytes; 3 x 3 elements of float32 need 36 bytes",
+    ),
+    "largest lengths": (
+        pb.AttendRequest(
+            key=pb.VectorSequences(
+                data_type=pb.DATA_TYPE_INT64, width=2**32 - 1, lengths=[2**32 - 1] * 2, data=bytes(8)
+            )
+        ),
+        "key.data",
+        f"has 8 bytes; {2 * (2**32 - 1)} x {2**32 - 1} elements of int64 need {16 * (2**32 - 1) ** 2} bytes",
+    ),
+    "ids": (
+        pb.AttendRequest(token_ids=pb.TokenSequences(lengths=[2, 2], ids=[1, 2, 3])),
+        "token_ids.ids",
+        "has 3 ids; the lengths sum to 4",
+    ),
+    "no text": (
+        pb.AttendRequest(text=pb.TextSequences()),
+        "text",
+        "has no sequences; at least one is required",
+    ),
+    "a boolean that is neither": (
+        pb.AttendRequest(
+            query=pb.VectorSequences(data_type=pb.DATA_TYPE_BOOL, width=1, lengths=[2], data=b"\1\2")
+        ),
+        "query.data",
+        "contains the byte 2; a boolean must be 0 or 1",
+    ),
+    "names of outputs": (
+        pb.AttendRequest(query=sequences([1]), output_names=["context_vectors"]),
+        "output_names",
+        "needs inputs, which name every input",
+    ),
+    "no kind of mask": (
+        pb.AttendRequest(mask=pb.AttentionMask(bits=b"1")),
+        "mask.kind",
+        "is 0; must be one of keys, pairs, heads",
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "field", "says"), REFUSALS.values(), ids=REFUSALS)
+def test_an_inconsistent_message_is_refused_and_names_the_field(
+    message: pb.AttendRequest, field: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_attend(message)
+    assert (caught.value.field, caught.value.message) == (field, f"{field}: {says}")
+
+
+pairs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
+
+
+@given(lengths=pairs, weights=st.booleans())
+def test_a_result_is_serialized_without_padding(
+    self_model: LoadedModel, lengths: list[tuple[int, int]], *, weights: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    outputs = {"context_vectors": [rng.standard_normal((tq, 3), np.float32) for tq, _ in lengths]}
+    if weights:
+        outputs["attention_weights"] = [rng.random((2, tq, tk), np.float32) for tq, tk in lengths]
+    response = pb.AttendResponse.FromString(encode(Result(outputs), self_model))
+    context = response.context_vectors
+    assert (response.model_name, response.model_version) == (self_model.name, self_model.version)
+    assert (context.data_type, context.width, list(context.lengths)) == (1, 3, [tq for tq, _ in lengths])
+    assert context.data == b"".join(array.tobytes() for array in outputs["context_vectors"])
+    assert response.HasField("attention_weights") == weights
+    if weights:
+        found = response.attention_weights
+        assert (found.data_type, found.num_heads) == (1, 2)
+        assert list(zip(found.query_lengths, found.key_lengths, strict=True)) == lengths
+        assert found.data == b"".join(array.tobytes() for array in outputs["attention_weights"])
+
+
+def with_output(model: LoadedModel, *axes: str | int) -> LoadedModel:
+    """The same model, with other axes of its first output in the manifest."""
+    graphs = {
+        kind: graph.model_copy(
+            update={"outputs": (graph.outputs[0].model_copy(update={"axes": axes}), *graph.outputs[1:])}
+        )
+        for kind, graph in model.manifest.graphs.items()
+    }
+    return dataclasses.replace(model, manifest=model.manifest.model_copy(update={"graphs": graphs}))
+
+
+VECTORS = {
+    "rows": ("batch", "length", 4),
+    "one row": ("batch", 4),
+    "one number": ("batch",),
+    "fixed": ("batch", 2, 4),
+}
+OTHERS = {
+    "a number for each row": ("batch", "length"),
+    "a matrix for each row": ("batch", "length", 4, 4),
+    "rows of any width": ("batch", "length", "other"),
+}
+
+
+@pytest.mark.parametrize("axes", VECTORS.values(), ids=VECTORS)
+def test_a_model_that_returns_vectors_is_accepted(
+    self_model: LoadedModel, axes: tuple[str | int, ...]
+) -> None:
+    assert input_names(with_output(self_model, *axes)) == {}
+
+
+@pytest.mark.parametrize("axes", OTHERS.values(), ids=OTHERS)
+def test_a_model_that_returns_no_vectors_is_refused_before_it_runs(
+    self_model: LoadedModel, axes: tuple[str | int, ...]
+) -> None:
+    with Served(with_output(self_model, *axes)) as served:
+        stub = AttentionServiceStub(served.channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Attend(attend_request([2]), timeout=PATIENCE_SECONDS)
+        streamed = pb.AttendStreamRequest(id="a", request=attend_request([2]))
+        (answer,) = stub.AttendStream(iter([streamed]), timeout=PATIENCE_SECONDS)
+        assert not served.engine.has_queued_more()
+    expected = (
+        f"model_name: context_vectors of model '{SELF}' has shape ({', '.join(map(str, axes))}), which is "
+        "not a sequence of vectors; send its inputs by name, as `inputs`, and its outputs come back by name"
+    )
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, expected)
+    assert (answer.error.message, answer.error.field) == (expected, "model_name")
+
+
+def test_one_row_per_sequence_is_serialized_as_sequences_of_one_row(self_model: LoadedModel) -> None:
+    rows = [np.arange(4, dtype=np.float32), np.ones(4, np.float32)]
+    data = encode(Result({"context_vectors": rows}), with_output(self_model, "batch", 4))
+    context = pb.AttendResponse.FromString(data).context_vectors
+    assert (context.width, list(context.lengths)) == (4, [1, 1])
+    assert context.data == b"".join(row.tobytes() for row in rows)
+
+
+def test_an_output_of_a_module_that_is_called_attention_weights_is_not_the_weights_of_heads(
+    self_model: LoadedModel,
+) -> None:
+    manifest = self_model.manifest.model_copy(update={"num_heads": 0})
+    result = Result({"context": [np.ones((2, 4), np.float32)], "attention_weights": [np.ones(2, np.float32)]})
+    found = pb.AttendResponse.FromString(encode(result, dataclasses.replace(self_model, manifest=manifest)))
+    assert list(found.context_vectors.lengths) == [2]
+    assert not found.HasField("attention_weights")

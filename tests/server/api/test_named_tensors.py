@@ -1,0 +1,115 @@
+"""Requests of attention.v1 that name their inputs: what is refused, and what a stream answers."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server.api.attention.fields import reader
+from attention_serving.server.api.attention.named_tensors import decode
+from attention_serving.server.api.tensors import Allowance
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from tests.server.api.messages import attend_request
+from tests.server.seams import PATIENCE_SECONDS, Served
+from tests.support.eager import Array
+from tests.support.mutations import named
+
+LIMITS = Limits(max_sequences=4)
+QUERY = np.ones((3, 4), np.float32)
+
+
+def tensors(*arrays: Array, **fields: Any) -> pb.NamedTensors:
+    """The query, with other values in some fields."""
+    message = named("query", *(arrays or (QUERY,)))
+    message.MergeFrom(pb.NamedTensors(**fields))
+    return message
+
+
+REFUSED: dict[str, tuple[list[pb.NamedTensors], dict[str, Any], type[EngineError], str]] = {
+    "twice": ([tensors(), tensors()], {}, InvalidRequestError, "query: is sent twice"),
+    "type": ([tensors(data_type=99)], {}, InvalidRequestError, "query.data_type: is 99; must be one of FP32"),
+    "none": (
+        [pb.NamedTensors(name="query", data_type=pb.DATA_TYPE_FP32)],
+        {},
+        InvalidRequestError,
+        "query: contains 0 tensors",
+    ),
+    "sizes": (
+        [tensors(shapes=[4], num_tensors=2)],
+        {},
+        InvalidRequestError,
+        "query: has 3 sizes for 2 tensors",
+    ),
+    "axes": ([tensors(shapes=[1] * 40)], {}, InvalidRequestError, "query: has 42 sizes for 1 tensors"),
+    "bytes": ([tensors(data=b"1234567")], {}, InvalidRequestError, "query.data: has 7 bytes; 12 elements"),
+    "elements": (
+        [tensors(np.ones((0, 4), np.float32), shapes=[2**32 - 1] * 2)],
+        {},
+        InvalidRequestError,
+        "query: tensor 0 has an axis without elements",
+    ),
+    "many": ([tensors(num_tensors=2**32 - 1)], {}, LimitExceededError, "contains 4294967295 sequences"),
+    "large batch": (
+        [tensors(np.ones((5, 1, 4), np.float32))],
+        {},
+        LimitExceededError,
+        "query: contains 5 sequences",
+    ),
+    "several batches": (
+        [tensors(*np.ones((2, 2, 1, 4), np.float32))],
+        {},
+        InvalidRequestError,
+        "a tensor of 3 axes",
+    ),
+    "weights": (
+        [tensors()],
+        {"return_weights": True},
+        InvalidRequestError,
+        "return_weights: cannot be combined with inputs",
+    ),
+    "query": (
+        [tensors()],
+        {"query": attend_request([2]).query},
+        InvalidRequestError,
+        "query: cannot be combined with inputs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("inputs", "options", "kind", "says"), REFUSED.values(), ids=REFUSED)
+def test_a_message_that_contradicts_itself_or_is_too_large_is_refused(
+    self_model: LoadedModel,
+    inputs: list[pb.NamedTensors],
+    options: dict[str, Any],
+    kind: type[EngineError],
+    says: str,
+) -> None:
+    message = pb.AttendRequest(inputs=inputs, **options)
+    parsed = reader(LIMITS)(message.SerializeToString())
+    with pytest.raises(kind) as caught:
+        decode(parsed.message, self_model, math.inf, parsed.fields, Allowance(LIMITS))
+    assert says in caught.value.message
+
+
+def test_a_stream_answers_by_name_as_a_call_does(self_model: LoadedModel) -> None:
+    bad, good = (
+        pb.AttendRequest(model_name=self_model.name, inputs=[named(name, QUERY)], output_names=names)
+        for name, names in (("key", []), ("query", ["attention_weights", "context_vectors"]))
+    )
+    with Served(self_model) as served:
+        stub = AttentionServiceStub(served.channel)
+        answer = stub.Attend(good, timeout=PATIENCE_SECONDS)
+        items = [pb.AttendStreamRequest(id=id_, request=each) for id_, each in (("a", bad), ("b", good))]
+        refused, streamed = stub.AttendStream(iter(items), timeout=PATIENCE_SECONDS)
+    assert (refused.id, refused.error.field) == ("a", "key")
+    assert (streamed.id, streamed.response) == ("b", answer)
+    assert [(each.name, list(each.shapes)) for each in answer.outputs] == [
+        ("attention_weights", [2, 3, 3]),
+        ("context_vectors", [3, 4]),
+    ]
+    assert not answer.HasField("context_vectors")

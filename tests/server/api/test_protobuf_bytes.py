@@ -1,0 +1,230 @@
+"""Fields that are cut out of messages or appended to them: the protobuf library agrees."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_serving.protos.attention.v1 import attention_pb2 as typed
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api.attention import codec as attention_codec
+from attention_serving.server.api.attention import fields as attention_fields
+from attention_serving.server.api.open_inference import response as open_inference_response
+from attention_serving.server.api.open_inference import tensors as open_inference_tensors
+from attention_serving.server.api.protobuf_bytes import (
+    Bounds,
+    Fields,
+    Submessage,
+    cut,
+    field,
+    leading_text,
+    reader,
+)
+from attention_serving.server.engine.errors import LimitExceededError
+
+INFER, ATTEND = open_inference_tensors.REQUEST, attention_fields.REQUEST
+RAW = open_inference_tensors.RAW_CONTENTS
+WIDE = Bounds(fields=10_000, rest_bytes=100_000)
+content = st.binary(max_size=300)
+# Fields are found by their names' numbers, with the wire type of a submessage, a string or packed numbers.
+numbers = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def infer_requests(draw: st.DrawFn) -> pb.ModelInferRequest:
+    """Requests with every kind of field: numbers, strings, maps, submessages, contents."""
+    message = pb.ModelInferRequest(model_name=draw(st.text()), id=draw(st.text()))
+    for _ in range(draw(st.integers(0, 3))):
+        tensor = message.inputs.add(name=draw(st.text()), shape=draw(st.lists(st.integers(-(2**62), 2**62))))
+        tensor.contents.uint64_contents.extend(draw(st.lists(numbers, max_size=5)))
+        tensor.contents.fp32_contents.extend(draw(st.lists(st.floats(width=32, allow_nan=False), max_size=3)))
+        tensor.contents.bytes_contents.extend(draw(st.lists(content, max_size=3)))
+    message.parameters["timeout"].int64_param = draw(st.integers(-(2**63), 2**63 - 1))
+    message.parameters["share"].double_param = draw(st.floats(allow_nan=False))
+    message.raw_input_contents.extend(draw(st.lists(content, max_size=4)))
+    return message
+
+
+def vectors(data: bytes, lengths: Sequence[int] = (1, 300)) -> typed.VectorSequences:
+    return typed.VectorSequences(data_type=typed.DATA_TYPE_FP32, width=3, lengths=lengths, data=data)
+
+
+@st.composite
+def attend_requests(draw: st.DrawFn) -> typed.AttendRequest:
+    """Requests with any of the inputs."""
+    lengths = st.lists(st.integers(0, 2**32 - 1), max_size=4)
+    signed = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4)
+    message = typed.AttendRequest(model_name=draw(st.text()), positions=draw(signed))
+    match draw(st.sampled_from(["query", "token_ids", "text", ""])):
+        case "query":
+            message.query.CopyFrom(vectors(draw(content), draw(lengths)))
+        case "token_ids":
+            message.token_ids.CopyFrom(typed.TokenSequences(lengths=draw(lengths), ids=draw(signed)))
+        case "text":
+            message.text.CopyFrom(typed.TextSequences(texts=draw(st.lists(st.text(), max_size=3))))
+    if draw(st.booleans()):
+        message.key.CopyFrom(vectors(draw(content), draw(lengths)))
+    if draw(st.booleans()):
+        message.mask.CopyFrom(typed.AttentionMask(kind=typed.AttentionMask.KIND_KEYS, bits=draw(content)))
+    return message
+
+
+def put_back(rest: Message, fields: Fields) -> None:
+    """Adds fields that were cut out to the message that is left."""
+    for path, occurrences in fields.items():
+        message: Any = rest
+        for step in path[:-1]:
+            message = message[step] if isinstance(step, int) else getattr(message, step)
+        number = message.DESCRIPTOR.fields_by_name[path[-1]].number
+        # Numbers in one occurrence or in many, strings and bytes: the library merges them.
+        message.MergeFromString(b"".join(b"".join(field((number,), [found])) for found in occurrences))
+
+
+def assert_cut(data: bytes, root: Submessage, parse: Callable[[bytes], Message]) -> None:
+    rest, fields = cut(data, root, WIDE)
+    found = parse(rest)
+    put_back(found, fields)
+    assert found == parse(data)
+
+
+@given(messages=st.lists(infer_requests(), min_size=1, max_size=3))
+def test_what_is_cut_out_and_what_is_left_are_what_the_library_parses(
+    messages: list[pb.ModelInferRequest],
+) -> None:
+    # Messages in a row are one message: their fields are merged, and repeated fields are joined.
+    data = b"".join(message.SerializeToString() for message in messages)
+    assert_cut(data, INFER, pb.ModelInferRequest.FromString)
+    _, fields = cut(data, INFER, WIDE)
+    found = [bytes(entry) for entry in fields.get(RAW, [])]
+    assert found == [entry for message in messages for entry in message.raw_input_contents]
+
+
+@given(messages=st.lists(attend_requests(), min_size=1, max_size=3))
+def test_the_last_of_several_query_inputs_replaces_the_others(messages: list[typed.AttendRequest]) -> None:
+    data = b"".join(message.SerializeToString() for message in messages)
+    assert_cut(data, ATTEND, typed.AttendRequest.FromString)
+
+
+@given(query=content, key=content, text=st.text())
+def test_fields_are_cut_out_of_submessages(query: bytes, key: bytes, text: str) -> None:
+    request = typed.AttendRequest(model_name=text, query=vectors(query), key=vectors(key), positions=[1, 2])
+    streamed = typed.AttendStreamRequest(id=text, request=request)
+    assert_cut(
+        streamed.SerializeToString(), attention_fields.STREAMED_REQUEST, typed.AttendStreamRequest.FromString
+    )
+
+
+def test_numbers_with_a_key_each_are_cut_out_like_packed_numbers() -> None:
+    ids = b"".join(b"\x10" + bytes([number]) for number in range(100))  # field 2 as single varints
+    data = b"\x22" + bytes([len(ids) & 0x7F | 0x80, len(ids) >> 7]) + ids
+    expected = typed.AttendRequest.FromString(data)
+    assert list(expected.token_ids.ids) == list(range(100))
+    rest, fields = cut(data, ATTEND, WIDE)
+    assert typed.AttendRequest.FromString(rest).token_ids == typed.TokenSequences()
+    assert b"".join(fields["token_ids", "ids"]) == bytes(range(100))
+
+
+def test_fields_of_an_unknown_group_are_not_those_of_the_message() -> None:
+    group = b"\x9b\x06" + b"\x3a\x01a" + b"\x9b\x06\x9c\x06" + b"\x9c\x06"
+    data = b"".join([b"\x3a\x01b", group, b"\x3a\x01c"])
+    assert_cut(data, INFER, pb.ModelInferRequest.FromString)
+    rest, fields = cut(data, INFER, WIDE)
+    assert (rest, [bytes(found) for found in fields[RAW]]) == (group, [b"b", b"c"])
+
+
+@given(data=st.binary(max_size=400), root=st.sampled_from([INFER, ATTEND]))
+def test_arbitrary_bytes_are_refused_or_kept(data: bytes, root: Submessage) -> None:
+    try:
+        rest, fields = cut(data, root, WIDE)
+    except DecodeError:
+        return
+    kept = sum(len(found) for occurrences in fields.values() for found in occurrences)
+    assert len(rest) + kept <= len(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x3a", b"\x3a\x05ab", b"\x3b", b"\x0d\x00", b"\xff" * 11, b"\x3a" + b"\xff" * 9 + b"\x01"],
+    ids=["no length", "short content", "group", "short number", "endless number", "huge length"],
+)
+def test_malformed_messages_are_refused_as_the_library_refuses_them(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        pb.ModelInferRequest.FromString(data)
+    with pytest.raises(DecodeError):
+        cut(data, INFER, WIDE)
+
+
+BOUNDS = Bounds(fields=20, rest_bytes=50)
+WITHIN = {
+    "fields": b"\x08\x01" * 20,
+    "rest": b"\x0a\x30" + bytes(48),
+    "contents": b"\x3a\x7f" + bytes(127),
+}
+BEYOND = {
+    "fields": (b"\x08\x01" * 21, "message: has more than 20 fields, which is the limit"),
+    "empty inputs": (b"\x2a\x00" * 21, "message: has more than 20 fields, which is the limit"),
+    "empty contents": (b"\x3a\x00" * 21, "message: has more than 20 fields, which is the limit"),
+    "fields of inputs": (
+        b"\x2a\x2c" + b"\x2a\x2a" + b"\x08\x01" * 21,
+        "message: has more than 20 fields, which is the limit",
+    ),
+    "rest": (
+        b"\x0a\x31" + bytes(49),
+        "message: has at least 51 bytes besides tensors, numbers and texts; the limit is 50",
+    ),
+    "unknown": (
+        b"\xfa\x01\x7f" + bytes(127),
+        "message: has at least 130 bytes besides tensors, numbers and texts; the limit is 50",
+    ),
+}
+
+
+@pytest.mark.parametrize("data", WITHIN.values(), ids=WITHIN)
+def test_messages_within_the_bounds_are_cut(data: bytes) -> None:
+    cut(data, INFER, BOUNDS)
+
+
+@pytest.mark.parametrize(("data", "says"), BEYOND.values(), ids=BEYOND)
+def test_messages_beyond_the_bounds_are_refused(data: bytes, says: str) -> None:
+    with pytest.raises(LimitExceededError) as caught:
+        cut(data, INFER, BOUNDS)
+    assert caught.value.message == says
+
+
+@given(contents=st.lists(content, max_size=3))
+def test_a_field_that_is_appended_is_parsed_by_the_library(contents: list[bytes]) -> None:
+    head = pb.ModelInferResponse(model_name="m", raw_output_contents=[b"first"])
+    appended = field(open_inference_response.RAW_OUTPUT_CONTENTS, contents)
+    found = pb.ModelInferResponse.FromString(head.SerializeToString() + b"".join(appended))
+    assert (found.model_name, list(found.raw_output_contents)) == ("m", [b"first", b"".join(contents)])
+
+
+@given(data=content)
+def test_a_field_of_a_submessage_merges_with_it(data: bytes) -> None:
+    head = typed.AttendStreamResponse(id="7", response=typed.AttendResponse(context_vectors=vectors(b"")))
+    context = field(attention_codec.CONTEXT_DATA, [data])
+    appended = b"".join(field(attention_codec.STREAMED, context))
+    found = typed.AttendStreamResponse.FromString(head.SerializeToString() + appended)
+    assert found.id == "7"
+    assert found.response.context_vectors == vectors(data)
+
+
+def test_a_message_is_read_without_its_contents() -> None:
+    data = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"first", b""]).SerializeToString()
+    found = reader(pb.ModelInferRequest.FromString, INFER, WIDE)(data)
+    assert [bytes(entry) for entry in found.fields[RAW]] == [b"first", b""]
+    assert (found.message, found.data) == (pb.ModelInferRequest(model_name="m"), data)
+
+
+@given(text=st.text())
+def test_the_text_that_a_message_begins_with_is_read(text: str) -> None:
+    message = typed.AttendStreamRequest(id=text, request=typed.AttendRequest(query=vectors(bytes(5000))))
+    assert leading_text(message.SerializeToString(), 1) == text
+
+
+@pytest.mark.parametrize("data", [b"", b"\x0a", b"\x0a\x05ab", b"\x12\x01a", b"\xff" * 20, b"\x0a\xff\x7f"])
+def test_a_message_that_begins_otherwise_has_no_leading_text(data: bytes) -> None:
+    assert leading_text(data, 1) == ""

@@ -1,0 +1,222 @@
+"""The line of each request, and what identifies it."""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from attention_client import AttentionClient, InvalidArgumentError, NotFoundError
+
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from attention_serving.server import request_ids
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.recorder import CallRecorder
+from attention_serving.server.request_log import RequestLog
+from attention_serving.server.security.guard import Guard
+from scripts.local_server import serving
+from tests.server.api.messages import attend_request
+from tests.server.api.secured import bearer
+from tests.server.http.clients import ask, http_port
+from tests.server.samples import SELF, TEXT
+from tests.server.seams import PATIENCE_SECONDS, Calls, Served
+
+ATTEND = "attention.v1.AttentionService/Attend"
+SENTINEL, TOKEN, VALUE = "quixotic zephyr", "token-that-nobody-may-see", 0.123456789
+BODY = {"inputs": [{"name": "query", "shape": [1, 2, 4], "datatype": "FP32", "data": [0.5] * 8}]}
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    """Restores the level that the log of requests sets."""
+    logger = logging.getLogger("attention_serving.server.requests")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == "attention_serving.server.requests"]
+
+
+def trailing(call: Any) -> dict[str, Any]:
+    """What came with the status of a call."""
+    return dict(call.trailing_metadata())
+
+
+def values(record: logging.LogRecord) -> dict[str, Any]:
+    return vars(record)
+
+
+@pytest.mark.usefixtures("transport")
+def test_a_request_has_a_line_with_its_size_stages_and_code(
+    self_model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = attend_request([2, 5])
+    parent = f"00-{7:032x}-{9:016x}-00"
+    with Served(self_model, recorder=CallRecorder(RequestLog(failed_only=False), None)) as served:
+        AttentionServiceStub(served.channel).Attend(
+            request, timeout=PATIENCE_SECONDS, metadata=(("x-request-id", "mine"), ("traceparent", parent))
+        )
+        served.calls.ended(1)
+    (line,) = lines(caplog)
+    found = values(line)
+    assert line.getMessage() == "request"
+    assert (found["request_id"], found["method"], found["code"]) == ("mine", ATTEND, "OK")
+    assert (found["model"], found["version"]) == (SELF, "1")
+    assert (found["sequences"], found["rows"]) == (2, 7)
+    assert found["trace_id"] == f"{7:032x}"
+    assert found["bytes_in"] == request.ByteSize()
+    assert found["bytes_out"] > 7 * 4
+    stages = [found[f"{stage}_ms"] for stage in ("decode", "queue", "run", "encode")]
+    assert all(stage >= 0 for stage in stages)
+    assert sum(stages) <= found["total_ms"] + 0.01
+    assert not {"reason", "caller"} & found.keys()
+
+
+def test_failed_requests_only(self_model: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
+    with Served(self_model, recorder=CallRecorder(RequestLog(failed_only=True), None)) as served:
+        attend = AttentionServiceStub(served.channel).Attend
+        attend(attend_request([2]), timeout=PATIENCE_SECONDS)
+        with pytest.raises(grpc.RpcError) as caught:
+            attend(attend_request([]), timeout=PATIENCE_SECONDS)
+        served.calls.ended(2)
+    (line,) = lines(caplog)
+    found = values(line)
+    assert (found["code"], found["reason"], found["model"]) == ("INVALID_ARGUMENT", "INVALID_FIELD", SELF)
+    assert "queue_ms" not in found
+    assert trailing(caught.value)[request_ids.KEY] == found["request_id"]
+
+
+def test_each_request_of_a_stream_has_a_line_and_so_has_the_stream(
+    self_model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = pb.AttendStreamRequest(id="bad", request=pb.AttendRequest(model_name="nobody"))
+    good = pb.AttendStreamRequest(id="good", request=attend_request([3]))
+    with Served(self_model, recorder=CallRecorder(RequestLog(failed_only=False), None)) as served:
+        call = AttentionServiceStub(served.channel).AttendStream(iter([good, bad]), timeout=PATIENCE_SECONDS)
+        assert len(list(call)) == 2
+        served.calls.ended(1)
+    first, second, last = map(values, lines(caplog))
+    assert [line["msg"] for line in (first, second, last)] == ["request", "request", "stream"]
+    assert (first["code"], first["rows"]) == ("OK", 3)
+    assert (second["code"], second["reason"]) == ("NOT_FOUND", "MODEL_NOT_FOUND")
+    assert (last["code"], last["requests"]) == ("OK", 2)
+    assert last["bytes_in"] == first["bytes_in"] + second["bytes_in"]
+    assert last["bytes_out"] == first["bytes_out"] + second["bytes_out"]
+    assert first["request_id"] == second["request_id"] == last["request_id"]
+
+
+def test_the_name_of_a_verified_caller_is_logged(
+    self_model: LoadedModel, guard: Guard, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = CallRecorder(RequestLog(failed_only=False), None)
+    with Served(self_model, guard=guard, recorder=recorder) as served:
+        AttentionServiceStub(served.channel).Attend(
+            attend_request([2]), metadata=bearer("all-token"), timeout=PATIENCE_SECONDS
+        )
+        served.calls.ended(1)
+    (line,) = lines(caplog)
+    assert values(line)["caller"] == "token:all"
+    assert "all-token" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "is_taken"),
+    [
+        ("mine", True),
+        ("a" * 128, True),
+        ("a" * 129, False),
+        ("", False),
+        ("two words", False),
+    ],
+    ids=["sane", "longest", "too long", "empty", "spaces"],
+)
+@pytest.mark.usefixtures("transport")
+def test_an_identifier_is_taken_if_it_is_sane(self_model: LoadedModel, given: str, is_taken: bool) -> None:
+    with Served(self_model) as served:
+        attend = AttentionServiceStub(served.channel).Attend
+        _, call = attend.with_call(
+            attend_request([2]), timeout=PATIENCE_SECONDS, metadata=((request_ids.KEY, given),)
+        )
+        returned = trailing(call)
+        with pytest.raises(grpc.RpcError) as caught:
+            attend(attend_request([]), timeout=PATIENCE_SECONDS, metadata=((request_ids.KEY, given),))
+    failed = trailing(caught.value)[request_ids.KEY]
+    # Nobody knows an identifier that was made for a call that succeeded, unless it is logged.
+    assert returned.get(request_ids.KEY) == (given if is_taken else None)
+    assert failed == given if is_taken else len(failed) == 32
+
+
+def test_calls_without_a_record_have_none(self_model: LoadedModel) -> None:
+    calls = Calls()
+    with Served(self_model, observer=calls) as served:
+        attend = AttentionServiceStub(served.channel).Attend
+        _, call = attend.with_call(attend_request([2]), timeout=PATIENCE_SECONDS)
+        assert trailing(call) == {}
+
+
+def test_identifiers_differ() -> None:
+    assert len({request_ids.new() for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "INFO"])
+def test_neither_content_nor_secrets_are_logged(artifacts: Path, tmp_path: Path, level: str) -> None:
+    log = tmp_path / "log"
+    options = ("--log-requests=all", f"--log-level={level}", "--http-port=0")
+    with serving(artifacts, log, *options) as server:
+        query = np.full((3, 4), VALUE, np.float32)
+        metadata: dict[str, str | bytes] = {"secret-bin": TOKEN.encode(), "x-api-key": TOKEN}
+        with AttentionClient(server.target, token=TOKEN, metadata=metadata) as client:
+            client.attend(SELF, query)
+            with suppress(InvalidArgumentError):  # the model need not know the words
+                client.attend_text(TEXT, SENTINEL)
+            list(client.attend_stream(SELF, [query, query]))
+            with pytest.raises(NotFoundError) as caught:
+                client.attend(SENTINEL, query)
+            with pytest.raises(ValueError, match="query"):
+                client.attend(SELF, np.full((3, 5), VALUE, np.float32))
+        port, headers = http_port(log), {"authorization": f"Bearer {TOKEN}", "x-request-id": "over-http"}
+        text = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [SENTINEL]}]}
+        answer = ask(port, f"/v2/models/{TEXT}/infer?{SENTINEL.split(maxsplit=1)[0]}", text, headers)
+        assert ask(port, f"/v2/models/{SELF}/infer", {"inputs": SENTINEL}, headers).status == 400
+        assert server.stop() == 0
+    assert answer.headers["x-request-id"] == "over-http"
+    written = log.read_text()
+    for secret in (*SENTINEL.split(), TOKEN, str(VALUE), str(float(np.float32(VALUE)))):
+        assert secret not in written
+    requests = re.findall(r" INFO request request_id=(\S+)", written)
+    assert len(requests) >= 7
+    assert caught.value.request_id in requests
+    assert requests.count("over-http") == 1
+    assert len(re.findall(r" INFO http request request_id=over-http", written)) == 2
+
+
+def test_the_level_of_the_log_does_not_hide_the_lines(
+    self_model: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
+    with Served(self_model, recorder=CallRecorder(RequestLog(failed_only=False), None)) as served:
+        AttentionServiceStub(served.channel).Attend(attend_request([2]), timeout=PATIENCE_SECONDS)
+        served.calls.ended(1)
+    assert len(lines(caplog)) == 1
+
+
+def test_a_request_over_http_has_one_identifier_everywhere(artifacts: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving(artifacts, log, "--log-requests=failed", "--http-port=0") as server:
+        port = http_port(log)
+        answer = ask(port, "/v2/models/nobody/infer", BODY, {"x-request-id": "not\u00e9sane"})
+        good = ask(port, "/v2")
+        assert server.stop() == 0
+    given = answer.headers["x-request-id"]
+    assert (answer.status, len(given)) == (404, 32)
+    assert len(good.headers["x-request-id"]) == 32
+    found = [line.split(" ", 2)[2] for line in log.read_text().splitlines() if f"request_id={given}" in line]
+    assert {line.split(" request_id")[0] for line in found} == {"request", "http request"}
+    assert good.headers["x-request-id"] not in log.read_text()

@@ -1,0 +1,94 @@
+"""Every error of a request has a gRPC status."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from attention_serving.server.api.admission import IdleStreamError, ReceiveTimeoutError
+from attention_serving.server.api.errors import code_of, status_of
+from attention_serving.server.api.method import MalformedMessageError
+from attention_serving.server.engine.errors import (
+    Code,
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+    LimitExceededError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    OverloadedError,
+    RegionNotFoundError,
+    RunFailedError,
+    ShuttingDownError,
+    UnsupportedError,
+)
+from attention_serving.server.security.errors import (
+    CredentialsError,
+    ExpiredTokenError,
+    IdentityLimitError,
+    InvalidTokenError,
+    KeysUnavailableError,
+    MissingCredentialsError,
+    PermissionDeniedError,
+)
+from attention_serving.server.security.web_tokens import NotYetValidError
+
+EXPECTED = [
+    (EngineError("m"), grpc.StatusCode.INTERNAL, 13, "INTERNAL"),
+    (InvalidRequestError("key", "m"), grpc.StatusCode.INVALID_ARGUMENT, 3, "INVALID_FIELD"),
+    (MalformedMessageError("message", "m"), grpc.StatusCode.INVALID_ARGUMENT, 3, "INVALID_FIELD"),
+    (LimitExceededError("key", "m"), grpc.StatusCode.INVALID_ARGUMENT, 3, "LIMIT_EXCEEDED"),
+    (ModelNotFoundError("m", field="model_name"), grpc.StatusCode.NOT_FOUND, 5, "MODEL_NOT_FOUND"),
+    (ModelNotReadyError("m"), grpc.StatusCode.FAILED_PRECONDITION, 9, "MODEL_NOT_READY"),
+    (RegionNotFoundError("m", field="key"), grpc.StatusCode.NOT_FOUND, 5, "REGION_NOT_FOUND"),
+    (UnsupportedError("m"), grpc.StatusCode.UNIMPLEMENTED, 12, "UNSUPPORTED"),
+    (OverloadedError("m"), grpc.StatusCode.RESOURCE_EXHAUSTED, 8, "OVERLOADED"),
+    (DeadlineExceededError("m"), grpc.StatusCode.DEADLINE_EXCEEDED, 4, "DEADLINE_EXCEEDED"),
+    (ShuttingDownError("m"), grpc.StatusCode.UNAVAILABLE, 14, "SHUTTING_DOWN"),
+    (RunFailedError("m"), grpc.StatusCode.INTERNAL, 13, "RUN_FAILED"),
+    (ReceiveTimeoutError("m"), grpc.StatusCode.DEADLINE_EXCEEDED, 4, "RECEIVE_TIMEOUT"),
+    (IdleStreamError("m"), grpc.StatusCode.UNAVAILABLE, 14, "STREAM_IDLE"),
+    (CredentialsError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "CREDENTIALS_INVALID"),
+    (MissingCredentialsError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "CREDENTIALS_MISSING"),
+    (InvalidTokenError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_INVALID"),
+    (NotYetValidError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_INVALID"),
+    (ExpiredTokenError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_EXPIRED"),
+    (PermissionDeniedError("m"), grpc.StatusCode.PERMISSION_DENIED, 7, "RIGHT_MISSING"),
+    (KeysUnavailableError("m"), grpc.StatusCode.UNAVAILABLE, 14, "KEYS_UNAVAILABLE"),
+    (IdentityLimitError("m"), grpc.StatusCode.RESOURCE_EXHAUSTED, 8, "IDENTITY_LIMIT"),
+]
+
+
+def subclasses(parent: type[EngineError]) -> Iterator[type[EngineError]]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from subclasses(child)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "number", "reason"), EXPECTED, ids=[type(row[0]).__name__ for row in EXPECTED]
+)
+def test_an_error_becomes_a_status_with_its_reason_and_field(
+    error: EngineError, code: grpc.StatusCode, number: int, reason: str
+) -> None:
+    status = status_of(error)
+    assert code_of(error) is code
+    assert (status.code, status.message) == (number, error.message)
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain) == (reason, "attention.v1")
+    assert len(status.details) == (2 if error.field or isinstance(error, OverloadedError) else 1)
+    if error.field:
+        assert status.details[1].Unpack(bad)
+        violations = [(violation.field, violation.description) for violation in bad.field_violations]
+        assert violations == [(error.field, error.message)]
+
+
+def test_every_error_is_listed_above() -> None:
+    assert {type(row[0]) for row in EXPECTED} == {EngineError, *subclasses(EngineError)}
+
+
+@pytest.mark.parametrize("code", Code)
+def test_every_code_is_a_code_of_grpc(code: Code) -> None:
+    assert grpc.StatusCode[code.name].name == code.value

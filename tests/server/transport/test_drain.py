@@ -1,0 +1,177 @@
+"""A server that stops keeps each connection until the peer has received the replies on it."""
+
+import os
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any
+
+import grpc
+import pytest
+
+from attention_serving.server.transport import TransportKind, create_transport
+from attention_serving.server.transport import connections as sockets
+from attention_serving.server.transport.connections import (
+    Connection,
+    ConnectionCount,
+    connections,
+    stop_listening,
+)
+from tests.server.seams import PATIENCE_SECONDS
+from tests.server.transport.driven import Driven
+
+HOST = "127.0.0.1"
+# Fits the initial windows of HTTP/2, so that the core hands all of it to the system.
+REPLY = bytes(60_000)
+SMALL_BUFFER = 4096
+CHUNK = 1024
+# An HTTP/2 frame of type PING: 8 bytes, for stream 0.
+PING = b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
+
+
+class SlowPeer:
+    """Forwards one connection. What the server sends is held back from `hold` to `release`."""
+
+    def __init__(self, port: int) -> None:
+        self._listener = socket.create_server((HOST, 0))
+        self.port = self._listener.getsockname()[1]
+        self._released = threading.Event()
+        self._released.set()
+        self._upstream = socket.socket()
+        self._upstream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+        self._upstream.connect((HOST, port))
+        self._thread = threading.Thread(target=self._forward, daemon=True)
+        self._thread.start()
+
+    def hold(self) -> None:
+        self._released.clear()
+
+    def release(self) -> None:
+        """Sends the server a frame, as a peer does that receives, and goes on."""
+        self._upstream.sendall(PING)
+        self._released.set()
+
+    def close(self) -> None:
+        self._released.set()
+        self._upstream.close()
+        self._listener.close()
+
+    def _forward(self) -> None:
+        downstream, _ = self._listener.accept()
+        up = threading.Thread(target=copy, args=(downstream, self._upstream), daemon=True)
+        up.start()
+        with closing(downstream):
+            copy(self._upstream, downstream, self._released)
+
+
+def copy(source: socket.socket, target: socket.socket, released: threading.Event | None = None) -> None:
+    """Copies until either end is closed or reset."""
+    try:
+        while chunk := source.recv(CHUNK):
+            if released is not None:
+                released.wait(PATIENCE_SECONDS)
+            target.sendall(chunk)
+    except OSError:
+        return
+
+
+@contextmanager
+def connected() -> Iterator[tuple[Connection, socket.socket, socket.socket]]:
+    """A connection and its two ends; the second reads only what the test reads."""
+    with (
+        socket.create_server((HOST, 0)) as listener,
+        socket.create_connection(listener.getsockname()) as peer,
+        closing(listener.accept()[0]) as accepted,
+    ):
+        (found,) = connections([listener.getsockname()[1]])
+        yield found, accepted, peer
+
+
+def test_bytes_are_unsent_until_the_peer_has_received_them() -> None:
+    with connected() as (connection, accepted, peer):
+        assert connection.peer == peer.getsockname()[1]
+        assert connection.unsent_bytes == 0
+        accepted.settimeout(0)
+        sent = 0
+        with suppress(BlockingIOError):
+            while True:
+                sent += accepted.send(bytes(1 << 20))
+        assert 0 < connection.unsent_bytes <= sent
+        received = 0
+        while received < sent:
+            received += len(peer.recv(1 << 20))
+        assert connection.unsent_bytes == 0
+
+
+def test_connections_are_counted_while_no_descriptor_is_free() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connected() as (connection, accepted, _), ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (accepted.fileno() + 8, hard))
+        with suppress(OSError):
+            while True:
+                taken.enter_context(socket.socket())
+        assert connections([accepted.getsockname()[1]]) == [connection]
+
+
+def test_connections_are_not_counted_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected() as (_, accepted, peer):
+        count = ConnectionCount([accepted.getsockname()[1]])
+        assert count.recent() == 1
+        accepted.close()
+        peer.close()
+        assert count.recent() == 1
+        monkeypatch.setattr(sockets, "COUNT_SECONDS", 0.0)
+        assert count.recent() == 0
+
+
+def test_a_connection_that_is_closed_ends_for_both() -> None:
+    with connected() as (connection, accepted, peer):
+        accepted.sendall(b"last")
+        connection.close()
+        assert (peer.recv(10), peer.recv(10)) == (b"last", b"")
+        connection.close()
+
+
+def test_a_descriptor_that_is_used_again_is_left_alone() -> None:
+    with connected() as (connection, accepted, _), socket.create_server((HOST, 0)) as other:
+        accepted.close()
+        with closing(socket.create_connection(other.getsockname())) as later:
+            os.dup2(later.fileno(), connection.descriptor)
+            connection.close()
+            assert connection.unsent_bytes == 0
+            later.sendall(b"alive")
+            with closing(other.accept()[0]) as received:
+                assert received.recv(10) == b"alive"
+
+
+def test_a_port_that_is_given_up_can_be_bound_by_another() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        stop_listening([port])
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, port))
+        socket.create_server((HOST, port)).close()
+
+
+def test_a_reply_reaches_a_slow_peer_although_the_server_stops() -> None:
+    driven = Driven()
+    transport = create_transport(TransportKind.COMPLETION_QUEUE, {}, max_calls=8)
+    peer = SlowPeer(transport.listen(f"{HOST}:0"))
+    transport.start(driven.serve, lambda: False)
+    with closing(peer), grpc.insecure_channel(f"{HOST}:{peer.port}") as channel:
+        method: Any = channel.unary_unary("/any/Method")
+        sent = method.future(b"", timeout=PATIENCE_SECONDS)
+        call = driven.next_call()
+        stopping = threading.Thread(target=transport.stop, args=(PATIENCE_SECONDS, list))
+        stopping.start()
+        stopping.join(0.2)  # the client acknowledges that the server goes away
+        peer.hold()
+        call.post(lambda: call.reply(REPLY))
+        stopping.join(0.3)  # a server that does not wait for its peers has closed the connection by then
+        peer.release()
+        assert sent.result() == REPLY
+        stopping.join(PATIENCE_SECONDS)
+        assert not stopping.is_alive()
