@@ -9,14 +9,16 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.cost import RunCost
 from attention_serving.server.engine.schedule import batch_queue
-from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS
+from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS, Batch
 from attention_serving.server.engine.schedule.batch_queue import BatchQueue
 from tests.server.engine.test_batch_queue_machine import QueueMachine
 from tests.server.samples import validated_of
@@ -74,3 +76,32 @@ def test_a_batch_with_little_to_gain_does_not_take_another_request(
         queue.add(validated_of(model, [(4, 4)] * count), 0)
     # Beside its call, each sequence costs a quarter of what is enough.
     assert [len(batch.sequences) for batch in iter(lambda: queue.next(0)[0], None)] == expected
+
+
+@given(
+    lengths=st.lists(st.sampled_from([1, 1, 1, 4]), min_size=1, max_size=40),
+    call_rows=st.sampled_from([0, 0.1, 0.3, 1, 1e3]),
+    most=st.integers(1, 9),
+    fitting=st.integers(1, 9),
+    slots=st.integers(1, 4),
+)
+def test_sequences_that_are_taken_together_are_those_that_would_be_taken_one_by_one(
+    self_model: LoadedModel, lengths: list[int], call_rows: float, most: int, fitting: int, slots: int
+) -> None:
+    rows, _ = self_model.operations(1, 1, 1)
+    model = costing(self_model, RunCost(call=call_rows, row=1 / rows, pair=0))
+    limits = Limits(max_batch_sequences=most, max_batch_bytes=model.run_bytes(GraphKind.PLAIN, fitting, 1, 1))
+
+    def batches(*, alike: bool) -> list[Batch]:
+        queue = BatchQueue(limits)
+        for length in lengths:
+            request = validated_of(model, [(length, length)])
+            if not alike:  # equal shapes, none of which is another's
+                request.sequences[0].shape = request.sequences[0].shape._replace()
+            queue.add(request, 0)
+        return list(iter(lambda: queue.next(0, free_slots=slots)[0], None))
+
+    for batch, other in zip(batches(alike=True), batches(alike=False), strict=True):
+        assert [own.number for own in batch] == [own.number for own in other]
+        assert batch.seconds == pytest.approx(other.seconds)
+        assert batch.seconds_alone == pytest.approx(other.seconds_alone)

@@ -74,7 +74,8 @@ class Handler:
         assert self.may_decode.wait(PATIENCE_SECONDS)
         if self.error is not None:
             raise self.error
-        return parsed.message[:1]
+        name: bytes = parsed.message[:1]
+        return name
 
     def _encode(self, name: bytes, result: Result) -> bytes:
         self.encoded_on.append(threading.current_thread().name)
