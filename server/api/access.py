@@ -16,7 +16,7 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError, quoted
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Model, Repository
-from attention_serving.server.security.access_question import METHOD, SEPARATOR
+from attention_serving.server.access_question import METHOD, SEPARATOR
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.identities import Identity
 from attention_serving.server.security.rights import Right

@@ -109,7 +109,7 @@ class CompletionQueueCall(Call):
 
     def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", calls: OpenCalls) -> None:
         details = event.call_details
-        super().__init__(details.method.decode(errors="replace"), calls)
+        super().__init__(_text(details.method), calls)
         deadline = details.deadline  # on the clock of `time.time`
         self.deadline = math.inf if deadline > FAR else deadline_after(deadline - time.time())
         self._call = event.call
@@ -411,4 +411,7 @@ def _no_work() -> bool:
 
 
 def _text(name: str | bytes) -> str:
-    return name.decode(errors="replace") if isinstance(name, bytes) else name
+    try:
+        return str(name, "ascii") if isinstance(name, bytes) else name
+    except UnicodeDecodeError:
+        return str(name, "utf-8", "replace")

@@ -136,8 +136,8 @@ class RequestForm:
         """
         names, shapes = model.inputs_by_name, self.shapes
         if len(shapes) == 1:
-            sequences = (SequenceInputs(dict(zip(names, rows, strict=True)), None, shapes[0]),)
-            return ValidatedRequest(self, model, sequences, deadline, caller)
+            sequence = SequenceInputs(dict(zip(names, rows, strict=True)), None, shapes[0])
+            return ValidatedRequest(self, model, (sequence,), deadline, caller)
         columns = [split(own, lengths) for own, lengths in zip(rows, self.lengths, strict=True)]
         parts = [
             SequenceInputs(dict(zip(names, arrays, strict=True)), None, shape)

@@ -16,7 +16,7 @@ from attention_serving.server.api.method import CallKind
 from attention_serving.server.api.methods import SERVICES, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.security.access_question import METHOD as ACCESS_CHECK
+from attention_serving.server.access_question import METHOD as ACCESS_CHECK
 from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2_grpc as pb_grpc
-from attention_serving.server.security import access_question
+from attention_serving.server import access_question
 from tests.server.http.clients import HOST
 from tests.server.samples import ROOT
 
