@@ -10,13 +10,13 @@ from typing import Protocol, TypeVar
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.wrappers_pb2 import StringValue
 
+from attention_serving.server.access_question import METHOD, SEPARATOR
 from attention_serving.server.api.identity_shares import AccountShares, PlaceShares
 from attention_serving.server.api.method import CallKind, Method, of_names
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError, quoted
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Model, Repository
-from attention_serving.server.access_question import METHOD, SEPARATOR
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.identities import Identity
 from attention_serving.server.security.rights import Right

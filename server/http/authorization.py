@@ -8,8 +8,8 @@ import hashlib
 import time
 from collections.abc import Mapping
 
-from attention_serving.server.http.backend import SERVICE, Backend, Metadata
 from attention_serving.server.access_question import METHOD, question
+from attention_serving.server.http.backend import SERVICE, Backend, Metadata
 from attention_serving.server.tls import forwarding
 
 # Bodies of more bytes are worth a question.
