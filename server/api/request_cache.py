@@ -20,7 +20,7 @@ from attention_serving.server.api.codec_threads import LARGE_REPLY_BYTES
 from attention_serving.server.api.protobuf_bytes import Bounds, Path, Submessage
 from attention_serving.server.api.tensors import to_bytes
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.errors import LimitExceededError, ModelNotFoundError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.validated_request import RequestForm, ValidatedRequest
@@ -29,7 +29,7 @@ from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.transport.call import Call
 
 # Sizes of messages, in bytes, of which requests are kept, and how many of each. With 3 to 6 kB for each
-# request, that is 25 MB for a method at most.
+# request, that is 30 MB for a method at most.
 CACHED_SIZES, MAX_ALIKE = 1024, 4
 # Requests of more sequences are not kept.
 MAX_SEQUENCES = 4
@@ -131,6 +131,7 @@ class Entry(Generic[R]):
     Attributes:
         fixed: The bytes that do not differ, each with its offset.
         id_place: Start and end of the id; None if there is none.
+        named: The model as the request names it.
         model: The model. It can be freed: the entry is then dropped.
         form: Makes the request of the engine.
         arrays: For each of the model's inputs: where its vectors begin, their element type and shape.
@@ -138,18 +139,20 @@ class Entry(Generic[R]):
         frame: The bytes around its outputs; None before the first reply, and if it has none.
     """
 
-    __slots__ = ("arrays", "encoder", "fixed", "form", "frame", "id_place", "model")
+    __slots__ = ("arrays", "encoder", "fixed", "form", "frame", "id_place", "model", "named")
 
     def __init__(
         self,
         fixed: tuple[tuple[int, bytes], ...],
         id_place: tuple[int, int] | None,
+        named: ModelReference,
         model: LoadedModel,
         form: RequestForm,
         arrays: tuple[tuple[int, np.dtype[Any], tuple[int, ...]], ...],
         encoder: R,
     ) -> None:
-        self.fixed, self.id_place, self.model, self.form = fixed, id_place, ref(model), form
+        self.fixed, self.id_place, self.form = fixed, id_place, form
+        self.named, self.model = named, ref(model)
         self.arrays, self.encoder = arrays, encoder
         self.frame: ReplyFrame | None = None
 
@@ -168,7 +171,7 @@ class RequestCache(Generic[R]):
         """Has no entry yet.
 
         Args:
-            repository: The models. When they change, all entries are dropped.
+            repository: The models. When they change, the entries of those that changed are dropped.
             requests: Where requests of one entry differ.
             replies: Where their replies differ.
         """
@@ -193,9 +196,13 @@ class RequestCache(Generic[R]):
                 break
         else:
             return None
-        model, changes = entry.model(), self._repository.changes
-        if changes != self._changes or model is None:
-            self._clear(changes)
+        if self._changes != self._repository.changes:
+            self._drop_replaced()
+            alike = self._entries.get(size, ())
+            if entry not in alike:
+                return None
+        model = entry.model()
+        if model is None:
             return None
         if entry is not alike[0]:
             self._use(size, entry)
@@ -257,10 +264,10 @@ class RequestCache(Generic[R]):
         if arrays is None:
             return
         fixed = _fixed(message, [place for _, place in found])
-        entry = Entry(fixed, ids[0] if ids else None, model, form, arrays, incoming.encoder)
-        if changes != self._changes:
-            self._clear(changes)
+        entry = Entry(fixed, ids[0] if ids else None, named, model, form, arrays, incoming.encoder)
         self._use(len(message), entry)
+        if changes != self._repository.changes:  # since its model was looked up
+            self._drop_replaced()
 
     def known_reply(self, incoming: Incoming[R], result: Result, reservation: Reservation) -> bytes | None:
         """The reply to a request whose entry has a frame; None if the reply must be encoded."""
@@ -276,11 +283,20 @@ class RequestCache(Generic[R]):
         if entry is not None and entry.frame is None and len(reply) <= LARGE_REPLY_BYTES:
             entry.frame = ReplyFrame.of(reply, result, *self._replies)
 
-    def _clear(self, changes: int) -> None:
-        """Drops all entries: a request may name another model now than it did."""
+    def _drop_replaced(self) -> None:
+        """Drops the entries whose requests name another model now than they did, or none."""
         with self._using:
-            self._entries.clear()
-            self._changes = changes
+            changes, kept = self._repository.changes, OrderedDict[int, tuple[Entry[R], ...]]()
+            for size, alike in list(self._entries.items()):
+                if served := tuple([entry for entry in alike if self._is_served(entry)]):
+                    kept[size] = served
+            self._entries, self._changes = kept, changes
+
+    def _is_served(self, entry: Entry[R]) -> bool:
+        try:
+            return self._repository.find(*entry.named) is entry.model()
+        except ModelNotFoundError:
+            return False
 
     def _use(self, size: int, entry: Entry[R]) -> None:
         """Keeps an entry as the most recently used one, in place of the least recently used one."""

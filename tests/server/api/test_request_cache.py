@@ -427,7 +427,6 @@ def test_a_model_that_is_still_in_use_keeps_no_other_out_and_is_freed_after_its_
         method.decoded(one)
     control.prepare_unload("n", SELF)
     control.commit("n")
-    method.decoded(data[CROSS])
 
     assert method.hits(data[CROSS])
     assert not method.hits(data[SELF])
