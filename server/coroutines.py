@@ -47,13 +47,15 @@ class Task:
         """
         if self.is_closed:
             if self._is_held:  # `close` was put off
-                self._coroutine.close()
+                self._is_held = False
+                self._end()
             return
         self._is_held = False
         try:
             wait = self._coroutine.send(value)
         except StopIteration:
             self.is_closed = True
+            self._post = _drop
         else:
             wait(self)
 
@@ -70,7 +72,16 @@ class Task:
         if not self.is_closed:
             self.is_closed = True
             if not self._is_held:
-                self._coroutine.close()
+                self._end()
+
+    def _end(self) -> None:
+        self._coroutine.close()
+        # What posts callbacks may refer to the owner of the task, which is to be freed at once.
+        self._post = _drop
+
+
+def _drop(_callback: Callback) -> None:
+    """Posts the callbacks of a task that has ended: it has no use for them."""
 
 
 @coroutine

@@ -278,10 +278,16 @@ class Call(ABC):
         if self.ended_with is None:
             self.ended_with = grpc.StatusCode.CANCELLED
         self._calls.end(self)
+        # It refers to this call, which is to be freed at once, and with it what the core keeps of it.
+        self._expired = _nothing
         if self._awaits_done:
             self.task.resume()
         else:
             self.task.close()
+
+
+def _nothing() -> None:
+    """What a call that has ended does when a wait takes too long."""
 
 
 def _by_done(_task: Task) -> None:

@@ -48,6 +48,11 @@ class ScriptedCall(Call):
         """Whether a message was requested that is not delivered yet."""
         return self._awaits_message
 
+    @property
+    def has_sends(self) -> bool:
+        """Whether a message is being sent."""
+        return bool(self._sends)
+
     def deliver(self, message: bytes | None) -> None:
         """The next message arrives, or the caller sends no more."""
         self._received(message)

@@ -25,6 +25,7 @@ from tests.server.samples import request_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, WatchedEngine, tapped
 
 CALL_DEADLINE = 1e9
+LIMITS = CallLimits(max_calls=9, max_streams=9, receive_timeout_seconds=60, stream_idle_seconds=60)
 Send = Callable[[bytes], None]
 
 
@@ -105,6 +106,50 @@ def test_the_end_of_the_call_ends_what_a_server_stream_sends() -> None:
     assert handler.ended == [b"a"]
     handler.futures[0].set_result(b" done")
     assert call.sent == []
+
+
+def leaves(call: ScriptedCall, _handler: Handler) -> None:
+    call.cancel()
+
+
+def leaves_later(call: ScriptedCall, _handler: Handler) -> None:
+    call.deliver(b"a")
+    call.cancel()
+
+
+def is_answered(call: ScriptedCall, handler: Handler) -> None:
+    call.deliver(b"a")
+    handler.futures[0].set_result(b" done")
+    if call.has_sends:
+        call.complete_send()
+    if call.is_receiving:
+        call.deliver(None)
+    call.finish(grpc.StatusCode.OK)  # of a server stream, which would go on
+    call.complete()
+
+
+def is_refused(call: ScriptedCall, _handler: Handler) -> None:
+    call.deliver(None)
+    call.complete()
+
+
+@every_kind
+@pytest.mark.parametrize("end", [leaves, leaves_later, is_answered, is_refused])
+def test_a_call_that_has_ended_is_freed_by_reference_counting(
+    kind: Callable[[Handler], Method], end: Callable[[ScriptedCall, Handler], None]
+) -> None:
+    """With it goes what the core keeps of it, such as a reply that its caller did not take."""
+    handler = Handler()
+    call = started(kind(handler), limits=LIMITS)
+    freed = weakref.ref(call)
+    gc.disable()
+    try:
+        end(call, handler)
+        handler.futures.clear()
+        del call
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @every_kind
