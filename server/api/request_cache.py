@@ -99,14 +99,11 @@ class ReplyFrame(NamedTuple):
             parts.append(before)
             if name is None:
                 parts.append(request_id.encode())
-            else:
-                parts += result.outputs[name]
+            else:  # those of a run with padding are views with gaps
+                arrays = result.outputs[name]
+                parts += [own if own.flags.c_contiguous else np.ascontiguousarray(own) for own in arrays]
         parts.append(self.end)
-        try:
-            return b"".join(parts)
-        except BufferError:  # views of a run with padding
-            parts = [np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts]
-            return b"".join(parts)
+        return b"".join(parts)
 
 
 class Incoming(NamedTuple, Generic[R]):

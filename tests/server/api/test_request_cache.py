@@ -33,6 +33,7 @@ from attention_serving.server.engine.types import Array
 from tests.server.api.calls.scripted import ScriptedCall
 from tests.server.api.messages import packed, raw_request
 from tests.server.samples import CROSS, SELF, TEXT, WIDTHS
+from tests.server.seams import SAME_FOR_ALL, costing
 from tests.support.coroutines import run
 from tests.support.mutations import Good, mutated, named
 
@@ -151,8 +152,9 @@ def asserted_alike(method: Method, make: Callable[[int], Message]) -> None:
     assert not method.hits(second)
     method.decoded(first)
 
-    assert method.recognised(second) == method.decoded(second)
-    assert method.recognised(third) == method.decoded(third)
+    recognised = [method.recognised(data) for data in (second, third)]
+    # To decode a request keeps it anew, without what is known of replies.
+    assert recognised == [method.decoded(data) for data in (second, third)]
     assert len({first, second, third}) == 3
 
 
@@ -167,6 +169,26 @@ def test_infer(
         return message
 
     asserted_alike(infer, make)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "stream"])
+def test_a_recognised_request_whose_run_was_padded(
+    models: dict[str, LoadedModel], threads: CodecThreads, *, is_streamed: bool
+) -> None:
+    """Its outputs are views of padded ones, with gaps between their rows."""
+    engine = Engine(Repository([costing(models[CROSS], SAME_FOR_ALL)]))
+    service = AttentionService(engine, threads)
+
+    def make(at: int) -> Message:
+        request = cross_request(2, 3)
+        request.return_weights = True
+        return typed.AttendStreamRequest(id=f"{at}", request=request) if is_streamed else request
+
+    if is_streamed:
+        asserted_alike(Method(service._streamed, service.attend_stream), make)
+    else:
+        asserted_alike(Method(service._cache, service.attend), make)
+    engine.close()
 
 
 def test_requests_that_are_large(infer: Method, attend: Method, self_model: LoadedModel) -> None:
