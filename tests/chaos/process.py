@@ -91,7 +91,9 @@ def gauges_in_use(server: ServerProcess) -> dict[str, float]:
     return {
         sample.name: sample.value
         for family in _families(server)
-        if family.type == "gauge" and any(word in family.name for word in HELD)
+        if family.type == "gauge"
+        and "_limit" not in family.name
+        and any(word in family.name for word in HELD)
         for sample in family.samples
     }
 
