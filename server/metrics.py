@@ -11,12 +11,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 
 from attention_serving.server import logs
 from attention_serving.server.api.calls import CallLoad
-from attention_serving.server.bulk_metrics import BulkHistogram, Flush, Waiting
+from attention_serving.server.bulk_metrics import BulkHistogram, Flush
 from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.reports import BatchReport, EngineLoad, ExpiryStage
+from attention_serving.server.engine.statistics import Waiting
 from attention_serving.server.tls.metrics import TlsMetrics
 
 T = TypeVar("T")

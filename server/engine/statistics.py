@@ -8,12 +8,39 @@ tensors in memory.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-# How many runs or results wait at most.
+# How many events wait at most.
 MOST_WAITING = 1024
+T = TypeVar("T")
+
+
+class Waiting(Generic[T]):
+    """Events that wait to be counted together. Any thread may call its methods; each is counted once."""
+
+    def __init__(self, count: Callable[[list[T]], None]) -> None:
+        """Begins without events.
+
+        Args:
+            count: Counts some events, at least one.
+        """
+        self._count = count
+        self._counting = threading.Lock()
+        self._events: deque[T] = deque()
+
+    def add(self, *events: T) -> None:
+        """Adds events, which are counted once many wait."""
+        self._events.extend(events)
+        if len(self._events) > MOST_WAITING:
+            self.flush()
+
+    def flush(self) -> None:
+        """Counts the events so far."""
+        with self._counting:
+            if events := [self._events.popleft() for _ in range(len(self._events))]:
+                self._count(events)
 
 
 @dataclass(slots=True)
@@ -85,8 +112,8 @@ class ModelStatistics:
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
-        self._new_runs: deque[tuple[list[float], RunTimes, float]] = deque()
-        self._new_results: deque[float] = deque()
+        self._new_runs = Waiting(self._count_runs)
+        self._new_results = Waiting(self._count_results)
 
     def add_run(self, queue_seconds: list[float], times: RunTimes) -> None:
         """Adds a run.
@@ -95,15 +122,11 @@ class ModelStatistics:
             queue_seconds: Time in the queue, for each sequence.
             times: Duration of the run's parts.
         """
-        self._new_runs.append((queue_seconds, times, time.time()))
-        if len(self._new_runs) > MOST_WAITING:
-            self.fold()
+        self._new_runs.add((queue_seconds, times, time.time()))
 
     def add_results(self, seconds: Iterable[float]) -> None:
         """Adds requests that have their results, each by its duration."""
-        self._new_results.extend(seconds)
-        if len(self._new_results) > MOST_WAITING:
-            self.fold()
+        self._new_results.add(*seconds)
 
     def add_failure(self, seconds: float) -> None:
         """Adds a request that has no result."""
@@ -112,13 +135,18 @@ class ModelStatistics:
 
     def fold(self) -> None:
         """Brings the attributes up to date."""
+        self._new_runs.flush()
+        self._new_results.flush()
+
+    def _count_runs(self, runs: list[tuple[list[float], RunTimes, float]]) -> None:
         with self.lock:
-            while self._new_runs:
-                queue_seconds, times, self.last_run = self._new_runs.popleft()
+            for queue_seconds, times, self.last_run in runs:
                 self.queued.add(sum(queue_seconds), len(queue_seconds))
                 self.runs.setdefault(len(queue_seconds), RunDurations()).add(times)
-            while self._new_results:
-                self.succeeded.add(self._new_results.popleft())
+
+    def _count_results(self, seconds: list[float]) -> None:
+        with self.lock:
+            self.succeeded.add(sum(seconds), len(seconds))
 
 
 # Identifies a request among the records of its owner, such as the span of a trace.

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from attention_serving.server.bulk_metrics import MOST_WAITING, BulkHistogram, Flush, Waiting
+from attention_serving.server.bulk_metrics import BulkHistogram, Flush
+from attention_serving.server.engine.statistics import MOST_WAITING, Waiting
 
 BUCKETS = (0.1, 1.0, 2.5)
 # On a bound, beside it, above all bounds.
