@@ -133,10 +133,11 @@ class Entry(Generic[R]):
         form: Makes the request of the engine.
         arrays: For each of the model's inputs: where its vectors begin, their element type and shape.
         encoder: What encodes the reply, beside the result and the model.
-        frame: The bytes around its outputs; None before the first reply, and if it has none.
+        frame: The bytes around its outputs; None before the first reply, and if that has none.
+        is_framed: Whether a frame was looked for.
     """
 
-    __slots__ = ("arrays", "encoder", "fixed", "form", "frame", "id_place", "model", "named")
+    __slots__ = ("arrays", "encoder", "fixed", "form", "frame", "id_place", "is_framed", "model", "named")
 
     def __init__(
         self,
@@ -152,6 +153,7 @@ class Entry(Generic[R]):
         self.named, self.model = named, ref(model)
         self.arrays, self.encoder = arrays, encoder
         self.frame: ReplyFrame | None = None
+        self.is_framed = False
 
     def matches(self, message: bytes) -> bool:
         """Whether a message of the same size differs from this request in nothing else."""
@@ -275,9 +277,10 @@ class RequestCache(Generic[R]):
         return entry.frame.reply(result, incoming.id)
 
     def keep_reply(self, incoming: Incoming[R], result: Result, reply: bytes) -> None:
-        """Keeps the frame of a reply that was encoded, if its request has an entry."""
+        """Keeps the frame of the first reply that was encoded, if its request has an entry."""
         entry = incoming.entry
-        if entry is not None and entry.frame is None and len(reply) <= LARGE_REPLY_BYTES:
+        if entry is not None and not entry.is_framed and len(reply) <= LARGE_REPLY_BYTES:
+            entry.is_framed = True
             entry.frame = ReplyFrame.of(reply, result, *self._replies)
 
     def _drop_replaced(self) -> None:
@@ -318,7 +321,7 @@ def _depends_on_form(request: Request, model: LoadedModel) -> bool:
 def _arrays(
     request: Request, inputs: Sequence[str], names: Sequence[str], places: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, np.dtype[Any], tuple[int, ...]], ...] | None:
-    """`Known.arrays`; None if a decoded input is not the same bytes as its vectors: converted, or cut."""
+    """`Entry.arrays`; None if a decoded input is not the same bytes as its vectors: converted, or cut."""
     arrays = []
     for name in inputs:
         rows = request.inputs[name].rows
