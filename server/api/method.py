@@ -82,6 +82,28 @@ def of_names(
     return Method(kind=kind, handle=answer, is_counted=is_counted, right=right)
 
 
+def of_tensors(
+    handle: Callable[[bytes, Call, Reservation], Awaitable[bytes]],
+    budget: MemoryBudget,
+    refuse: Callable[[bytes, OverloadedError], bytes] | None = None,
+) -> Method:
+    """A method of inference.
+
+    Args:
+        handle: See `Method`.
+        budget: See `Method`.
+        refuse: See `Method`. The method is an ordered stream if it is given.
+    """
+    return Method(
+        kind=CallKind.UNARY if refuse is None else CallKind.ORDERED_STREAM,
+        handle=handle,
+        is_inference=True,
+        right=Right.INFER,
+        budget=budget,
+        refuse=refuse,
+    )
+
+
 class MalformedMessageError(InvalidRequestError):
     """The bytes are not a message of the method's type. It ends a stream, whose other errors do not."""
 

@@ -13,7 +13,7 @@ from attention_serving.server.api.access import CallAccess, check_method
 from attention_serving.server.api.attention.service import AttentionService
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.grpc_services import HEALTH, REFLECTIONS, HealthService, ReflectionService
-from attention_serving.server.api.method import CallKind, Method, of_names
+from attention_serving.server.api.method import CallKind, Method, of_names, of_tensors
 from attention_serving.server.api.open_inference import methods as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
@@ -62,16 +62,9 @@ def all_methods(
 def _attention(service: AttentionService, engine: Engine) -> dict[str, Method]:
     pb = attention_pb
     return {
-        f"/{ATTENTION}/Attend": Method(
-            handle=service.attend, is_inference=True, right=Right.INFER, budget=engine.budget
-        ),
-        f"/{ATTENTION}/AttendStream": Method(
-            kind=CallKind.ORDERED_STREAM,
-            handle=service.attend_stream,
-            is_inference=True,
-            right=Right.INFER,
-            budget=engine.budget,
-            refuse=service.refuse_streamed,
+        f"/{ATTENTION}/Attend": of_tensors(service.attend, engine.budget),
+        f"/{ATTENTION}/AttendStream": of_tensors(
+            service.attend_stream, engine.budget, service.refuse_streamed
         ),
         f"/{ATTENTION}/ListModels": of_names(
             pb.ListModelsRequest.FromString,

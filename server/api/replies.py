@@ -88,7 +88,7 @@ class OrderedReplies:
 
 
 class Outbox:
-    """What a handler sends, one message after the other. `put` and `close` are for any thread."""
+    """What a handler sends, one message after the other. `put` is for any thread."""
 
     def __init__(self, post: Post) -> None:
         """Begins empty.

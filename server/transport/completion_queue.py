@@ -21,7 +21,6 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stub
 from attention_serving.server import thread_names
 from attention_serving.server.coroutines import Callback, Task, suspend
 from attention_serving.server.transport.call import (
-    FOREVER_SECONDS,
     NOT_READ,
     OK,
     SWEEP_SECONDS,
@@ -44,8 +43,6 @@ EVENTS_PER_TURN = 128
 MAX_METADATA, FEW_METADATA = 1 << 15, 8
 NO_FLAGS = 0
 WITHOUT_XDS = False
-# If a call has no deadline, the core reports one that is centuries away.
-FAR = time.time() + 10 * FOREVER_SECONDS
 # A deadline on the clock of `time.time` that makes a poll return at once.
 AT_ONCE = 0.0
 # How long the thread waits for an event at most. Without an open call, nothing else can wake it.
@@ -57,8 +54,6 @@ SURELY_SENT_BYTES = 64 << 10
 YOUNG_SECONDS = 0.01
 # How long the core may take for what it does at once unless something is wrong.
 PATIENCE_SECONDS = 1.0
-
-
 # Entries of cancelled callbacks are removed when they are this many more than half of all entries.
 SPARE = 64
 
@@ -110,8 +105,7 @@ class CompletionQueueCall(Call):
     def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", calls: OpenCalls) -> None:
         details = event.call_details
         super().__init__(_text(details.method), calls)
-        deadline = details.deadline  # on the clock of `time.time`
-        self.deadline = math.inf if deadline > FAR else deadline_after(deadline - time.time())
+        self.deadline = deadline_after(details.deadline - time.time())
         self._call = event.call
         metadata: Metadata = event.invocation_metadata
         self.metadata = _bounded(metadata) if len(metadata) > FEW_METADATA else metadata
@@ -152,10 +146,7 @@ class CompletionQueueCall(Call):
 
     def _message_received(self, _event: Any) -> None:
         receiving, self._receiving = self._receiving, None
-        message = receiving.message()
-        if self._awaits_message:
-            self._awaits_message = False
-            self.task.resume(message)
+        self._received(receiving.message())
 
     async def _send(self, message: bytes, *, more: bool) -> bool:
         # The hint would keep back the initial metadata too. Its batch completes once it is written: the next

@@ -104,8 +104,7 @@ class AttentionService:
         reservation: Reservation,
     ) -> bytes:
         model = incoming.request.model
-        if call.identity is not None:
-            access.require(call, Right.INFER, model.name)
+        access.require(call, Right.INFER, model.name)
         result = await self._engine.run(incoming.request, reservation)
         reply = cache.known_reply(incoming, result, reservation)
         if reply is None:

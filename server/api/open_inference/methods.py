@@ -5,7 +5,7 @@ from typing import Any
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import CallKind, Method, of_names
+from attention_serving.server.api.method import Method, of_names, of_tensors
 from attention_serving.server.api.open_inference.logging_settings import LogService
 from attention_serving.server.api.open_inference.models import ModelService
 from attention_serving.server.api.open_inference.regions import RegionService
@@ -65,17 +65,8 @@ def methods(
                 "LogSettings": logs.log_settings,
             },
         ),
-        f"/{SERVICE}/ModelInfer": Method(
-            handle=service.model_infer, is_inference=True, right=Right.INFER, budget=engine.budget
-        ),
-        f"/{SERVICE}/ModelStreamInfer": Method(
-            kind=CallKind.ORDERED_STREAM,
-            handle=service.model_stream_infer,
-            is_inference=True,
-            right=Right.INFER,
-            budget=engine.budget,
-            refuse=refuse,
-        ),
+        f"/{SERVICE}/ModelInfer": of_tensors(service.model_infer, engine.budget),
+        f"/{SERVICE}/ModelStreamInfer": of_tensors(service.model_stream_infer, engine.budget, refuse),
     }
 
 

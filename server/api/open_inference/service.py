@@ -116,8 +116,7 @@ class OpenInferenceService:
 
     async def _answer(self, incoming: Incoming[codec.Reply], call: Call, reservation: Reservation) -> bytes:
         request = incoming.request
-        if call.identity is not None:
-            access.require(call, Right.INFER, request.model.name)
+        access.require(call, Right.INFER, request.model.name)
         if request.deadline < call.deadline:  # the request has a timeout of its own
             result = await self._run_in_time(request, call, reservation)
         else:

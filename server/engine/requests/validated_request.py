@@ -216,9 +216,7 @@ class ValidatedRequest:
 
     def wait(self, task: Task) -> None:
         """Wakes a task once there is an outcome."""
-        self._waiting.append(task.wake)
-        if self.outcome is not None:
-            self._call_back()
+        self.then(task.wake)
 
     def then(self, callback: Callable[[], object]) -> None:
         """Calls back when there is an outcome, on any thread; at once if there is one. For one callback."""

@@ -39,8 +39,6 @@ TERMINABLE_SECONDS = 0.02
 RUN_FAILED = "the runtime failed on this request; see the server's log"
 OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
 EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
-
-
 # Requests that fail, each with its error.
 Failures = list[tuple[ValidatedRequest, EngineError]]
 
