@@ -26,7 +26,7 @@ def test_the_commands_run_in_their_order(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     ran = []
     for line in commands():
-        if "-m server " in line:  # in tests/server/engine/test_certificates.py
+        if "-m server " in line:  # in tests/server/engine/models/test_certificates.py
             continue
         command = [sys.executable if word == PYTHON else word for word in shlex.split(line)]
         done = subprocess.run(

@@ -14,7 +14,7 @@ from attention_serving.server.engine.models.control import (
 from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.engine.models.store import ModelStore
 from attention_serving.server.engine.run.provider import Device
-from tests.server.engine.test_control import add_version
+from tests.server.engine.models.test_control import add_version
 from tests.server.samples import CROSS, SELF
 
 LOADED = ModelChange(SELF, ChangeKind.LOAD, succeeded=True)
