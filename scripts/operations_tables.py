@@ -3,7 +3,6 @@
 import importlib
 import pkgutil
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -13,6 +12,7 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from attention_serving import server
+from attention_serving.server.command_line import shown_default
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.fixed_metrics import publish_fixed_metrics
 from attention_serving.server.http.errors import STATUSES
@@ -123,11 +123,8 @@ def _metric(metric: tuple[str, str, tuple[str, ...], str, str]) -> tuple[str, ..
 
 def _unit(name: str, field: FieldInfo) -> str:
     kind: Any = field.annotation
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        choices = tuple(kind)
-    if choices:
-        return " or ".join(f"`{choice}`" for choice in choices)
+    if get_origin(kind) is Literal:
+        return " or ".join(f"`{choice}`" for choice in get_args(kind))
     if kind in TYPES:
         return TYPES[kind]
     return next((unit for ending, unit in UNITS.items() if f"_{name}".endswith(ending)), "number")
@@ -137,14 +134,12 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.default
-    if value is None or value == "":
-        return "none"
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, ByteSize):
-        return value.human_readable().replace(".0", "") if value else "0"
-    # As it is typed: without separators, and a float without ".0".
-    return f"{value:.15g}" if isinstance(value, int | float) else f"`{value}`"
+    shown = shown_default(field)
+    if shown is None:
+        return "none"
+    return shown if isinstance(value, int | float) else f"`{shown}`"
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -127,7 +127,6 @@ class RpcServer:
                 control,
                 SharedMemory() if self._options.allow_shared_memory else None,
                 access=self._access,
-                open_reflection=self._options.open_reflection,
             ),
             self._observer,
             _call_limits(self._options),

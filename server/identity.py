@@ -27,7 +27,7 @@ def guard_of(settings: Settings, observer: SecurityObserver | None = None) -> Gu
     if not settings.has_identities:
         return None
     observer = observer or NullSecurityObserver()
-    limits = IdentityLimits(max_calls=settings.identity_max_calls, max_bytes=settings.identity_max_bytes)
+    limits = IdentityLimits()
     try:
         table = _table(settings, limits, observer)
         if not settings.jwt_jwks:
@@ -49,10 +49,7 @@ def _with_web_tokens(
 
     where = settings.jwt_jwks or ""
     keys: KeySource
-    if is_url(where):
-        keys = UrlKeys(where, observer, refresh_seconds=settings.jwt_refresh_seconds)
-    else:
-        keys = FileKeys(Path(where), observer)
+    keys = UrlKeys(where, observer) if is_url(where) else FileKeys(Path(where), observer)
     web_tokens = WebTokens(
         keys,
         issuer=settings.jwt_issuer,

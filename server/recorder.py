@@ -72,9 +72,7 @@ def call_recorder(settings: Settings) -> CallRecorder | None:
 
 
 def _tracing(settings: Settings) -> Tracing | None:
-    options = trace_options(
-        settings.trace_endpoint, settings.trace_sample_ratio, host=settings.host, port=settings.port
-    )
+    options = trace_options(settings.trace_endpoint, host=settings.host, port=settings.port)
     if options is None:
         return None
     # OpenTelemetry is imported only if traces are on.

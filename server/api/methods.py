@@ -33,7 +33,6 @@ def all_methods(
     memory: SharedMemory | None = None,
     *,
     access: CallAccess | None = None,
-    open_reflection: bool = False,
 ) -> Mapping[str, Method]:
     """Each method by its full name.
 
@@ -45,16 +44,12 @@ def all_methods(
         control: Loads and unloads models on request; None if the models never change.
         memory: The regions of shared memory; None if it is switched off.
         access: Checks who calls; None lets everyone do everything.
-        open_reflection: Whether everyone may use reflection; otherwise it needs the right to read.
     """
     methods = {
         **_attention(AttentionService(engine, threads), engine),
         **open_inference.methods(engine, is_serving, threads, control, memory),
         **_health(health),
-        **_reflection(
-            ReflectionService((*SERVICES, *REFLECTIONS, HEALTH)),
-            None if open_reflection else Right.READ,
-        ),
+        **_reflection(ReflectionService((*SERVICES, *REFLECTIONS, HEALTH)), Right.READ),
     }
     return {**methods, **check_method(access, methods)}
 

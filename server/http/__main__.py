@@ -110,7 +110,7 @@ def main(
         log_level=log_level,
         log_format=log_format,
         log_requests=log_requests,
-        traces=trace_options("", None, host=host, port=port),
+        traces=trace_options("", host=host, port=port),
     )
     raise typer.Exit(_run(options, host, port, insecure=insecure))
 

@@ -98,12 +98,7 @@ def options_of(settings: Settings, port: int, private_sockets: Sequence[Path] = 
         log_level=settings.log_level,
         log_format=settings.log_format,
         log_requests=settings.log_requests,
-        traces=trace_options(
-            settings.trace_endpoint,
-            settings.trace_sample_ratio,
-            host=settings.host,
-            port=settings.http_port or 0,
-        ),
+        traces=trace_options(settings.trace_endpoint, host=settings.host, port=settings.http_port or 0),
     )
 
 

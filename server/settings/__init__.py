@@ -1,20 +1,19 @@
-"""The server's options: their names, types, ranges and defaults, a file for each section."""
+"""The server's options: their names, types, ranges and defaults; and what is derived from them."""
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from attention_serving.server import cores, memory
 from attention_serving.server.engine.limits import MIB, Limits
 from attention_serving.server.engine.run.provider import Device, Provider
-from attention_serving.server.settings.batching import Batching
-from attention_serving.server.settings.identity import IdentityAndRights
-from attention_serving.server.settings.models import Models
-from attention_serving.server.settings.network import Network
-from attention_serving.server.settings.observability import Observability
-from attention_serving.server.settings.parity import Parity
-from attention_serving.server.settings.process import Process
-from attention_serving.server.settings.request_limits import RequestLimits
-from attention_serving.server.settings.security import Security
-from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.settings.sections import (
+    IdentityAndRights,
+    Models,
+    Network,
+    Observability,
+    Process,
+    Requests,
+    Security,
+)
 
 # Part of a message that is not tensor data: names, and the lengths of thousands of sequences.
 HEADER_BYTES = MIB // 16
@@ -24,17 +23,7 @@ ARENA_FACTOR = 1.25
 AWAKE_SECONDS = 0.001
 
 
-class Settings(
-    Models,
-    Parity,
-    Network,
-    Security,
-    IdentityAndRights,
-    RequestLimits,
-    Batching,
-    Process,
-    Observability,
-):
+class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, Observability):
     """Every option of the server. `server.command_line` reads them from flags, environment and file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -52,13 +41,6 @@ class Settings(
         if value and info.data.get("http_port") is None:
             raise ValueError("needs HTTP; set http_port")
         return value
-
-    @property
-    def tls_files(self) -> TlsFiles | None:
-        """The files of the server's certificate; None without TLS."""
-        if self.tls_certificate is None or self.tls_key is None:
-            return None
-        return TlsFiles(certificate=self.tls_certificate, key=self.tls_key, client_ca=self.tls_client_ca)
 
     @property
     def _memory(self) -> int:
@@ -114,27 +96,22 @@ class Settings(
         """What the engine may hold."""
         return Limits(
             max_sequence_length=self.max_sequence_length,
-            max_sequences=self.max_sequences,
-            max_text_bytes=self.max_text_bytes,
             max_input_bytes=self.max_message_bytes,
             max_result_bytes=self.max_message_bytes - HEADER_BYTES,
             max_run_bytes=self._memory_for_started_runs,
             max_in_flight_bytes=self.memory_for_requests,
             max_batch_sequences=self.max_batch_sequences,
             max_batch_bytes=self.max_batch_bytes,
-            batch_delay_seconds=self.batch_delay_seconds,
         )
 
 
 # The sections of the help, in its order.
 SECTIONS: dict[str, type[BaseModel]] = {
     "Models": Models,
-    "Parity": Parity,
     "Network": Network,
     "Security": Security,
     "Identity and rights": IdentityAndRights,
-    "Request limits": RequestLimits,
-    "Batching": Batching,
+    "Requests": Requests,
     "Process": Process,
     "Observability": Observability,
 }

@@ -36,7 +36,6 @@ class TraceOptions:
 
 def trace_options(
     endpoint: str,
-    ratio: float | None,
     *,
     host: str = "",
     port: int = 0,
@@ -44,19 +43,16 @@ def trace_options(
 ) -> TraceOptions | None:
     """The options of traces; None if nothing asks for them.
 
-    A setting takes precedence over the variable for the same.
-
     Args:
-        endpoint: The setting `trace_endpoint`; empty if it is not set.
-        ratio: The setting `trace_sample_ratio`; None if it is not set.
+        endpoint: The setting `trace_endpoint`, which precedes its variable; empty if it is not set.
         host: The address that the server listens on.
         port: The port; 0 if it is not known.
         environment: Environment variables.
     """
     if not _is_wanted(endpoint, environment):
         return None
-    found, follows_parent = (ratio, True) if ratio is not None else _sampler(environment)
-    return TraceOptions(endpoint=endpoint, ratio=found, follows_parent=follows_parent, host=host, port=port)
+    ratio, follows_parent = _sampler(environment)
+    return TraceOptions(endpoint=endpoint, ratio=ratio, follows_parent=follows_parent, host=host, port=port)
 
 
 def _is_wanted(endpoint: str, environment: Mapping[str, str]) -> bool:

@@ -18,6 +18,8 @@ MIN_CALLS_PER_CONNECTION = 100
 # How long a peer may take to acknowledge a ping. The core never starts the timeout of keepalive, but that of
 # pings, which is a minute by default.
 KEEPALIVE_TIMEOUT_SECONDS = 20
+# How long calls may go on when the age of their connection is reached.
+CONNECTION_AGE_GRACE_SECONDS = 60
 # Clients may ping this often while they have no calls; the connection of one that does so more often ends.
 MIN_PING_SECONDS = 10
 MAX_PING_STRIKES = 2
@@ -47,12 +49,10 @@ class RpcOptions:
         stream_idle_seconds: How long a stream may wait for its next message. 0 sets no limit.
         connection_idle_seconds: How long a connection may be without calls. 0 sets no limit.
         connection_age_seconds: How long a connection may be open, give or take a tenth. 0 sets no limit.
-        connection_age_grace_seconds: How long calls may go on after that. 0 sets no limit.
         keepalive_seconds: How long a connection may be silent until the server sends a ping. 0 sends none.
         allow_shared_memory: Whether callers may register regions of system shared memory.
         identity_share: Part of each limit, and of the memory of requests, that one identity may hold while
             nobody else holds any, above 0 to 1. Has no effect without a guard.
-        open_reflection: Whether everyone may use reflection. Has no effect without a guard.
         share_port: Whether other processes may listen on the same port and share its connections.
         transport: How calls are received.
     """
@@ -62,7 +62,7 @@ class RpcOptions:
     max_message_bytes: int
     max_concurrent_calls: int
     max_streams: int
-    stream_window: int
+    stream_window: int = 32
     unix_socket: Path | None = None
     max_waiting_calls: int = 4096
     max_calls_per_connection: int = 0
@@ -72,11 +72,9 @@ class RpcOptions:
     stream_idle_seconds: float = 300
     connection_idle_seconds: float = 7200
     connection_age_seconds: float = 0
-    connection_age_grace_seconds: float = 60
     keepalive_seconds: float = 60
     allow_shared_memory: bool = False
     identity_share: float = 0.8
-    open_reflection: bool = False
     share_port: bool = False
     transport: TransportKind = TransportKind.COMPLETION_QUEUE
 
@@ -100,7 +98,7 @@ def channel_options(options: RpcOptions) -> dict[str, int]:
         "grpc.max_allowed_incoming_connections": options.max_connections,
         "grpc.max_connection_idle_ms": _milliseconds(options.connection_idle_seconds),
         "grpc.max_connection_age_ms": _milliseconds(options.connection_age_seconds),
-        "grpc.max_connection_age_grace_ms": _milliseconds(options.connection_age_grace_seconds),
+        "grpc.max_connection_age_grace_ms": _milliseconds(CONNECTION_AGE_GRACE_SECONDS),
         "grpc.keepalive_time_ms": _milliseconds(options.keepalive_seconds),
         "grpc.keepalive_timeout_ms": 1000 * KEEPALIVE_TIMEOUT_SECONDS,
         "grpc.http2.ping_timeout_ms": 1000 * KEEPALIVE_TIMEOUT_SECONDS,

@@ -25,7 +25,6 @@ STREAM = "attention.v1.AttentionService/AttendStream"
 INFER = "inference.GRPCInferenceService/ModelInfer"
 ROUTE = "POST /v2/models/{model}/infer"
 BODY = {"inputs": [{"name": "query", "shape": [1, 2, 4], "datatype": "FP32", "data": [0.5] * 8}]}
-HALF = "--trace-sample-ratio=0.5"
 # An application that traces: it sets a provider, and then uses the client as any other does.
 APPLICATION = """
 import asyncio, sys
@@ -76,6 +75,12 @@ def traced(artifacts: Path, folder: Path, *options: str) -> Iterator[tuple[Serve
         yield server, collector
 
 
+def sample(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
+    """Has the servers that start from now on sample a part of the calls whose callers do not decide."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", str(ratio))
+
+
 def run_application(target: str, collector: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "clients/python/src")}
     command = [sys.executable, "-c", APPLICATION, target, collector, SELF]
@@ -119,9 +124,12 @@ def test_a_trace_leads_from_the_client_through_the_server_to_the_run(artifacts: 
         assert server.stop() == 0
 
 
-def test_http_has_a_span_whose_child_is_that_of_grpc(artifacts: Path, tmp_path: Path) -> None:
+def test_http_has_a_span_whose_child_is_that_of_grpc(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample(monkeypatch, 0)
     parent = f"00-{7:032x}-{9:016x}-01"
-    with traced(artifacts, tmp_path, "--http-port=0", "--trace-sample-ratio=0") as (server, collector):
+    with traced(artifacts, tmp_path, "--http-port=0") as (server, collector):
         port, path = http_port(server.log), f"/v2/models/{SELF}/infer"
         for headers in ({}, {"traceparent": "malformed", "tracestate": "a=1"}, {"traceparent": parent}):
             assert ask(port, path, BODY, headers).status == 200
@@ -146,9 +154,10 @@ def test_http_has_a_span_whose_child_is_that_of_grpc(artifacts: Path, tmp_path: 
 
 
 def test_every_request_over_http_is_sampled_by_both_processes_or_by_none(
-    artifacts: Path, tmp_path: Path
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with traced(artifacts, tmp_path, "--http-port=0", HALF) as (server, collector):
+    sample(monkeypatch, 0.5)
+    with traced(artifacts, tmp_path, "--http-port=0") as (server, collector):
         port = http_port(server.log)
         for _ in range(40):
             assert ask(port, f"/v2/models/{SELF}/infer", BODY).status == 200

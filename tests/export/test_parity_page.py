@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attention_serving.export.precision import TOLERANCES, Precision
-from attention_serving.server.settings.parity import Parity
+from attention_serving.server.settings.sections import Models
 from scripts.local_server import ROOT
 
 PAGE = (ROOT / "docs/parity.md").read_text()
@@ -48,5 +48,5 @@ def test_the_page_states_each_tolerance(precision: Precision) -> None:
 
 
 def test_the_page_states_the_default_period() -> None:
-    default = Parity.model_fields["canary_seconds"].default
+    default = Models.model_fields["canary_seconds"].default
     assert f"`--canary-seconds` ({default:g}) is the time" in PAGE

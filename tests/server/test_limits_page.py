@@ -11,7 +11,7 @@ from attention_serving.server.settings import SECTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs/limits.md").read_text()
 # Settings that bound something, by their names.
-LIMIT = re.compile(r"max_.*|(?!repository_poll|canary).*_seconds|stream_window")
+LIMIT = re.compile(r"max_.*|(?!repository_poll|canary).*_seconds")
 
 
 def stated(default: object) -> str:

@@ -11,7 +11,7 @@ from attention_serving.server.http.observation import fields as http_fields
 from attention_serving.server.http.record import HttpRecord
 from attention_serving.server.records import CallRecord, RequestRecord, TraceContext
 from attention_serving.server.request_log import fields
-from attention_serving.server.settings.observability import Observability
+from attention_serving.server.settings.sections import Observability
 from attention_serving.server.tracing import options
 from attention_serving.server.tracing.http_spans import http_span
 from attention_serving.server.tracing.spans import call_spans

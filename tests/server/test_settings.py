@@ -101,9 +101,9 @@ def test_precedence_of_sources(
 
 
 def test_a_file_alone_is_enough(file: Path) -> None:
-    file.write_text('model_repository = "elsewhere"\nmax_streams = 7\nprovider = "cuda"\n')
+    file.write_text('model_repository = "elsewhere"\nmax_connections = 7\nprovider = "cuda"\n')
     _, (found,) = run()
-    assert (found.model_repository, found.max_streams, found.provider) == (Path("elsewhere"), 7, "cuda")
+    assert (found.model_repository, found.max_connections, found.provider) == (Path("elsewhere"), 7, "cuda")
 
 
 def test_the_config_flag_takes_precedence_over_its_variable(file: Path, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     values = {"model_repository": "r", "host": "::1", "provider": "cuda", "log_level": "DEBUG"}
     values |= {"log_format": "json", "transport": "threaded", "max_memory": "1GiB", "latency": "lowest"}
     values |= {"model_control": "poll", "load_model": "m", "version_policy": "latest", "insecure": "true"}
-    values |= {"log_requests": "all", "trace_endpoint": "http://h:4317", "trace_sample_ratio": "0.5"}
-    values |= {"open_reflection": "true", "protect_metrics": "true", "identity_share": "0.5"}
+    values |= {"log_requests": "all", "trace_endpoint": "http://h:4317"}
+    values |= {"protect_metrics": "true", "identity_share": "0.5"}
     values |= {"http_explore": "true"}
     one_process = {"unix_socket", "allow_shared_memory"}  # which need a single worker
     names = [name for name in Settings.model_fields if name not in one_process]
@@ -196,9 +196,9 @@ def test_sizes_take_units(given: str, expected: int, file: Path, monkeypatch: py
         ("--workers", "0", "greater than or equal to 1"),
         ("--workers", "1000000", "less than or equal to 1024"),
         ("--grace-seconds", "-0.5", "greater than or equal to 0"),
-        ("--batch-delay-seconds", "inf", "finite"),
-        ("--batch-delay-seconds", "nan", "finite"),
-        ("--max-streams", "0", "greater than 0"),
+        ("--worker-timeout-seconds", "inf", "finite"),
+        ("--worker-timeout-seconds", "nan", "finite"),
+        ("--max-concurrent-calls", "0", "greater than 0"),
         ("--max-batch-bytes", "0", "greater than 0"),
         ("--max-batch-bytes", "large", "must be a number of bytes or a size such as 64MiB"),
         ("--max-batch-bytes", "5 parsecs", "must be a number of bytes or a size such as 64MiB"),
@@ -206,8 +206,8 @@ def test_sizes_take_units(given: str, expected: int, file: Path, monkeypatch: py
         ("--max-message-bytes", "1KiB", "1MiB to 2047MiB"),
         ("--max-message-bytes", "2GiB", "1MiB to 2047MiB"),
         ("--trace-endpoint", "127.0.0.1:4317", "must be a URL with http or https"),
-        ("--trace-sample-ratio", "1.5", "less than or equal to 1"),
-        ("--trace-sample-ratio", "nan", "finite"),
+        ("--identity-share", "1.5", "less than or equal to 1"),
+        ("--identity-share", "nan", "finite"),
         ("--log-requests", "some", "'all', 'failed' or 'none'"),
     ],
 )
@@ -218,7 +218,7 @@ def test_an_invalid_value_is_refused(flag: str, value: str, reason: str) -> None
 
 
 def test_an_error_names_flag_variable_or_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write_text('port = "abc"\nthreads = -1\nworkers = 0\nmax_streams = 0')
+    file.write_text('port = "abc"\nthreads = -1\nworkers = 0\nmax_batch_sequences = 0')
     monkeypatch.setenv("ATTENTION_METRICS_PORT", "70000")
     monkeypatch.setenv("ATTENTION_WORKERS", "none")
     found = errors(*REPOSITORY, "--threads=many")
@@ -226,7 +226,7 @@ def test_an_error_names_flag_variable_or_file(file: Path, monkeypatch: pytest.Mo
         "error: --threads many",
         "error: ATTENTION_METRICS_PORT=70000",
         "error: ATTENTION_WORKERS=none",
-        f"error: {file}: max_streams = 0",
+        f"error: {file}: max_batch_sequences = 0",
         f'error: {file}: port = "abc"',
     }
 
@@ -272,7 +272,7 @@ def test_a_file_that_is_not_toml_is_refused(file: Path, content: bytes) -> None:
         ("prot = 3", "prot = 3: unknown option; did you mean port?"),
         ("quite_different = 3", "quite_different = 3: unknown option"),
         ("[server]\nport = 3", 'server = {"port": 3}: unknown option'),
-        ("max-streams = 3", "max-streams = 3: unknown option; did you mean max_streams?"),
+        ("max-memory = 3", "max-memory = 3: unknown option; did you mean max_memory?"),
     ],
     ids=["typo", "other", "table", "hyphen"],
 )
@@ -372,7 +372,7 @@ def test_options_reach_the_engine_and_the_rpc_server() -> None:
     found = settings(
         "--max-message-bytes=2MiB",
         "--max-batch-sequences=6",
-        "--max-streams=7",
+        "--max-concurrent-calls=14",
         "--threads=2",
         "--host=::1",
     )

@@ -7,7 +7,6 @@ import grpc
 import pytest
 from attention_client.errors import from_rpc_error
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
@@ -16,7 +15,6 @@ from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInfer
 from attention_serving.server.access_question import METHOD as CHECK
 from attention_serving.server.access_question import question
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.security.guard import Guard
 from attention_serving.server.transport.call import Metadata
 from tests.server.api.messages import attend_request
 from tests.server.api.secured import (
@@ -210,16 +208,6 @@ def test_health_is_open_and_reflection_is_not(secured: Secured) -> None:
     assert triton.ServerReady(oip.ServerReadyRequest(), timeout=PATIENCE_SECONDS).ready
     name = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     assert headers_only(secured.served, name) == (UNAUTHENTICATED, "CREDENTIALS_MISSING")
-
-
-def test_reflection_is_open_if_the_settings_say_so(self_model: LoadedModel, guard: Guard) -> None:
-    with Served(self_model, guard=guard, open_reflection=True) as served:
-        stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
-        asked = reflection_pb2.ServerReflectionRequest(list_services="")
-        (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=PATIENCE_SECONDS)
-        listed = [service.name for service in answer.list_services_response.service]
-        assert "attention.v1.AttentionService" in listed
-        assert not any("internal" in name for name in listed)
 
 
 def test_refusals_are_counted_by_reason(secured: Secured) -> None:

@@ -14,7 +14,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security import errors
 from attention_serving.server.security.token_file import read_file
-from attention_serving.server.settings.identity import IdentityAndRights
+from attention_serving.server.settings.sections import IdentityAndRights
 from tests.server.samples import ROOT
 from tests.server.seams import WatchedEngine
 

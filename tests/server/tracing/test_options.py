@@ -13,10 +13,8 @@ URL = "http://127.0.0.1:4317"
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": URL}
 
 
-def options(
-    environment: dict[str, str] | None = None, *, endpoint: str = "", ratio: float | None = None
-) -> TraceOptions | None:
-    return trace_options(endpoint, ratio, environment=environment or {})
+def options(environment: dict[str, str] | None = None, *, endpoint: str = "") -> TraceOptions | None:
+    return trace_options(endpoint, environment=environment or {})
 
 
 @pytest.mark.parametrize(
@@ -50,7 +48,7 @@ def test_a_variable_switches_traces_on(environment: dict[str, str]) -> None:
 
 
 def test_the_setting_switches_traces_on_unless_the_sdk_is_disabled() -> None:
-    assert options(endpoint=URL, ratio=0.25) == TraceOptions(endpoint=URL, ratio=0.25)
+    assert options(endpoint=URL) == TraceOptions(endpoint=URL)
     assert options({"OTEL_SDK_DISABLED": "true"}, endpoint=URL) is None
 
 
@@ -71,11 +69,6 @@ def test_the_setting_switches_traces_on_unless_the_sdk_is_disabled() -> None:
 def test_the_samplers_of_the_specification(sampler: str, argument: str, ratio: float, follows: bool) -> None:
     found = options({**ENDPOINT, "OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument})
     assert found == TraceOptions(ratio=ratio, follows_parent=follows)
-
-
-def test_the_setting_of_the_ratio_takes_precedence_over_the_sampler() -> None:
-    found = options({**ENDPOINT, "OTEL_TRACES_SAMPLER": "always_off"}, ratio=0.5)
-    assert found == TraceOptions(ratio=0.5)
 
 
 @pytest.mark.parametrize(
