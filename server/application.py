@@ -4,7 +4,6 @@ import gc
 import logging
 import time
 
-from attention_serving.server.call_log import CallLog
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
@@ -48,7 +47,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
     recorder = call_recorder(settings)
     publish_fixed_metrics(metrics.registry, settings)
     server = RpcServer(
-        rpc_options(settings), CallLog(metrics), certificates=certificates, guard=guard, recorder=recorder
+        rpc_options(settings), metrics, certificates=certificates, guard=guard, recorder=recorder
     )
     try:
         lifecycle.before_loading(server, metrics)

@@ -1,7 +1,7 @@
 """Coroutines that one thread drives, each until it awaits something. There is no event loop and no asyncio.
 
 What is awaited yields a `Wait`: a function that is called with the task, and sees to it that the task goes on
-once, when what is awaited has happened.
+once, when what is awaited has happened; None if somebody else does.
 """
 
 from collections.abc import Callable, Coroutine, Generator
@@ -16,7 +16,7 @@ T = TypeVar("T")
 Callback: TypeAlias = Callable[[], object]
 # Runs a callback on the thread that drives the coroutines: at once if that is the calling thread.
 Post: TypeAlias = Callable[[Callback], object]
-Wait: TypeAlias = "Callable[[Task], object]"
+Wait: TypeAlias = "Callable[[Task], object] | None"
 
 
 class Task:
@@ -48,7 +48,7 @@ class Task:
         if self.is_closed:
             if self._is_held:  # `close` was put off
                 self._is_held = False
-                self._end()
+                self.close()
             return
         self._is_held = False
         try:
@@ -57,7 +57,8 @@ class Task:
             self.is_closed = True
             self._post = _drop
         else:
-            wait(self)
+            if wait is not None:
+                wait(self)
 
     def wake(self, value: object = None) -> None:
         """Resumes the coroutine on its thread. For any thread."""
@@ -69,15 +70,11 @@ class Task:
 
     def close(self) -> None:
         """Ends the coroutine where it is, which runs its `finally` blocks. Does nothing if it has ended."""
-        if not self.is_closed:
-            self.is_closed = True
-            if not self._is_held:
-                self._end()
-
-    def _end(self) -> None:
-        self._coroutine.close()
-        # What posts callbacks may refer to the owner of the task, which is to be freed at once.
-        self._post = _drop
+        self.is_closed = True
+        if not self._is_held:
+            self._coroutine.close()
+            # What posts callbacks may refer to the owner of the task, which is to be freed at once.
+            self._post = _drop
 
 
 def _drop(_callback: Callback) -> None:

@@ -1,18 +1,17 @@
 """The gRPC server: its address, its limits, and its life from `bind` over `start` to `stop`."""
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 
 import grpc
 
 from attention_serving.server.addresses import address_of
-from attention_serving.server.api.access import CallAccess
-from attention_serving.server.api.admission import CallLimits
+from attention_serving.server.api.admission import Admission
 from attention_serving.server.api.calls import CallLoad, CallObserver, Calls, Recorder
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.grpc_services import HealthService
-from attention_serving.server.api.methods import SERVICES, all_methods
+from attention_serving.server.api.methods import SERVICES, HealthService, all_methods
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
@@ -21,12 +20,19 @@ from attention_serving.server.model_control import ModelControl
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.tls.files import CurrentCertificates
 from attention_serving.server.transport import create_transport
-from attention_serving.server.transport.connections import ConnectionCount
-from attention_serving.server.transport.listeners import UnixSocket, private_credentials, tls_credentials
-from attention_serving.server.transport.options import RpcOptions, channel_options
+from attention_serving.server.transport.drain import connections
+from attention_serving.server.transport.options import (
+    RpcOptions,
+    UnixSocket,
+    channel_options,
+    private_credentials,
+    tls_credentials,
+)
 
 # The transport's thread looks for work many times a second. It is responsive if it did within this time.
 RESPONSIVE_SECONDS = 3.0
+# How old a number of connections may be before they are counted again.
+COUNT_SECONDS = 10.0
 
 
 class RpcServer:
@@ -64,7 +70,6 @@ class RpcServer:
         self._recorder = recorder
         self._observer = observer
         self.guard = guard
-        self._access = _access_of(guard, options)
         self._health = HealthService(SERVICES)
         self._codec_threads = CodecThreads()
         self._serving = False
@@ -78,7 +83,7 @@ class RpcServer:
             options.max_concurrent_calls,
             options.send_timeout_seconds,
         )
-        self._connections = ConnectionCount(self._transport.addresses)
+        self._connections, self._counted_at = 0, -math.inf
 
     def bind(self, private_socket: Path | None = None) -> int:
         """Binds the address and the Unix domain sockets. Returns the port, chosen by the system for port 0.
@@ -118,21 +123,21 @@ class RpcServer:
             control: Loads and unloads models on request; None if the models never change.
         """
         self._engine = engine
+        admission = Admission(self._options, engine.check_deadline, self.guard)
+        methods = all_methods(
+            engine,
+            self._codec_threads,
+            self._health,
+            lambda: self._serving,
+            control,
+            SharedMemory() if self._options.allow_shared_memory else None,
+            identify=admission.identify,
+        )
         self._calls = calls = Calls(
-            all_methods(
-                engine,
-                self._codec_threads,
-                self._health,
-                self._is_serving,
-                control,
-                SharedMemory() if self._options.allow_shared_memory else None,
-                access=self._access,
-            ),
+            methods,
             self._observer,
-            _call_limits(self._options),
-            engine.check_deadline,
+            admission,
             stream_window=self._options.stream_window,
-            access=self._access,
             recorder=self._recorder,
         )
         # First: health checks that have waited for the start are answered at once.
@@ -161,8 +166,12 @@ class RpcServer:
 
     def load(self) -> CallLoad:
         """The calls that are open now, and the connections as last counted. For any thread."""
+        now = time.monotonic()
+        if now - self._counted_at >= COUNT_SECONDS:
+            self._counted_at = now
+            self._connections = len(connections(self._transport.addresses))
         load = self._calls.load() if self._calls else CallLoad()
-        return dataclasses.replace(load, connections=self._connections.recent())
+        return dataclasses.replace(load, connections=self._connections)
 
     def _drain(self) -> None:
         if self._calls is not None:
@@ -176,34 +185,9 @@ class RpcServer:
 
     def is_responsive(self) -> bool:
         """Whether the transport's thread takes events and callbacks. For any thread, once started."""
-        return time.monotonic() - self._transport.turned_at() <= RESPONSIVE_SECONDS
-
-    def _is_serving(self) -> bool:
-        return self._serving
+        return time.monotonic() - self._transport.now <= RESPONSIVE_SECONDS
 
     def _set_serving(self, *, serving: bool) -> None:
         self._serving = serving
         self._health.set_serving(serving=serving)
         self.show_models()
-
-
-def _access_of(guard: Guard | None, options: RpcOptions) -> CallAccess | None:
-    """Checks who calls, if a guard knows that."""
-    if guard is None:
-        return None
-    return CallAccess(
-        guard,
-        max_calls=options.max_concurrent_calls,
-        max_streams=options.max_streams,
-        share=options.identity_share,
-    )
-
-
-def _call_limits(options: RpcOptions) -> CallLimits:
-    return CallLimits(
-        max_calls=options.max_concurrent_calls,
-        max_streams=options.max_streams,
-        max_waiting_calls=options.max_waiting_calls,
-        receive_timeout_seconds=options.receive_timeout_seconds,
-        stream_idle_seconds=options.stream_idle_seconds,
-    )

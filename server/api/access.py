@@ -1,7 +1,6 @@
-"""Who may call: the identity of a caller, its right for a method and for a model, and what it may hold.
+"""The right of a call for a model: checked once the request has named it, before anyone looks for the model.
 
-Identity, right and shares are checked before anything of a call is received; the right for a model, once the
-request has named it, and before anyone looks whether the model exists.
+Who calls, and the right for the method, are checked before: see `server.api.admission`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,83 +10,13 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.wrappers_pb2 import StringValue
 
 from attention_serving.server.access_question import METHOD, SEPARATOR
-from attention_serving.server.api.identity_shares import AccountShares, PlaceShares
-from attention_serving.server.api.method import CallKind, Method, of_names
+from attention_serving.server.api.method import Method, of_names
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError, quoted
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Model, Repository
-from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.identities import Identity
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
-
-
-class CallAccess:
-    """Admits the calls of identities that have the right for them. Belongs to the transport's thread."""
-
-    def __init__(self, guard: Guard, *, max_calls: int, max_streams: int, share: float) -> None:
-        """Creates the access of a server.
-
-        Args:
-            guard: Knows the identities.
-            max_calls: The server's limit of inference calls, of which identities hold shares.
-            max_streams: The limit of streams among them.
-            share: Part of each limit, and of the memory, that one identity may hold while nobody else does.
-        """
-        self._guard = guard
-        self._calls = PlaceShares("calls", max_calls, share)
-        self._streams = PlaceShares("streams", max_streams, share)
-        self._accounts = AccountShares(share)
-
-    def admit(self, call: Call, method: Method, keep: Callable[[Callable[[], object]], object]) -> None:
-        """Notes who calls, and takes what inference holds of the identity's shares.
-
-        Args:
-            call: The call.
-            method: Its method.
-            keep: Is given what gives a share back, once the core is done with the call.
-
-        Raises:
-            CredentialsError: It is not known who calls.
-            PermissionDeniedError: The identity does not have the right.
-            IdentityLimitError: The identity holds its share.
-        """
-        if method.right is None:
-            return
-        identity = self._identify(call, method)
-        call.identity = identity
-        if not method.is_inference:
-            return
-        call.account = self._accounts.of(identity)
-        keep(self._calls.take(identity, identity.limits.max_calls))
-        if method.kind is CallKind.ORDERED_STREAM:
-            keep(self._streams.take(identity))
-
-    def check_again(self, call: Call, method: Method) -> None:
-        """Checks a stream whose next message has arrived: the token may have expired or been revoked.
-
-        Raises:
-            CredentialsError: It is not known any more who calls.
-            PermissionDeniedError: The identity does not have the right any more.
-        """
-        if method.right is not None:
-            call.identity = self._identify(call, method)
-
-    def check(self, call: Call, method: Method) -> Identity | None:
-        """Who calls, if the caller may call a method; None if everyone may.
-
-        Raises:
-            CredentialsError: It is not known who calls.
-            PermissionDeniedError: The identity does not have the right.
-        """
-        return None if method.right is None else self._identify(call, method)
-
-    def _identify(self, call: Call, method: Method) -> Identity:
-        identity = self._guard.identify(call.metadata, call.peer_identities, call.client)
-        if method.right is not None:
-            identity.require(method.right)
-        return identity
 
 
 class Named(Protocol):
@@ -154,11 +83,11 @@ def readable(models: Iterable[N], call: Call) -> Iterator[N]:
     yield from (model for model in models if identity.rights.covers(Right.READ, model.name))
 
 
-def check_method(access: CallAccess | None, others: Mapping[str, Method]) -> dict[str, Method]:
+def check_method(identify: Callable[[Call, Method], None], others: Mapping[str, Method]) -> dict[str, Method]:
     """The method.
 
     Args:
-        access: Checks who calls; None lets everyone do everything.
+        identify: Notes who calls, and checks the right for a method: `Admission.identify`.
         others: The methods that are asked about.
     """
 
@@ -167,10 +96,9 @@ def check_method(access: CallAccess | None, others: Mapping[str, Method]) -> dic
         asked = others.get(method)
         if asked is None:
             raise InvalidRequestError("value", "is not a method of this server")
-        if access is not None:
-            call.identity = access.check(call, asked)
-            if model and asked.right is not None:
-                require(call, asked.right, model)
+        identify(call, asked)
+        if model and asked.right is not None:
+            require(call, asked.right, model)
         return Empty()
 
     method = of_names(StringValue.FromString, check, Empty.SerializeToString, is_counted=False, right=None)

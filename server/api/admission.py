@@ -1,9 +1,12 @@
-"""Which calls the server takes: the one place of the limits on calls.
+"""Which calls the server takes: the guard around every method, and the one place of the limits on calls.
+
+A call is refused before anything of it is received if the server drains, if it is not known who calls, or if
+that identity does not have the right or holds its share.
 
 A call of inference (`Method.is_inference`)
     waits for its first message: at most `max_waiting_calls` do, each for `receive_timeout_seconds`. It holds
     no place, so that callers who only open calls keep nobody from being served. It is refused at once if no
-    place is free.
+    place is free, or if the work that is queued leaves no time before its deadline.
     Then it takes a place, of which there are `max_concurrent_calls`, and keeps it until the core has sent its
     reply or the call has ended. An ordered stream takes one of `max_streams` too, and may wait
     `stream_idle_seconds` for its next message while no reply is outstanding.
@@ -13,23 +16,38 @@ A call of any other method (liveness, readiness, health, metadata, reflection)
 
 Before both, HTTP/2 bounds the calls of one connection (`max_calls_per_connection`): the client's library
 makes further calls wait.
+
+Beside a limit of its own, an identity may hold at most a multiple of what nobody holds: of calls, of streams
+and of memory. With a share of 0.8, for which the multiple is 4, one identity alone takes 4/5 of everything;
+two greedy ones take 4/9 each, and n of them leave 1/(1 + 4n) for those that come later.
+Source: dynamic queue length thresholds, Choudhury and Hahne 1998.
 """
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable
 from functools import partial
 
 from attention_serving.server.api.errors import end_with
 from attention_serving.server.api.method import CallKind, Method
-from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.budget import Account
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, ShuttingDownError
+from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
+from attention_serving.server.security.errors import IdentityLimitError
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.identities import Identity
+from attention_serving.server.tls import forwarding
 from attention_serving.server.transport.call import Call
+from attention_serving.server.transport.options import RpcOptions
 
 DRAINING = "the server is shutting down; retry on another server"
 # How long the first message of a call may still take to arrive once a drain has begun.
 ARRIVING_SECONDS = 0.5
+# The property of gRPC's authentication context that has the client's certificate.
+CERTIFICATE = "x509_pem_cert"
+# Accounts are removed, if nothing is held, when there are this many.
+MAX_ACCOUNTS = 1024
 
 
 class ReceiveTimeoutError(EngineError):
@@ -46,187 +64,298 @@ class IdleStreamError(EngineError):
     reason = "STREAM_IDLE"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallLimits:
-    """How many calls are open at a time, and how long they may wait for messages.
+class Places(set[Call]):
+    """The calls that hold a place of one kind."""
 
-    Attributes:
-        max_calls: Calls of inference whose message has arrived, streams included.
-        max_streams: Ordered streams among them.
-        max_waiting_calls: Calls of inference whose message has not arrived; and calls of other methods.
-        receive_timeout_seconds: How long the first message of a call may take. 0 sets no limit.
-        stream_idle_seconds: How long a stream may wait for its next message while nothing is outstanding. 0
-            sets no limit.
-    """
+    def __init__(self, limit: int, are_taken: str) -> None:
+        """Begins with none.
 
-    max_calls: int
-    max_streams: int
-    max_waiting_calls: int = 4096
-    receive_timeout_seconds: float = 0
-    stream_idle_seconds: float = 0
+        Args:
+            limit: Number of places.
+            are_taken: What to say if that many are: "calls are open".
+        """
+        super().__init__()
+        self._limit, self._are_taken = limit, are_taken
 
+    def check(self) -> None:
+        """Checks that a place is free.
 
-class Places:
-    """Places of one kind.
+        Raises:
+            OverloadedError: None is.
+        """
+        if len(self) >= self._limit:
+            says = f"{self._limit} {self._are_taken}, which is this server's limit; try again later"
+            raise OverloadedError(says)
 
-    Attributes:
-        number: How many there are.
-        taken: Number of calls that have one.
-    """
-
-    def __init__(self, noun: str, number: int) -> None:
-        self._noun = noun
-        self.number = number
-        self.taken = 0
-
-    def full(self) -> OverloadedError:
-        """The error if all are taken."""
-        return OverloadedError(
-            f"{self.number} {self._noun} are open, which is this server's limit; try again later"
-        )
-
-
-class Lane:
-    """What the calls of some methods share.
-
-    Attributes:
-        waiting: The calls whose first message has not arrived.
-        at_arrival: What a call takes when it arrives.
-        at_message: What it takes when its first message has arrived.
-    """
-
-    def __init__(self, limits: CallLimits) -> None:
-        self.limits = limits
-        self.waiting: dict[Call, None] = {}
-        self.at_arrival: tuple[Places, ...] = ()
-        self.at_message: tuple[Places, ...] = ()
+    def take(self, call: Call) -> None:
+        """Takes a place. Raises as `check` does."""
+        if len(self) >= self._limit:
+            self.check()
+        self.add(call)
 
 
 class Admission:
-    """Admits the calls of a server. For the transport's thread; any thread may read the numbers.
+    """Admits the calls of a server. For the transport's thread; any thread may read how many there are.
 
     Attributes:
-        calls: Places of inference.
-        streams: Places of streams among them.
+        calls: Calls of inference whose message has arrived.
+        streams: Ordered streams among them.
+        waiting: Calls of inference whose message has not arrived.
+        others: Calls of other methods.
+        waiting_others: Those of them whose message has not arrived.
     """
 
-    def __init__(self, limits: CallLimits) -> None:
+    def __init__(
+        self, options: RpcOptions, check_deadline: Callable[[float, Caller], None], guard: Guard | None = None
+    ) -> None:
         """Creates the admission of a server.
 
         Args:
-            limits: How many calls are open at a time.
+            options: How many calls are open at a time, and how long they may wait for messages.
+            check_deadline: Raises OverloadedError if a call with that deadline, and of that caller, would be
+                answered too late.
+            guard: Knows who may call; None lets everyone do everything.
         """
-        self.calls = Places("calls", limits.max_calls)
-        self.streams = Places("streams", limits.max_streams)
-        self._unary, self._streaming, self._others = Lane(limits), Lane(limits), Lane(limits)
-        self._streaming.waiting = self._unary.waiting
-        self._unary.at_message = (self.calls,)
-        self._streaming.at_message = (self.calls, self.streams)
-        self._others.at_arrival = (
-            Places("calls of health, metadata and reflection", limits.max_waiting_calls),
+        most_calls, most_streams = options.max_concurrent_calls, options.max_streams
+        self.calls = Places(most_calls, "calls are open")
+        self.streams = Places(most_streams, "streams are open")
+        self.waiting = Places(options.max_waiting_calls, "calls wait for their messages")
+        self.others = Places(options.max_waiting_calls, "calls of health, metadata and reflection are open")
+        self.waiting_others: set[Call] = set()
+        share = options.identity_share
+        self._shares = (
+            IdentityPlaces("calls", most_calls, share),
+            IdentityPlaces("streams", most_streams, share),
         )
+        self._accounts = IdentityAccounts(share)
+        self._options, self._check_deadline, self._guard = options, check_deadline, guard
+        self._is_draining = False
 
-    @property
-    def waiting(self) -> int:
-        """Number of calls whose first message has not arrived."""
-        return len(self._unary.waiting) + len(self._others.waiting)
-
-    def lane(self, method: Method) -> Lane:
-        """That of the calls of a method."""
-        if not method.is_inference:
-            return self._others
-        return self._streaming if method.kind is CallKind.ORDERED_STREAM else self._unary
-
-    def drain(self) -> None:
-        """Ends the calls whose first message does not arrive very soon: it may be on its way."""
-        latest = time.monotonic() + ARRIVING_SECONDS
-        for waiting in (self._unary.waiting, self._others.waiting):
-            for call in waiting:
-                call.call_at(latest, partial(_end_waiting, call, waiting))
-
-
-class Ticket:
-    """What one call takes of the limits, from its arrival until the core is done with it.
-
-    Attributes:
-        reservation: The memory of the request of a unary call; None before it has arrived.
-    """
-
-    __slots__ = ("_call", "_lane", "_releases", "_taken", "reservation")
-
-    def __init__(self, call: Call, lane: Lane) -> None:
-        """Begins with nothing."""
-        self._call, self._lane = call, lane
-        self._taken: tuple[Places, ...] = ()
-        self._releases: tuple[Callable[[], object], ...] = ()
-        self.reservation: Reservation | None = None
-
-    def keep(self, *releases: Callable[[], object]) -> None:
-        """Calls functions when the core is done with the call."""
-        self._releases += releases
-
-    def arrive(self) -> None:
-        """The call waits for its first message.
+    def arrive(self, call: Call, method: Method) -> None:
+        """A call begins to wait for its first message.
 
         Raises:
-            OverloadedError: Too many calls wait, or no place is free for its message.
+            EngineError: It is refused.
         """
-        call, lane = self._call, self._lane
-        for place in (*lane.at_message, *lane.at_arrival):
-            if place.taken >= place.number:
-                raise place.full()
-        if len(lane.waiting) >= lane.limits.max_waiting_calls:
-            raise OverloadedError(
-                f"{lane.limits.max_waiting_calls} calls wait for their messages, which is this server's"
-                " limit; try again later"
-            )
-        for place in lane.at_arrival:
-            place.taken += 1
-        self._taken = lane.at_arrival
-        lane.waiting[call] = None
-        call.limit_wait(lane.limits.receive_timeout_seconds, self._not_received)
+        is_unary = method.kind is CallKind.UNARY
+        if self._is_draining and (method.is_inference or not is_unary):
+            raise ShuttingDownError(DRAINING)
+        if self._guard is not None:
+            self.identify(call, method)
+        if not method.is_inference:
+            self.others.take(call)
+            self.waiting_others.add(call)
+        else:
+            if call.identity is not None:
+                self._share(call, call.identity, is_unary=is_unary)
+            if is_unary and call.deadline != math.inf:
+                self._check_deadline(call.deadline, caller_of(call))
+            self.calls.check()
+            if not is_unary:
+                self.streams.check()
+            self.waiting.take(call)
+        call.limit_wait(self._options.receive_timeout_seconds, self._not_received)
 
-    def received(self) -> None:
+    def identify(self, call: Call, method: Method) -> None:
+        """Notes who calls: for each message of a stream again, because a token may expire or be revoked.
+
+        Raises:
+            CredentialsError: It is not known who calls.
+            PermissionDeniedError: The identity does not have the right.
+        """
+        if self._guard is None or method.right is None:
+            return
+        identity = self._guard.identify(
+            call.metadata, partial(peer_identities, call), partial(client_of, call)
+        )
+        identity.require(method.right)
+        call.identity = identity
+        if call.record is not None:
+            call.record.caller = identity.caller.name
+
+    def received(self, call: Call, method: Method) -> None:
         """The first message arrived.
 
         Raises:
             OverloadedError: All places are taken.
         """
-        self._call.latest = math.inf
-        del self._lane.waiting[self._call]
-        for place in self._lane.at_message:
-            if place.taken >= place.number:
-                raise place.full()
-            place.taken += 1
-            self._taken += (place,)
+        call.latest = math.inf
+        if not method.is_inference:
+            self.waiting_others.discard(call)
+            return
+        self.waiting.discard(call)
+        self.calls.take(call)
+        if method.kind is not CallKind.UNARY:
+            self.streams.take(call)
 
-    def idle(self) -> None:
+    def idle(self, call: Call) -> None:
         """Every reply of a stream has been sent: it waits for a request."""
-        if self._call.ended_with is None:  # otherwise it waits until its status is sent
-            self._call.limit_wait(self._lane.limits.stream_idle_seconds, self._is_idle)
+        if call.ended_with is None:  # otherwise it waits until its status is sent
+            call.limit_wait(self._options.stream_idle_seconds, self._is_idle)
 
-    def give_back(self) -> None:
-        """The core is done with the call."""
-        self._lane.waiting.pop(self._call, None)
-        for place in self._taken:
-            place.taken -= 1
-        for release in self._releases:
-            release()
-        if self.reservation is not None:
-            self.reservation.release()
+    def leave(self, call: Call) -> None:
+        """The core is done with a call: what it held is free."""
+        self.calls.discard(call)
+        self.streams.discard(call)
+        self.waiting.discard(call)
+        self.others.discard(call)
+        self.waiting_others.discard(call)
+        if call.identity is not None:
+            for share in self._shares:
+                share.give_back(call)
 
-    def _not_received(self) -> None:
-        seconds = self._lane.limits.receive_timeout_seconds
-        error = ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds")
-        end_with(self._call, error)
+    def drain(self) -> None:
+        """Refuses calls from now on, and ends those whose first message does not arrive very soon."""
+        self._is_draining = True
+        latest = time.monotonic() + ARRIVING_SECONDS
+        for call in (*self.waiting, *self.waiting_others):
+            call.transport.call_at(latest, partial(self._end_waiting, call))
 
-    def _is_idle(self) -> None:
-        seconds = self._lane.limits.stream_idle_seconds
-        error = IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another")
-        end_with(self._call, error)
+    def _end_waiting(self, call: Call) -> None:
+        if call in self.waiting or call in self.waiting_others:
+            end_with(call, ShuttingDownError(DRAINING))
+
+    def _share(self, call: Call, identity: Identity, *, is_unary: bool) -> None:
+        """Takes what a call of inference holds of the shares of its identity."""
+        calls, streams = self._shares
+        call.account = self._accounts.of(identity)
+        calls.take(call, identity, identity.limits.max_calls)
+        if not is_unary:
+            streams.take(call, identity)
+
+    def _not_received(self, call: Call) -> None:
+        seconds = self._options.receive_timeout_seconds
+        end_with(call, ReceiveTimeoutError(f"no message of the call arrived within {seconds:g} seconds"))
+
+    def _is_idle(self, call: Call) -> None:
+        seconds = self._options.stream_idle_seconds
+        end_with(call, IdleStreamError(f"the stream was idle for {seconds:g} seconds; open another"))
 
 
-def _end_waiting(call: Call, waiting: dict[Call, None]) -> None:
-    """Ends a call whose first message has not arrived since the drain began."""
-    if call in waiting:
-        end_with(call, ShuttingDownError(DRAINING))
+def caller_of(call: Call) -> Caller:
+    """Who calls, as the engine knows it."""
+    return ANYONE if call.identity is None else call.identity.caller
+
+
+def peer_identities(call: Call) -> tuple[str, ...]:
+    """The names in the verified certificate of the client: see `server.tls.identities`.
+
+    For a call through the HTTP process, the names of the client of that. Empty without mutual TLS.
+    """
+    context = call.authentication()
+    if certificates := context.get(CERTIFICATE):
+        from attention_serving.server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
+
+        return identities.of_pem(certificates[0])
+    claimed = forwarding.claimed(context, call.metadata, forwarding.KEY)
+    return () if claimed is None else forwarding.decode(claimed)
+
+
+def client_of(call: Call) -> str:
+    """The connection of the caller, as ADDRESS:PORT. Through the HTTP process, that of its client."""
+    return str(forwarding.claimed(call.authentication(), call.metadata, forwarding.CLIENT) or call.peer)
+
+
+def multiple_of(share: float) -> float:
+    """How many times what is free one identity may hold, for the share that it may take alone."""
+    # Rounded: for 0.8 it is 4, so that one identity holds 80 of 100 and not 81.
+    return math.inf if share >= 1 else round(share / (1 - share), 9)
+
+
+class IdentityPlaces:
+    """How many of the server's places each identity holds, from the arrival of its calls."""
+
+    def __init__(self, noun: str, places: int, share: float) -> None:
+        """Begins with nothing held.
+
+        Args:
+            noun: What the places are for, in the plural.
+            places: Number of all places.
+            share: Part of them that one identity may hold while nobody else holds any, above 0 to 1.
+        """
+        self._noun = noun
+        self._places = places
+        self._multiple = multiple_of(share)
+        self._callers: dict[Hashable, Caller] = {}
+        self._held: Counter[Caller] = Counter()
+
+    def take(self, call: Hashable, identity: Identity, limit: int = 0) -> None:
+        """Takes a place for a call.
+
+        Raises:
+            IdentityLimitError: The identity holds its limit, or its share.
+        """
+        held, taken = self._held[identity.caller], len(self._callers)
+        if limit and held >= limit:
+            raise IdentityLimitError(
+                f"{held} {self._noun} of this identity are open, which is its limit; try again later"
+            )
+        if held and math.isfinite(self._multiple) and held >= self._multiple * max(0, self._places - taken):
+            raise IdentityLimitError(
+                f"{held} {self._noun} of this identity are open, which is its share while"
+                f" {taken} of {self._places} are; try again later"
+            )
+        self._callers[call] = identity.caller
+        self._held[identity.caller] += 1
+
+    def give_back(self, call: Hashable) -> None:
+        """A call gives back its place, if it has one."""
+        caller = self._callers.pop(call, None)
+        if caller is not None:
+            self._held[caller] -= 1
+            if not self._held[caller]:
+                del self._held[caller]
+
+
+class IdentityAccount(Account):
+    """The memory that the requests of one identity hold."""
+
+    def __init__(self, limit: int, multiple: float) -> None:
+        """Begins with nothing.
+
+        Args:
+            limit: Bytes that the identity may hold; 0 sets no limit.
+            multiple: How many times the free memory it may hold.
+        """
+        super().__init__()
+        self._limit, self._multiple = limit, multiple
+
+    def check(self, size: int, own: int, free: int) -> None:
+        """See `Account`. A request that alone exceeds the share is granted if the identity has no other."""
+        if self.held_bytes <= own:
+            return
+        held = self.held_bytes + size
+        if self._limit and held > self._limit:
+            raise IdentityLimitError(
+                f"requests of this identity would hold {held} bytes; its limit is {self._limit};"
+                " try again later"
+            )
+        if math.isfinite(self._multiple) and held > self._multiple * (free - size):
+            raise IdentityLimitError(
+                f"requests of this identity would hold {held} bytes, which is more than its share while"
+                f" {free} are free; try again later"
+            )
+
+
+class IdentityAccounts:
+    """The memory accounts of all identities."""
+
+    def __init__(self, share: float) -> None:
+        """Begins without accounts.
+
+        Args:
+            share: Part of the memory that one identity may hold while nobody else holds any, above 0 to 1.
+        """
+        self._multiple = multiple_of(share)
+        self._accounts: dict[tuple[Caller, int], IdentityAccount] = {}
+
+    def of(self, identity: Identity) -> IdentityAccount:
+        """The account of an identity."""
+        key = identity.caller, identity.limits.max_bytes
+        account = self._accounts.get(key)
+        if account is None:
+            if len(self._accounts) >= MAX_ACCOUNTS:
+                used = self._accounts.items()
+                self._accounts = {one: other for one, other in used if other.held_bytes}
+            account = self._accounts[key] = IdentityAccount(identity.limits.max_bytes, self._multiple)
+        return account

@@ -1,20 +1,21 @@
 """The life of every call: one coroutine each, from its arrival until the core is done with it."""
 
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from types import coroutine
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
-from attention_serving.server.api.access import CallAccess
-from attention_serving.server.api.admission import DRAINING, Admission, CallLimits, Ticket
+from attention_serving.server.api.admission import DRAINING, Admission
 from attention_serving.server.api.errors import CallError, end_with
 from attention_serving.server.api.method import CallKind, Method
-from attention_serving.server.api.replies import OrderedReplies, Outbox
-from attention_serving.server.coroutines import Task
+from attention_serving.server.coroutines import Task, Wait, suspend
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
     EngineError,
@@ -24,6 +25,8 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.records import CallRecord
 from attention_serving.server.transport.call import OK, Call
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +73,9 @@ class Calls:
         self,
         methods: Mapping[str, Method],
         observer: CallObserver,
-        limits: CallLimits,
-        check_deadline: Callable[..., None],
+        admission: Admission,
         *,
         stream_window: int,
-        access: CallAccess | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """Creates what serves the calls of a server.
@@ -82,85 +83,63 @@ class Calls:
         Args:
             methods: Each method, by its full name.
             observer: Receives a report of every call whose method is counted, and of every refusal.
-            limits: How many calls are open at a time.
-            check_deadline: Raises OverloadedError if a call with that deadline, and of a `Caller` if one is
-                given, would be answered too late.
+            admission: Decides which calls are taken.
             stream_window: Number of requests of one stream that may be without a sent reply.
-            access: Checks who calls, and what that identity may do and hold. None lets everyone do
-                everything.
             recorder: Is asked about every call whose method is counted; None if none is recorded.
         """
-        admission = self._admission = Admission(limits)
-        self._methods = {name: (method, admission.lane(method)) for name, method in methods.items()}
+        self._methods = methods
         self._observer = observer
-        self._check_deadline = check_deadline
+        self._admission = admission
         self._window = stream_window
-        self._access = access
         self._recorder = recorder
+        self._kinds = {
+            CallKind.UNARY: self._unary,
+            CallKind.ORDERED_STREAM: self._ordered_stream,
+            CallKind.SERVER_STREAMING: self._server_stream,
+        }
         # How to end each stream once what was received has been answered.
         self._streams: dict[Call, Callable[[], object]] = {}
-        self._draining = False
 
     async def serve(self, call: Call) -> None:
         """Serves one call until the core is done with it."""
-        found = self._methods.get(call.method)
-        if found is None:
+        method = self._methods.get(call.method)
+        if method is None:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, "the server has no such method")
             return
-        method, lane = found
         started = time.perf_counter()
         if self._recorder is not None and method.is_counted:
             call.record = self._recorder(call, method.kind is not CallKind.UNARY)
-        ticket = Ticket(call, lane)
         try:
             try:
-                if self._draining or self._access is not None or call.deadline != math.inf:
-                    self._admit(call, method, ticket)
-                if call.record is not None:
-                    call.record.caller = call.caller
-                ticket.arrive()
-                if method.kind is CallKind.UNARY:
-                    await self._unary(call, method, ticket)
-                elif method.kind is CallKind.ORDERED_STREAM:
-                    await self._ordered_stream(call, method, ticket)
-                else:
-                    await self._server_stream(call, method, ticket)
+                self._admission.arrive(call, method)
+                await self._kinds[method.kind](call, method)
             except Exception as error:  # an unexpected one too must end the call, and not only be logged
                 end_with(call, error)
             await call.done()
         finally:
-            ticket.give_back()
+            self._admission.leave(call)
             self._report(call, method, started)
 
-    def _admit(self, call: Call, method: Method, ticket: Ticket) -> None:
-        """Refuses a call before its message is received."""
-        is_unary = method.kind is CallKind.UNARY
-        if self._draining and (method.is_inference or not is_unary):
-            raise ShuttingDownError(DRAINING)
-        if self._access is not None:
-            self._access.admit(call, method, ticket.keep)
-        if method.is_inference and is_unary and call.deadline != math.inf:
-            if call.identity is None:
-                self._check_deadline(call.deadline)
-            else:
-                self._check_deadline(call.deadline, call.identity.caller)
-
-    async def _unary(self, call: Call, method: Method, ticket: Ticket) -> None:
+    async def _unary(self, call: Call, method: Method) -> None:
         """One request, one reply."""
         message = await call.message()
         if message is None:
             raise CallError(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
-        ticket.received()
+        self._admission.received(call, method)
         record = None if call.record is None else call.record.received(len(message))
-        if method.budget is not None:
-            ticket.reservation = method.budget.reserve(len(message), call.account)
-            ticket.reservation.timeline = record
-        reply = await method.handle(message, call, ticket.reservation)
-        if record is not None:
-            record.sent_bytes = len(reply)
-        call.reply(reply)
+        reservation = method.reserve(len(message), call, record)
+        try:
+            reply = await method.handle(message, call, reservation)
+            if record is not None:
+                record.sent_bytes = len(reply)
+            call.reply(reply)
+            del message, reply  # the core has a copy of what is not sent yet
+            await call.done()
+        finally:
+            if reservation is not None:
+                reservation.release()
 
-    async def _ordered_stream(self, call: Call, method: Method, ticket: Ticket) -> None:
+    async def _ordered_stream(self, call: Call, method: Method) -> None:
         """One reply for each request, in the order of the requests, while later requests are received.
 
         If the caller reads replies slowly, its requests are received slowly.
@@ -170,13 +149,12 @@ class Calls:
         try:
             message = await call.message()
             if message is not None:
-                ticket.received()
+                self._admission.received(call, method)
             while message is not None:
-                if self._access is not None:
-                    self._access.check_again(call, method)
+                self._admission.identify(call, method)
                 if not replies:  # it was idle
                     call.latest = math.inf
-                replies.begin(Task(self._answer(call, method, message, replies, ticket), call.post))
+                replies.begin(Task(self._answer(call, method, message, replies), call.post))
                 await replies.room()
                 message = await call.message()
             was_stopped = call.receives_no_more
@@ -184,22 +162,17 @@ class Calls:
             if was_stopped:
                 raise ShuttingDownError(DRAINING)
             call.finish(OK)
-            await call.done()
         finally:
             del self._streams[call]
             replies.close()
 
-    async def _answer(
-        self, call: Call, method: Method, message: bytes, replies: OrderedReplies, ticket: Ticket
-    ) -> None:
+    async def _answer(self, call: Call, method: Method, message: bytes, replies: "OrderedReplies") -> None:
         """Answers one request of a stream, when its turn comes. An error of the method ends the stream."""
         record = None if call.record is None else call.record.received(len(message))
         reservation = error = None
         try:
             try:
-                if method.budget is not None:
-                    reservation = method.budget.reserve(len(message), call.account)
-                    reservation.timeline = record
+                reservation = method.reserve(len(message), call, record)
                 reply = await method.handle(message, call, reservation)
             except Exception as raised:
                 if record is not None:
@@ -223,17 +196,17 @@ class Calls:
             call.record.request_ended(record)
         replies.sent()
         if not replies:
-            ticket.idle()
+            self._admission.idle(call)
 
-    async def _server_stream(self, call: Call, method: Method, ticket: Ticket) -> None:
+    async def _server_stream(self, call: Call, method: Method) -> None:
         """One request, and whatever the handler sends until the call ends."""
-        outbox = Outbox(call.post)
+        outbox = Outbox(call)
         self._streams[call] = partial(outbox.put, None)
         try:
             message = await call.message()
             if message is None:
                 raise CallError(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
-            ticket.received()
+            self._admission.received(call, method)
             end = method.handle(message, call, outbox.put)
             try:
                 while (reply := await outbox.next()) is not None:
@@ -250,30 +223,145 @@ class Calls:
         Those are the calls whose first message does not arrive soon, and the streams: each ends once the
         replies to what was received have been sent.
         """
-        self._draining = True
         self._admission.drain()
         for end in tuple(self._streams.values()):
             end()
 
     def load(self) -> CallLoad:
         """The calls that are open now. For any thread."""
-        admission = self._admission
-        return CallLoad(
-            calls=admission.calls.taken, streams=admission.streams.taken, waiting=admission.waiting
-        )
+        taken = self._admission
+        waiting = len(taken.waiting) + len(taken.waiting_others)
+        return CallLoad(calls=len(taken.calls), streams=len(taken.streams), waiting=waiting)
 
     def _report(self, call: Call, method: Method, started: float) -> None:
         """Reports a call. The core is done with it: it was sent, or cancelled."""
         seconds, code = time.perf_counter() - started, call.ended_with or grpc.StatusCode.UNKNOWN
         if call.reason not in NOT_REFUSALS:
             self._observer.refused(call.method, call.reason)
+            log.debug("request refused", extra={"method": call.method, "reason": call.reason})
         if call.reader_cut:
             self._observer.reader_cut(call.method)
+            log.debug("reader cut off", extra={"method": call.method})
         if not method.is_counted:
             return
-        self._observer.call_ended(call.method, "OK" if code is OK else code.name, seconds)
+        name = "OK" if code is OK else code.name
+        self._observer.call_ended(call.method, name, seconds)
+        if log.isEnabledFor(logging.DEBUG):
+            fields = {"method": call.method, "code": name, "milliseconds": round(1000 * seconds, 3)}
+            log.debug("call ended", extra=fields)
         if call.record is not None:
-            call.record.caller = call.caller
             # Of a call that succeeded, an id that nobody knows is of no use.
             call.record.request_id = call.known_request_id if code is OK else call.request_id
-            call.record.ended(code.name, call.reason)
+            call.record.ended(name, call.reason)
+
+
+class OrderedReplies:
+    """The requests of a stream whose replies have not been sent, in their order.
+
+    Each is answered by a task of its own, which awaits its turn to send. The stream's task awaits room for
+    the next request.
+    """
+
+    def __init__(self, window: int) -> None:
+        """Begins without requests.
+
+        Args:
+            window: Number of requests that may be without a sent reply.
+        """
+        self._window = window
+        self._answering: deque[Task] = deque()
+        # Those that await their turn.
+        self._ready: set[Task] = set()
+        self._waiting: Task | None = None
+        self._most = window
+
+    def __len__(self) -> int:
+        """Number of requests without a sent reply."""
+        return len(self._answering)
+
+    def begin(self, task: Task) -> None:
+        """A request arrived, which a task answers."""
+        self._answering.append(task)
+        task.resume()
+
+    @coroutine
+    def turn(self) -> Generator[Wait, Any, bool]:
+        """Waits until the replies to all earlier requests have been sent.
+
+        Returns:
+            Whether the next reply is ready too.
+        """
+        yield self._await_turn
+        return len(self._answering) > 1 and self._answering[1] in self._ready
+
+    def _await_turn(self, task: Task) -> None:
+        self._ready.add(task)
+        if self._answering[0] is task:
+            self._next()
+
+    def sent(self) -> None:
+        """The reply whose turn it was has been sent."""
+        self._answering.popleft()
+        if self._waiting is not None and len(self._answering) < self._most:
+            task, self._waiting = self._waiting, None
+            task.resume()
+        self._next()
+
+    def _next(self) -> None:
+        if self._answering and self._answering[0] in self._ready:
+            task = self._answering[0]
+            self._ready.discard(task)
+            task.resume()
+
+    @coroutine
+    def room(self, most: int | None = None) -> Generator[Wait, Any, None]:
+        """Waits until fewer requests than the window are without a sent reply.
+
+        Args:
+            most: A smaller number in place of the window; 1 waits until all replies have been sent.
+        """
+        self._most = self._window if most is None else most
+        if len(self._answering) >= self._most:
+            yield self._await_room
+
+    def _await_room(self, task: Task) -> None:
+        self._waiting = task
+
+    def close(self) -> None:
+        """Ends all tasks: no reply can be sent any more."""
+        self._waiting = None
+        for task in self._answering:
+            task.close()
+
+
+class Outbox:
+    """What a handler sends, one message after the other. `put` is for any thread."""
+
+    def __init__(self, call: Call) -> None:
+        """Begins empty.
+
+        Args:
+            call: The call that sends.
+        """
+        self._call = call
+        self._messages: deque[bytes | None] = deque()
+        self._waiting: Task | None = None
+
+    def put(self, message: bytes | None) -> None:
+        """Adds a message; None after the last one."""
+        self._call.post(partial(self._put, message))
+
+    def _put(self, message: bytes | None) -> None:
+        self._messages.append(message)
+        task, self._waiting = self._waiting, None
+        if task is not None:
+            task.resume()
+
+    async def next(self) -> bytes | None:
+        """Waits for the next message; None if there are no more."""
+        if not self._messages:
+            await suspend(self._wait)
+        return self._messages.popleft()
+
+    def _wait(self, task: Task) -> None:
+        self._waiting = task

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, OverloadedError
+from attention_serving.server.records import RequestRecord
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -53,6 +54,18 @@ class Method:
     right: Right | None = Right.ADMIN
     budget: MemoryBudget | None = None
     refuse: Callable[[bytes, OverloadedError], bytes] | None = None
+
+    def reserve(self, size: int, call: Call, record: RequestRecord | None) -> Reservation | None:
+        """The memory of a request of a call, which receives the stages of the request, too.
+
+        Raises:
+            OverloadedError: There is not so much.
+        """
+        if self.budget is None:
+            return None
+        reservation = self.budget.reserve(size, call.account)
+        reservation.timeline = record
+        return reservation
 
 
 def of_names(

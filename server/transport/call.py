@@ -1,4 +1,4 @@
-"""One call of a client, as every transport provides it, and the calls of a transport that are open.
+"""One call of a client, and the transport that brings it, as every adapter provides them.
 
 A transport drives the coroutine of each call on one thread, on which all methods of `Call` must be called.
 Calls therefore need no locks.
@@ -7,9 +7,9 @@ Calls therefore need no locks.
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from types import coroutine
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -18,14 +18,16 @@ from attention_serving.server.coroutines import Callback, Task, Wait
 from attention_serving.server.engine.budget import Account
 from attention_serving.server.records import CallRecord
 from attention_serving.server.security.identities import Identity
-from attention_serving.server.tls import forwarding
-from attention_serving.server.transport.connections import Address
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
+Address: TypeAlias = int | str
+"""One end of a connection: a TCP port, or the path of a Unix domain socket, which is empty for a client."""
 OK = grpc.StatusCode.OK
 NOT_READ = "the caller did not read what was sent to it in time"
 # How often the calls are looked through for one that has waited for too long, in seconds.
 SWEEP_SECONDS = 0.1
+# How long gRPC's core may take for what it does at once unless something is wrong.
+PATIENCE_SECONDS = 1.0
 # If a call has no deadline, gRPC's core reports one that is centuries away.
 FOREVER_SECONDS = 365 * 24 * 3600.0
 
@@ -33,40 +35,6 @@ FOREVER_SECONDS = 365 * 24 * 3600.0
 def deadline_after(seconds: float) -> float:
     """The moment that many seconds from now on `time.monotonic`'s clock; infinite if that is over a year."""
     return math.inf if seconds > FOREVER_SECONDS else time.monotonic() + seconds
-
-
-class OpenCalls:
-    """The calls of one transport until the core is done with them.
-
-    Attributes:
-        now: About the present moment on `time.monotonic`'s clock, as of the last sweep or turn.
-        send_timeout_seconds: How long what is sent may wait for the caller to take it. 0 sets no limit.
-    """
-
-    def __init__(self, send_timeout_seconds: float) -> None:
-        self.now = time.monotonic()
-        self.send_timeout_seconds = send_timeout_seconds
-        self._open: dict[Call, None] = {}
-
-    def __iter__(self) -> "Iterator[Call]":
-        """The calls that are open now."""
-        return iter(tuple(self._open))
-
-    def begin(self, call: "Call", work: Coroutine[Wait, Any, None]) -> None:
-        """A call arrived, which a coroutine serves."""
-        self._open[call] = None
-        call.task = Task(work, call.post)
-        call.task.resume()
-
-    def end(self, call: "Call") -> None:
-        """The core is done with a call."""
-        self._open.pop(call, None)
-
-    def sweep(self, now: float) -> None:
-        """Ends the waits that have taken too long."""
-        self.now = now
-        for call in [call for call in self._open if call.latest < now]:
-            call.expire()
 
 
 class Call(ABC):
@@ -87,7 +55,9 @@ class Call(ABC):
             the status included, or the call was cancelled. What is sent is in memory until then.
         receives_no_more: Whether `stop_receiving` was called.
         latest: When the present wait has taken too long; infinite if it may take any time.
+        expired: Is called with the call if it does.
         task: Serves the call.
+        transport: What the call arrived by.
     """
 
     # Of the class, so that a call costs nothing for them.
@@ -98,26 +68,23 @@ class Call(ABC):
     reason = ""
     reader_cut = is_done = receives_no_more = False
     latest = math.inf
+    expired: "Callable[[Call], object]"
+    transport: "Transport"
     task: Task
+    method: str
     metadata: Metadata
     deadline: float
     _request_id = ""
-    _expired: Callback
-    _awaits_message = _awaits_done = False
-
-    def __init__(self, method: str, calls: OpenCalls) -> None:
-        self.method = method
-        self._calls = calls
+    _awaits_message = False
 
     @property
     @abstractmethod
     def peer(self) -> str:
         """The address of the caller, as the core writes it: it ends with a colon and the port."""
 
-    @property
-    def caller(self) -> str:
-        """The verified identity for logs, such as `token:reports`; empty if nobody had to say."""
-        return "" if self.identity is None else self.identity.caller.name
+    @abstractmethod
+    def authentication(self) -> Mapping[str, Sequence[bytes]]:
+        """What the core knows of the peer: its authentication context. Before the call is done."""
 
     @property
     def request_id(self) -> str:
@@ -131,21 +98,9 @@ class Call(ABC):
     @property
     def known_request_id(self) -> str:
         """The same; empty if the caller sent none and none was made."""
-        if not self._request_id:
-            self._request_id = request_ids.sent(self.metadata)
+        if not self._request_id and (sent := dict(self.metadata).get(request_ids.KEY)):
+            self._request_id = request_ids.sane(sent)
         return self._request_id
-
-    def peer_identities(self) -> tuple[str, ...]:
-        """The names in the verified certificate of the client: see `server.tls.identities`.
-
-        For a call through the HTTP process, the names of the client of that. Empty without mutual TLS. Call
-        it before the call is done.
-        """
-        return identities(self._authentication(), self.metadata)
-
-    def client(self) -> str:
-        """The connection of the caller, as ADDRESS:PORT. Through the HTTP process, that of its client."""
-        return str(forwarded(self._authentication(), self.metadata, forwarding.CLIENT) or self.peer)
 
     @coroutine
     def message(self) -> Generator[Wait, Any, bytes | None]:
@@ -153,7 +108,8 @@ class Call(ABC):
         if self.receives_no_more or self.ended_with is not None:
             return None
         self._awaits_message = True
-        message: bytes | None = yield self._receive
+        self._receive()
+        message: bytes | None = yield None
         return message
 
     def stop_receiving(self) -> None:
@@ -173,7 +129,7 @@ class Call(ABC):
         """
         if self.ended_with is not None:
             return False
-        self.limit_wait(self._calls.send_timeout_seconds, self.cut_off)
+        self.limit_wait(self.transport.send_timeout_seconds, Call.cut_off)
         success = await self._send(message, more=more)
         if self.ended_with is None:  # otherwise the status, which follows the message, is not sent yet
             self.latest = math.inf
@@ -181,10 +137,8 @@ class Call(ABC):
 
     @coroutine
     def done(self) -> Generator[Wait, Any, None]:
-        """Waits until the core is done with the call."""
-        if not self.is_done:
-            self._awaits_done = True
-            yield _by_done
+        """Waits until the core is done with the call, which closes the coroutine: only `finally` follows."""
+        yield None
 
     @abstractmethod
     def reply(self, message: bytes) -> None:
@@ -203,20 +157,15 @@ class Call(ABC):
             reason: The stable reason, for metrics; it is not sent.
         """
 
-    def limit_wait(self, seconds: float, expired: Callback) -> None:
+    def limit_wait(self, seconds: float, expired: "Callable[[Call], object]") -> None:
         """Calls back unless `latest` is set again within that many seconds, a tenth more or less.
 
         Args:
             seconds: How long the wait may take; 0 sets no limit.
-            expired: Called if it takes longer.
+            expired: Called with the call if it takes longer.
         """
-        self.latest = self._calls.now + seconds if seconds else math.inf
-        self._expired = expired
-
-    def expire(self) -> None:
-        """The present wait has taken too long."""
-        self.latest = math.inf
-        self._expired()
+        self.latest = self.transport.now + seconds if seconds else math.inf
+        self.expired = expired
 
     def cut_off(self) -> None:
         """The caller did not take what was sent to it."""
@@ -228,24 +177,16 @@ class Call(ABC):
         """Ends the call at once, without what was not sent yet."""
 
     @abstractmethod
-    def call_at(self, moment: float, callback: Callback) -> Callback:
-        """Calls back at a moment on `time.monotonic`'s clock; returns what cancels that."""
-
-    @abstractmethod
     def post(self, callback: Callback) -> None:
         """Calls back on the transport's thread: at once if this is that thread. For any thread."""
 
     @abstractmethod
-    def _receive(self, task: Task) -> None:
+    def _receive(self) -> None:
         """Requests the next message, and hands it to `_received`; None if there are no more."""
 
     @abstractmethod
     async def _send(self, message: bytes, *, more: bool) -> bool:
         """Sends a message, and waits until the core let it out. Returns False if it cannot send more."""
-
-    @abstractmethod
-    def _authentication(self) -> Mapping[str, Sequence[bytes]]:
-        """What the core knows of the peer: its authentication context."""
 
     def _received(self, message: bytes | None) -> None:
         """A message arrived. One that nobody waits for any more is dropped."""
@@ -253,22 +194,19 @@ class Call(ABC):
             self._awaits_message = False
             self.task.resume(message)
 
-    def _hand_over(self, code: grpc.StatusCode, reason: str = "") -> None:
-        """Records the status that is handed to the core. There is no other after it."""
-        self.ended_with, self.reason = code, reason
-        self.limit_wait(self._calls.send_timeout_seconds, self.cut_off)
+    def _hand_over(self, code: grpc.StatusCode, trailing: Metadata = (), reason: str = "") -> Metadata:
+        """Records the status that is handed to the core: there is no other after it.
 
-    def _trailing(self, code: grpc.StatusCode, trailing: Metadata = ()) -> Metadata:
-        """The metadata that is sent with a status. An id that nobody knows yet is made for failures only."""
-        if code is OK and not self._request_id:
-            for key, _ in self.metadata:
-                if key == request_ids.KEY:
-                    break
-            else:
-                return trailing
-            if not self.known_request_id:
-                return trailing
-        return (*trailing, (request_ids.KEY, self.request_id))
+        Returns:
+            The metadata to send with it. An id that nobody knows yet is made for failures only.
+        """
+        self.ended_with, self.reason = code, reason
+        seconds = self.transport.send_timeout_seconds
+        self.latest = self.transport.now + seconds if seconds else math.inf
+        self.expired = Call.cut_off
+        if self.known_request_id or code is not OK:
+            return (*trailing, (request_ids.KEY, self.request_id))
+        return trailing
 
     def _end(self, _event: object = None) -> None:
         """The core is done with the call: its status was sent, or it was cancelled."""
@@ -277,36 +215,35 @@ class Call(ABC):
         self.is_done = True
         if self.ended_with is None:
             self.ended_with = grpc.StatusCode.CANCELLED
-        self._calls.end(self)
-        # It refers to this call, which is to be freed at once, and with it what the core keeps of it.
-        self._expired = _nothing
-        if self._awaits_done:
-            self.task.resume()
-        else:
-            self.task.close()
-
-
-def _nothing() -> None:
-    """What a call that has ended does when a wait takes too long."""
-
-
-def _by_done(_task: Task) -> None:
-    """The wait for the end of a call, which resumes its task."""
+        self.transport.calls.discard(self)
+        self.task.close()
 
 
 # Serves a new call.
 Serve: TypeAlias = Callable[[Call], Coroutine[Wait, Any, None]]
 
 
-class Transport(Protocol):
-    """A gRPC listener. Its life is `listen`, `start`, `stop`.
+class Transport(ABC):
+    """A gRPC listener, and its calls until the core is done with them. Its life is `listen`, `start`, `stop`.
 
     Attributes:
         addresses: What `listen` has bound.
+        send_timeout_seconds: How long what is sent may wait for the caller to take it. 0 sets no limit.
+        calls: The calls that are open now.
+        now: When the transport's thread last looked for work, on `time.monotonic`'s clock. It does so ten
+            times a second, unless something holds it up.
+        serve: Serves a new call.
     """
 
-    addresses: list[Address]
+    serve: Serve
 
+    def __init__(self, send_timeout_seconds: float) -> None:
+        self.addresses: list[Address] = []
+        self.send_timeout_seconds = send_timeout_seconds
+        self.calls: set[Call] = set()
+        self.now = time.monotonic()
+
+    @abstractmethod
     def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """Binds an address, such as `127.0.0.1:8001` or `unix:/path`, and returns its port, if it has one.
 
@@ -323,6 +260,7 @@ class Transport(Protocol):
             RuntimeError: The address is in use, or does not belong to this machine.
         """
 
+    @abstractmethod
     def start(self, serve: Serve, run_inline: Callable[[], bool]) -> None:
         """Begins to accept calls.
 
@@ -333,13 +271,7 @@ class Transport(Protocol):
                 never.
         """
 
-    def turned_at(self) -> float:
-        """When the transport's thread last looked for work, on `time.monotonic`'s clock. For any thread.
-
-        It does so at least once a second, unless something holds it up. If this is called less often, the
-        value may be as old as the last call.
-        """
-
+    @abstractmethod
     def stop(self, grace: float, refuse: Callback) -> None:
         """Accepts no more connections, and returns when the calls that are open have ended.
 
@@ -350,40 +282,23 @@ class Transport(Protocol):
             refuse: Called on the transport's thread, at most once. Calls must be refused from then on.
         """
 
+    @abstractmethod
+    def post(self, callback: Callback) -> None:
+        """Calls back on the transport's thread, soon. For any thread."""
 
-# Properties of gRPC's authentication context: the client's certificate, and what secures the connection.
-CERTIFICATE, SECURITY = "x509_pem_cert", "transport_security_type"
-# What gRPC calls connections through the private socket: see `RpcServer.bind`.
-LOCAL = b"local"
+    @abstractmethod
+    def call_at(self, moment: float, callback: Callback) -> Callback:
+        """Calls back at a moment on `time.monotonic`'s clock; returns what cancels that."""
 
+    def begin(self, call: Call) -> None:
+        """A call arrived."""
+        self.calls.add(call)
+        call.task = Task(self.serve(call), call.post)
+        call.task.resume()
 
-def identities(
-    context: Mapping[str, Sequence[bytes]], metadata: Iterable[tuple[str, str | bytes]]
-) -> tuple[str, ...]:
-    """The names of the client's verified certificate.
-
-    Args:
-        context: gRPC's authentication context of the call.
-        metadata: The metadata of the call. It is read only if the call is from the HTTP process.
-    """
-    if certificates := context.get(CERTIFICATE):
-        from attention_serving.server.tls import identities as names  # noqa: PLC0415 - its library is needed with TLS only
-
-        return names.of_pem(certificates[0])
-    claimed = forwarded(context, metadata, forwarding.KEY)
-    return () if claimed is None else forwarding.decode(claimed)
-
-
-def forwarded(
-    context: Mapping[str, Sequence[bytes]], metadata: Iterable[tuple[str, str | bytes]], name: str
-) -> str | bytes | None:
-    """What the HTTP process says about its client; None if the call is from anybody else.
-
-    Args:
-        context: gRPC's authentication context of the call.
-        metadata: The metadata of the call.
-        name: What is asked for: a key of `server.tls.forwarding`.
-    """
-    if LOCAL not in context.get(SECURITY, ()):
-        return None
-    return next((value for key, value in metadata if key == name), None)
+    def sweep(self, now: float) -> None:
+        """Ends the waits that have taken too long."""
+        self.now = now
+        for call in [call for call in self.calls if call.latest < now]:
+            call.latest = math.inf
+            call.expired(call)

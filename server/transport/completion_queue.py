@@ -11,7 +11,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -19,19 +21,19 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 from attention_serving.server import thread_names
-from attention_serving.server.coroutines import Callback, Task, suspend
+from attention_serving.server.coroutines import Callback, suspend
 from attention_serving.server.transport.call import (
     NOT_READ,
     OK,
+    PATIENCE_SECONDS,
     SWEEP_SECONDS,
     Call,
     Metadata,
-    OpenCalls,
     Serve,
+    Transport,
     deadline_after,
 )
-from attention_serving.server.transport.connections import Address, listening_address, stop_listening
-from attention_serving.server.transport.drain import Drain
+from attention_serving.server.transport.drain import drain, listening_address, stop_listening
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +54,6 @@ IDLE_SECONDS = 0.05
 SURELY_SENT_BYTES = 64 << 10
 # The end of a call is watched once it is as old as this, in seconds, or twice: by then most are answered.
 YOUNG_SECONDS = 0.01
-# How long the core may take for what it does at once unless something is wrong.
-PATIENCE_SECONDS = 1.0
 # Entries of cancelled callbacks are removed when they are this many more than half of all entries.
 SPARE = 64
 
@@ -102,15 +102,15 @@ class Timers:
 class CompletionQueueCall(Call):
     """A `Call` of gRPC's core."""
 
-    def __init__(self, event: Any, timers: Timers, callbacks: "CallbackQueue", calls: OpenCalls) -> None:
-        details = event.call_details
-        super().__init__(_text(details.method), calls)
+    transport: "CompletionQueueTransport"
+
+    def __init__(self, event: Any, transport: "CompletionQueueTransport") -> None:
+        details, metadata = event.call_details, event.invocation_metadata
+        self.method = details.method.decode("utf-8", "replace")
         self.deadline = deadline_after(details.deadline - time.time())
-        self._call = event.call
-        metadata: Metadata = event.invocation_metadata
         self.metadata = _bounded(metadata) if len(metadata) > FEW_METADATA else metadata
-        self._timers = timers
-        self._callbacks = callbacks
+        self.transport = transport
+        self._call = event.call
         self._sent_initial_metadata = self._watches_end = False
         self._receiving: Any = None
 
@@ -119,28 +119,29 @@ class CompletionQueueCall(Call):
         """See `Call`."""
         return _text(self._call.peer())
 
-    def _authentication(self) -> dict[str, list[bytes]]:
+    def authentication(self) -> Mapping[str, Sequence[bytes]]:
+        """See `Call`."""
         return {_text(name): values for name, values in cygrpc.auth_context(self._call).items()}
 
     def watch_end(self) -> None:
         """Has the core report the end of the call, unless it does so already."""
         if not self._watches_end:
             self._watches_end = True
-            self._call.start_server_batch((_end(),), self._end)
-
-    def call_at(self, moment: float, callback: Callback) -> Callback:
-        """See `Call`."""
-        return partial(self._timers.cancel, self._timers.add(moment, callback))
+            self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),), self._end)
 
     def post(self, callback: Callback) -> None:
         """See `Call`."""
-        if threading.get_ident() == self._callbacks.thread:
+        transport = self.transport
+        if threading.get_ident() == transport.thread:
             callback()
-        elif self._callbacks.add(callback, wakes=self.ended_with is None):
+            return
+        transport.post(callback)
+        if self.ended_with is None and not transport.is_woken:
+            transport.is_woken = True
             # A batch of no operations has no effect except that its event wakes the transport's thread.
-            self._call.start_server_batch((), self._callbacks.run)
+            self._call.start_server_batch((), transport.run_posted)
 
-    def _receive(self, _task: Task) -> None:
+    def _receive(self) -> None:
         self._receiving = cygrpc.ReceiveMessageOperation(NO_FLAGS)
         self._call.start_server_batch((self._receiving,), self._message_received)
 
@@ -166,88 +167,51 @@ class CompletionQueueCall(Call):
         if self.ended_with is None:
             if len(message) > SURELY_SENT_BYTES:
                 self.watch_end()
-            self._hand_over(OK)
-            self._send_status(OK, b"", (), cygrpc.SendMessageOperation(message, NO_FLAGS))
+            trailing = self._hand_over(OK)
+            self._send_status(0, b"", trailing, (cygrpc.SendMessageOperation(message, NO_FLAGS),))
 
     def finish(
         self, code: grpc.StatusCode, details: str = "", trailing: Metadata = (), *, reason: str = ""
     ) -> None:
         """See `Call`."""
         if self.ended_with is None:
-            self._hand_over(code, reason)
-            self._send_status(code, details.encode(errors="replace"), trailing)
+            trailing = self._hand_over(code, trailing, reason)
+            self._send_status(code.value[0], details.encode(errors="replace"), trailing)
 
     def abort(self) -> None:
         """See `Call`."""
         self._call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], NOT_READ)
 
-    def _send_status(self, code: grpc.StatusCode, details: bytes, trailing: Metadata, *message: Any) -> None:
-        number = 0 if code is OK else code.value[0]
-        status = cygrpc.SendStatusFromServerOperation(
-            self._trailing(code, trailing), number, details, NO_FLAGS
-        )
-        if self._sent_initial_metadata:
-            operations = (*message, status)
-        else:
+    def _send_status(
+        self, code: int, details: bytes, trailing: Metadata, operations: tuple[Any, ...] = ()
+    ) -> None:
+        operations += (cygrpc.SendStatusFromServerOperation(trailing, code, details, NO_FLAGS),)
+        if not self._sent_initial_metadata:
             self._sent_initial_metadata = True
-            operations = (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS), *message, status)
+            operations = (cygrpc.SendInitialMetadataOperation(None, NO_FLAGS), *operations)
         if self._watches_end:
             self._call.start_server_batch(operations, self._status_sent)
         else:  # a call that was answered soon: one batch and one event for both
             self._watches_end = True
-            self._call.start_server_batch((*operations, _end()), self._end)
+            self._call.start_server_batch(
+                (*operations, cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS)), self._end
+            )
 
     def _status_sent(self, event: Any) -> None:
         if not event.success and not self.is_done:  # the core refused the message; the call is open
             self.abort()
 
 
-class CallbackQueue:
-    """Callbacks that other threads hand to the transport's thread.
+class CompletionQueueTransport(Transport):
+    """A `Transport` on a completion queue. Its thread also runs short batches inline.
 
-    If several threads answered calls themselves, each message would cost them the interpreter's lock.
+    Callbacks of other threads wait until this one is woken: if several threads answered calls themselves,
+    each message would cost them the interpreter's lock.
 
     Attributes:
         thread: The identifier of the transport's thread.
+        is_woken: Whether an event is on its way for the callbacks that were posted.
     """
-
-    def __init__(self) -> None:
-        self.thread = 0
-        self._lock = threading.Lock()
-        self._callbacks: list[Callback] = []
-        self._is_woken = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no callback waits."""
-        return not self._callbacks
-
-    def add(self, callback: Callback, *, wakes: bool) -> bool:
-        """Adds a callback; returns whether the thread must be woken for it.
-
-        Args:
-            callback: The callback.
-            wakes: Whether the caller can wake the thread. Otherwise the callback waits until it is awake.
-        """
-        with self._lock:
-            self._callbacks.append(callback)
-            is_first = wakes and not self._is_woken
-            self._is_woken = self._is_woken or wakes
-            return is_first
-
-    def run(self, _event: object = None) -> None:
-        """Calls all of them."""
-        with self._lock:
-            callbacks, self._callbacks, self._is_woken = self._callbacks, [], False
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:  # the failure of one call must not affect the others
-                log.exception("call failed")
-
-
-class CompletionQueueTransport:
-    """A `Transport` on a completion queue. Its thread also runs short batches inline."""
 
     def __init__(self, options: Mapping[str, int], send_timeout_seconds: float = 0) -> None:
         """Creates the transport.
@@ -256,24 +220,22 @@ class CompletionQueueTransport:
             options: Channel arguments of gRPC's core.
             send_timeout_seconds: How long what is sent may wait for the caller to read it. 0 sets no limit.
         """
+        super().__init__(send_timeout_seconds)
+        self.thread = 0
+        self.is_woken = False
+        self._posted: deque[Callback] = deque()
         self._timers = Timers()
-        self._callbacks = CallbackQueue()
-        self._calls = OpenCalls(send_timeout_seconds)
         # Calls whose end is not watched yet: those since the last look at them, and those before.
         self._young: list[CompletionQueueCall] = []
         self._older: list[CompletionQueueCall] = []
         self._looked_at = self._swept_at = 0.0
-        self.addresses: list[Address] = []
-        self._serve_call: Serve
-        self._run_inline: Callable[[], bool]
+        self._run_inline: Callable[[], bool] = _no_work
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server([(name.encode(), value) for name, value in options.items()], WITHOUT_XDS)
         self._server.register_completion_queue(self._queue)
-        self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
-        self._started = False
+        self._thread = threading.Thread(target=self._run, name="calls", daemon=True)
         self._ended = threading.Event()
         self._is_shut_down = False  # the same, for the loop
-        self._turned_at = time.monotonic()
 
     def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """See `Transport`."""
@@ -286,31 +248,20 @@ class CompletionQueueTransport:
 
     def start(self, serve: Serve, run_inline: Callable[[], bool]) -> None:
         """See `Transport`. `run_inline` is called whenever no event is ready."""
-        self._serve_call, self._run_inline = serve, run_inline
-        self._start()
-        for _ in range(ACCEPT_AHEAD):
-            self._request_call()
-        self._thread.start()
-
-    def _start(self) -> None:
-        self._started = True
+        self.serve, self._run_inline = serve, run_inline
         self._server.start()
-
-    def turned_at(self) -> float:
-        """See `Transport`."""
-        return self._turned_at
+        for _ in range(ACCEPT_AHEAD):
+            self._server.request_call(self._queue, self._queue, self._called)
+        self._thread.start()
 
     def stop(self, grace: float, refuse: Callback) -> None:
         """See `Transport`."""
-        if not self._started:  # the core aborts the process if a bound server is destroyed unstarted
-            stop_listening(self.addresses)
-            self._run_inline = _no_work
-            self._start()
-            self._thread.start()
         if not self._ended.is_set():
-            drain = Drain(self.addresses, self._calls, self._timers.add, grace)
-            self._callbacks.add(partial(drain.begin, refuse), wakes=False)
-            drain.finished.wait(drain.longest_seconds + PATIENCE_SECONDS)
+            if not self._thread.ident:  # the core aborts the process if a bound server is destroyed unstarted
+                stop_listening(self.addresses)
+                self._server.start()
+                self._thread.start()
+            drain(self, grace, refuse)
             self._server.shutdown(self._queue, self._shut_down)
         # Where the connections could not be closed, the core cancels what is left on them.
         if not self._ended.wait(PATIENCE_SECONDS):
@@ -318,27 +269,39 @@ class CompletionQueueTransport:
         self._thread.join()
         self._server.destroy()
 
+    def post(self, callback: Callback) -> None:
+        """See `Transport`. The thread is not woken."""
+        self._posted.append(callback)
+
+    def call_at(self, moment: float, callback: Callback) -> Callback:
+        """See `Transport`."""
+        return partial(self._timers.cancel, self._timers.add(moment, callback))
+
+    def run_posted(self, _event: object = None) -> None:
+        """Calls back what was posted until now."""
+        self.is_woken = False  # first: what is posted from now on wakes the thread again
+        for _ in range(len(self._posted)):
+            try:
+                self._posted.popleft()()
+            except Exception:  # the failure of one call must not affect the others
+                log.exception("call failed")
+
     def _shut_down(self, _event: Any) -> None:
         self._is_shut_down = True
         self._ended.set()
 
-    def _request_call(self) -> None:
-        self._server.request_call(self._queue, self._queue, self._called)
-
     def _called(self, event: Any) -> None:
         if event.call is None or not event.success:  # the server is stopping
             return
-        try:
+        with suppress(ValueError):  # the server began to stop at this moment
             self._server.request_call(self._queue, self._queue, self._called)
-        except ValueError:  # the server began to stop at this moment
-            log.debug("the server stops: no more calls are requested")
-        call = CompletionQueueCall(event, self._timers, self._callbacks, self._calls)
+        call = CompletionQueueCall(event, self)
         self._young.append(call)
-        self._calls.begin(call, self._serve_call(call))
+        self.begin(call)
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         thread_names.publish()
-        self._callbacks.thread = threading.get_ident()
+        self.thread = threading.get_ident()
         taken = 0
         while not self._is_shut_down:
             event = self._queue.poll(AT_ONCE if taken else self._next_timer())
@@ -355,10 +318,10 @@ class CompletionQueueTransport:
 
     def _work(self) -> bool:
         """Does what is due beside events; returns whether the thread must not sleep."""
-        self._turned_at = self._calls.now = now = time.monotonic()
+        self.now = now = time.monotonic()
         try:
-            if not self._callbacks.is_empty:
-                self._callbacks.run()
+            if self._posted:
+                self.run_posted()
             self._timers.run_due(now)
             if now - self._looked_at >= YOUNG_SECONDS:
                 self._look_after(now)
@@ -372,10 +335,11 @@ class CompletionQueueTransport:
         self._looked_at, older = now, self._older
         self._older, self._young = self._young, []
         for call in older:
-            call.watch_end()
+            if not call.is_done:
+                call.watch_end()
         if now - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = now
-            self._calls.sweep(now)
+            self.sweep(now)
 
     def _next_timer(self) -> float:
         """When to look for timers and callbacks next, on the clock of `time.time`."""
@@ -392,19 +356,9 @@ def _bounded(metadata: Metadata) -> Metadata:
     return () if size > MAX_METADATA else metadata
 
 
-def _end() -> Any:
-    """An operation that completes when the core is done with the call."""
-    return cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS)
-
-
 def _no_work() -> bool:
     return False
 
 
 def _text(name: str | bytes) -> str:
-    if isinstance(name, str):
-        return name
-    try:
-        return name.decode("ascii")  # much faster than with a handler of errors
-    except UnicodeDecodeError:
-        return name.decode(errors="replace")
+    return name if isinstance(name, str) else name.decode("utf-8", "replace")

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from attention_serving.server.tls import identities
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.tls.reload import CertificateReloader
-from attention_serving.server.transport.listeners import tls_credentials
+from attention_serving.server.transport.options import tls_credentials
 from tests.support.certificates import HOST, Authority, Mounted
 
 

@@ -17,11 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_serving.server import logs
-from attention_serving.server.call_log import CallLog
 from attention_serving.server.logs import JsonFormatter, TextFormatter
 from tests.server.http.clients import ask
 from tests.server.samples import ROOT, SELF
-from tests.server.seams import Calls
 from tests.server.watched import watched
 
 
@@ -127,23 +125,6 @@ def test_json_is_valid_whatever_a_field_contains(value: object, name: str) -> No
     found = json.loads(written, parse_constant=refuse)
     assert "\n" not in written
     assert (found["level"], found["event"]) == ("INFO", "model ready")
-
-
-@pytest.fixture
-def debug_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.DEBUG, logger="attention_serving.server.call_log")
-    return caplog
-
-
-def test_every_call_is_logged_at_debug_and_passed_on(debug_log: pytest.LogCaptureFixture) -> None:
-    observer = Calls()
-    CallLog(observer).call_ended("/a.B/C", "OK", 0.0123456)
-    assert observer.ended(1) == {("C", "OK"): 1}
-    (event,) = debug_log.records
-    assert event.levelno == logging.DEBUG
-    assert (
-        TextFormatter().format(event).endswith(" DEBUG call ended method=/a.B/C code=OK milliseconds=12.346")
-    )
 
 
 def logged(code: str) -> str:

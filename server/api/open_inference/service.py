@@ -130,7 +130,7 @@ class OpenInferenceService:
 
     async def _run_in_time(self, request: ValidatedRequest, call: Call, reservation: Reservation) -> Result:
         """Runs a request, which fails at its own deadline."""
-        cancel_timer = call.call_at(request.deadline, partial(self._engine.expire, request))
+        cancel_timer = call.transport.call_at(request.deadline, partial(self._engine.expire, request))
         try:
             return await self._engine.run(request, reservation)
         finally:

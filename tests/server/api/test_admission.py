@@ -15,8 +15,9 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as open_inference_pb
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from attention_serving.server import grpc_server
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.transport import TransportKind, connections
+from attention_serving.server.transport import TransportKind
 from tests.server.api.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
 
@@ -211,12 +212,14 @@ def test_connections_beyond_the_limit_are_closed(self_model: LoadedModel) -> Non
         with pytest.raises(grpc.RpcError) as caught:
             attend(served)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        other.close()
+        assert served.server.load().connections == 2  # they are not counted each time
 
 
 def test_a_connection_without_calls_is_closed(
     self_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(grpc_server, "COUNT_SECONDS", 0.0)
     with Served(self_model, connection_idle_seconds=0.2) as served:
         assert attend_on(served.channel) == [2]
         until = time.monotonic() + PATIENCE_SECONDS

@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.api import admission
-from attention_serving.server.api.grpc_services import REFLECTION_V1
+from attention_serving.server.api.methods import REFLECTION_V1
 from attention_serving.server.engine.model import LoadedModel
 from tests.server.api.messages import attend_request
 from tests.server.api.test_admission import ATTEND, Opened, wait_until_waiting

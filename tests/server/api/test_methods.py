@@ -12,9 +12,8 @@ from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
 from attention_serving.server.access_question import METHOD as ACCESS_CHECK
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.grpc_services import REFLECTION_V1, HealthService
 from attention_serving.server.api.method import CallKind
-from attention_serving.server.api.methods import SERVICES, all_methods
+from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from tests.server.seams import WatchedEngine
@@ -42,7 +41,7 @@ def engine(self_model: LoadedModel) -> Iterator[WatchedEngine]:
 def test_every_method_of_every_service_is_answered_as_its_kind(
     engine: WatchedEngine, threads: CodecThreads
 ) -> None:
-    table = all_methods(engine, threads, HealthService(SERVICES), lambda: True)
+    table = all_methods(engine, threads, HealthService(SERVICES), lambda: True, identify=lambda *_: None)
     expected = {
         f"/{service.full_name}/{method.name}": KINDS[method.client_streaming, method.server_streaming]
         for service in services()
@@ -56,7 +55,7 @@ def test_every_method_of_every_service_is_answered_as_its_kind(
 def test_calls_of_our_services_are_counted_and_those_of_grpc_are_not(
     engine: WatchedEngine, threads: CodecThreads
 ) -> None:
-    table = all_methods(engine, threads, HealthService(SERVICES), lambda: True)
+    table = all_methods(engine, threads, HealthService(SERVICES), lambda: True, identify=lambda *_: None)
     assert {name for name, method in table.items() if method.is_counted} == {
         name for name in table if name.startswith(tuple(f"/{service}/" for service in SERVICES))
     }

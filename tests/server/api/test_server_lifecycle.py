@@ -12,8 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_serving.server.api import grpc_services as health
-from attention_serving.server.api.methods import SERVICES
+from attention_serving.server.api.methods import REFLECTION, REFLECTION_V1, REFLECTIONS, SERVICES
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
@@ -160,7 +159,7 @@ def test_the_health_of_an_unknown_service_is_unknown(self_model: LoadedModel) ->
         news.cancel()
 
 
-@pytest.mark.parametrize("service", [health.REFLECTION, health.REFLECTION_V1], ids=["v1alpha", "v1"])
+@pytest.mark.parametrize("service", [REFLECTION, REFLECTION_V1], ids=["v1alpha", "v1"])
 def test_reflection_lists_the_services_and_describes_their_files(
     self_model: LoadedModel, service: str
 ) -> None:
@@ -178,7 +177,7 @@ def test_reflection_lists_the_services_and_describes_their_files(
         )
         listed, described, unknown, itself = method(iter(asked), timeout=PATIENCE_SECONDS)
     names = {service.name for service in listed.list_services_response.service}
-    assert names == {*SERVICES, "grpc.health.v1.Health", *health.REFLECTIONS}
+    assert names == {*SERVICES, "grpc.health.v1.Health", *REFLECTIONS}
     assert pb.DESCRIPTOR.serialized_pb in described.file_descriptor_response.file_descriptor_proto
     assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
     (content,) = itself.file_descriptor_response.file_descriptor_proto

@@ -18,7 +18,7 @@ from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.errors import BindError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.transport import TransportKind
-from attention_serving.server.transport.listeners import MAX_PATH_BYTES, UnixSocket
+from attention_serving.server.transport.options import MAX_PATH_BYTES, UnixSocket
 from tests.server.api.messages import attend_request
 from tests.server.api.test_server_limits import OPTIONS
 from tests.server.seams import PATIENCE_SECONDS, Calls

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.grpc_services import HealthService
-from attention_serving.server.api.methods import SERVICES, all_methods
+from attention_serving.server.api.methods import SERVICES, HealthService, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security import errors
@@ -46,7 +45,8 @@ def test_the_page_states_the_right_of_every_method(engine: WatchedEngine, thread
     for right, methods in re.findall(r"^\| `?(\w+)`? \| (`.*`) \|$", table, re.MULTILINE):
         stated[right] |= {name.rpartition("/")[2] for name in re.findall(r"`([^`]+)`", methods)}
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for path, method in all_methods(engine, threads, HealthService(SERVICES), lambda: True).items():
+    methods = all_methods(engine, threads, HealthService(SERVICES), lambda: True, identify=lambda *_: None)
+    for path, method in methods.items():
         if not path.startswith("/attention.internal."):
             found[str(method.right or "none")].add(path.rpartition("/")[2])
     assert stated == found

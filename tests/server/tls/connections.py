@@ -8,10 +8,11 @@ from typing import Any
 
 import grpc
 
+from attention_serving.server.api.admission import peer_identities
 from attention_serving.server.tls.files import CurrentCertificates
 from attention_serving.server.transport import TransportKind, create_transport
 from attention_serving.server.transport.call import Call
-from attention_serving.server.transport.listeners import private_credentials, tls_credentials
+from attention_serving.server.transport.options import private_credentials, tls_credentials
 from tests.server.seams import PATIENCE_SECONDS
 from tests.support.certificates import HOST, Pair
 
@@ -46,7 +47,7 @@ class Answering:
         self._transport.stop(0, lambda: None)
 
     async def _serve(self, call: Call) -> None:
-        self.identities.put(call.peer_identities())
+        self.identities.put(peer_identities(call))
         await call.message()
         call.reply(REPLY)
 

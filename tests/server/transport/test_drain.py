@@ -12,13 +12,7 @@ import grpc
 import pytest
 
 from attention_serving.server.transport import TransportKind, create_transport
-from attention_serving.server.transport import connections as sockets
-from attention_serving.server.transport.connections import (
-    Connection,
-    ConnectionCount,
-    connections,
-    stop_listening,
-)
+from attention_serving.server.transport.drain import Connection, connections, stop_listening
 from tests.server.seams import PATIENCE_SECONDS
 from tests.server.transport.driven import Driven
 
@@ -114,17 +108,6 @@ def test_connections_are_counted_while_no_descriptor_is_free() -> None:
             while True:
                 taken.enter_context(socket.socket())
         assert connections([accepted.getsockname()[1]]) == [connection]
-
-
-def test_connections_are_not_counted_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    with connected() as (_, accepted, peer):
-        count = ConnectionCount([accepted.getsockname()[1]])
-        assert count.recent() == 1
-        accepted.close()
-        peer.close()
-        assert count.recent() == 1
-        monkeypatch.setattr(sockets, "COUNT_SECONDS", 0.0)
-        assert count.recent() == 0
 
 
 def test_a_connection_that_is_closed_ends_for_both() -> None:

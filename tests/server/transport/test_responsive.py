@@ -25,16 +25,16 @@ def test_an_idle_thread_turns_and_a_stuck_one_does_not(kind: TransportKind) -> N
 
     port = transport.listen("127.0.0.1:0")
     transport.start(block, lambda: False)
-    started = transport.turned_at()
-    until(lambda: transport.turned_at() > started + 1)
+    started = transport.now
+    until(lambda: transport.now > started + 1)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         method: Any = channel.unary_unary("/a/B")
         call = method.future(b"", timeout=PATIENCE_SECONDS)
         assert entered.wait(PATIENCE_SECONDS)
-        until(lambda: time.monotonic() - transport.turned_at() > 1.5)
+        until(lambda: time.monotonic() - transport.now > 1.5)
         proceed.set()
         assert call.code() is grpc.StatusCode.UNIMPLEMENTED
-        until(lambda: time.monotonic() - transport.turned_at() < 1.5)
+        until(lambda: time.monotonic() - transport.now < 1.5)
     transport.stop(0, lambda: None)
 
 

@@ -147,16 +147,17 @@ def test_the_core_is_done_with_a_call_once_its_reply_was_sent(listening: Listeni
     order: list[str] = []
 
     async def end() -> None:
-        call.reply(REPLY)
-        order.append("replied")
-        await call.done()
-        order.append("done")
-        await call.done()
+        try:
+            call.reply(REPLY)
+            order.append("replied")
+            await call.done()
+        finally:
+            order.append("done")
 
-    ended = listening.driven.begin(call, end)
+    listening.driven.begin(call, end)
     assert sent.result() == REPLY
-    ended.result(PATIENCE_SECONDS)
-    assert (order, call.is_done, call.ended_with) == (["replied", "done"], True, grpc.StatusCode.OK)
+    assert listening.driven.wait_for_end(call) is grpc.StatusCode.OK
+    assert (order, call.is_done) == (["replied", "done"], True)
 
 
 def test_a_call_that_is_cancelled_ends_what_its_coroutine_waits_for(listening: Listening) -> None:
@@ -264,7 +265,7 @@ def test_what_a_call_awaited_does_nothing_once_it_has_ended(listening: Listening
 def until_asleep(transport: Transport) -> None:
     """Until the transport's thread has not looked for work for a while."""
     deadline, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
-    while time.monotonic() - transport.turned_at() < 0.2:
+    while time.monotonic() - transport.now < 0.2:
         assert time.monotonic() < deadline
         pause.wait(0.02)
 
@@ -293,10 +294,10 @@ def test_timers_run_in_order_and_can_be_cancelled(listening: Listening) -> None:
 
     def schedule() -> None:
         now = time.monotonic()
-        cancel = call.call_at(now + 0.02, partial(ran.append, "cancelled"))
-        call.call_at(now + 0.04, lambda: call.reply(REPLY))
-        call.call_at(now + 0.03, partial(ran.append, "second"))
-        call.call_at(now + 0.01, partial(ran.append, "first"))
+        cancel = call.transport.call_at(now + 0.02, partial(ran.append, "cancelled"))
+        call.transport.call_at(now + 0.04, lambda: call.reply(REPLY))
+        call.transport.call_at(now + 0.03, partial(ran.append, "second"))
+        call.transport.call_at(now + 0.01, partial(ran.append, "first"))
         cancel()
         cancel()
 

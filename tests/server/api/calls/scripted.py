@@ -1,21 +1,55 @@
 """A call whose events the test decides: an adapter of `Call`, for orders that no network forces."""
 
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 
-from attention_serving.server.api.admission import CallLimits
+from attention_serving.server.api.admission import Admission
 from attention_serving.server.api.calls import Calls
 from attention_serving.server.api.method import Method
-from attention_serving.server.coroutines import Callback, Task, Wait, suspend
-from attention_serving.server.transport.call import OK, Call, Metadata, OpenCalls
+from attention_serving.server.coroutines import Callback, Task, suspend
+from attention_serving.server.transport.call import OK, Call, Metadata, Serve, Transport
+from attention_serving.server.transport.options import RpcOptions
 from tests.server.seams import PATIENCE_SECONDS
 from tests.server.seams import Calls as Observed
 
 METHOD = "/tests.Scripted/Method"
-UNLIMITED = CallLimits(max_calls=1000, max_streams=1000)
+UNLIMITED = RpcOptions(
+    host="",
+    port=0,
+    max_message_bytes=0,
+    max_concurrent_calls=1000,
+    max_streams=1000,
+    stream_window=3,
+    receive_timeout_seconds=0,
+    stream_idle_seconds=0,
+)
+
+
+class ScriptedTransport(Transport):
+    """The transport of one call, whose timers run when the test says."""
+
+    def __init__(self, send_timeout_seconds: float) -> None:
+        super().__init__(send_timeout_seconds)
+        self.timers: dict[Callback, float] = {}
+
+    def listen(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        raise NotImplementedError
+
+    def start(self, serve: Serve, run_inline: Callable[[], bool]) -> None:
+        raise NotImplementedError
+
+    def stop(self, grace: float, refuse: Callback) -> None:
+        raise NotImplementedError
+
+    def post(self, callback: Callback) -> None:
+        raise NotImplementedError
+
+    def call_at(self, moment: float, callback: Callback) -> Callback:
+        self.timers[callback] = moment
+        return lambda: self.timers.pop(callback, None)
 
 
 class ScriptedCall(Call):
@@ -27,21 +61,28 @@ class ScriptedCall(Call):
 
     peer = ""
     metadata: Metadata = ()
+    method = METHOD
+    transport: ScriptedTransport
 
     def __init__(self, deadline: float = 1e9, *, send_timeout_seconds: float = 0) -> None:
-        super().__init__(METHOD, OpenCalls(send_timeout_seconds))
+        self.transport = ScriptedTransport(send_timeout_seconds)
         self.deadline = deadline
         self._thread = threading.get_ident()
         self._posted: list[Callback] = []
         self._changed = threading.Condition()
         self._sends: list[Task] = []
-        self.timers: dict[Callback, float] = {}
         self.sent: list[bytes] = []
         self.is_aborted = False
 
-    def begin(self, work: Coroutine[Wait, Any, None]) -> None:
+    def begin(self, serve: Serve) -> None:
         """The call arrives, which a coroutine serves."""
-        self._calls.begin(self, work)
+        self.transport.serve = serve
+        self.transport.begin(self)
+
+    @property
+    def timers(self) -> dict[Callback, float]:
+        """The timers that are set."""
+        return self.transport.timers
 
     @property
     def is_receiving(self) -> bool:
@@ -72,7 +113,8 @@ class ScriptedCall(Call):
 
     def run_timers(self) -> None:
         """Every timer is due."""
-        timers, self.timers = self.timers, {}
+        timers = [*self.timers]
+        self.timers.clear()
         for callback in timers:
             callback()
 
@@ -92,19 +134,15 @@ class ScriptedCall(Call):
         self,
         code: grpc.StatusCode,
         details: str = "",  # noqa: ARG002
-        trailing: Metadata = (),  # noqa: ARG002
+        trailing: Metadata = (),
         *,
         reason: str = "",
     ) -> None:
         if self.ended_with is None:
-            self._hand_over(code, reason)
+            self._hand_over(code, trailing, reason)
 
     def abort(self) -> None:
         self.is_aborted = True
-
-    def call_at(self, moment: float, callback: Callback) -> Callback:
-        self.timers[callback] = moment
-        return lambda: self.timers.pop(callback, None)
 
     def post(self, callback: Callback) -> None:
         if threading.get_ident() == self._thread:
@@ -114,7 +152,7 @@ class ScriptedCall(Call):
             self._posted.append(callback)
             self._changed.notify()
 
-    def _receive(self, task: Task) -> None:
+    def _receive(self) -> None:
         """Until `deliver`."""
 
     async def _send(self, message: bytes, *, more: bool) -> bool:  # noqa: ARG002
@@ -122,18 +160,18 @@ class ScriptedCall(Call):
         success: bool = await suspend(self._sends.append)
         return success
 
-    def _authentication(self) -> Mapping[str, Sequence[bytes]]:
+    def authentication(self) -> Mapping[str, Sequence[bytes]]:
         return {}
 
 
-def calls_of(method: Method, *, window: int = 3, **options: Any) -> Calls:
+def calls_of(method: Method, *, window: int = 3, limits: RpcOptions = UNLIMITED, **options: Any) -> Calls:
     """What serves calls of one method."""
-    chosen: dict[str, Any] = {"observer": Observed(), "limits": UNLIMITED, **options}
-    return Calls({METHOD: method}, check_deadline=lambda *_: None, stream_window=window, **chosen)
+    admission = Admission(limits, lambda *_: None)
+    return Calls({METHOD: method}, Observed(), admission, stream_window=window, **options)
 
 
 def started(method: Method, deadline: float = 1e9, **options: Any) -> ScriptedCall:
     """A call of a method that has arrived."""
     call = ScriptedCall(deadline)
-    call.begin(calls_of(method, **options).serve(call))
+    call.begin(calls_of(method, **options).serve)
     return call

@@ -1,9 +1,12 @@
 """Calls whose results come later: order, windows and deadlines; nothing is done for a call that has ended."""
 
 import gc
+import logging
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,21 +14,21 @@ import numpy as np
 import pytest
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.admission import CallLimits
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.api.open_inference.service import OpenInferenceService
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.logs import TextFormatter
 from attention_serving.server.transport.call import Call
-from tests.server.api.calls.scripted import ScriptedCall, calls_of, started
+from tests.server.api.calls.scripted import UNLIMITED, ScriptedCall, calls_of, started
 from tests.server.api.messages import raw_request
 from tests.server.samples import request_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, WatchedEngine, tapped
 
 CALL_DEADLINE = 1e9
-LIMITS = CallLimits(max_calls=9, max_streams=9, receive_timeout_seconds=60, stream_idle_seconds=60)
+LIMITS = replace(UNLIMITED, receive_timeout_seconds=60, stream_idle_seconds=60)
 Send = Callable[[bytes], None]
 
 
@@ -166,6 +169,18 @@ def test_a_message_after_the_end_of_the_call_is_not_handled(
     assert call.ended_with is grpc.StatusCode.CANCELLED
 
 
+def test_every_call_is_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="attention_serving.server.api.calls")
+    call = started(unary(Handler()))
+    call.deliver(None)
+    call.complete()
+    (event,) = caplog.records
+    assert re.search(
+        r"DEBUG call ended method=/tests.Scripted/Method code=UNIMPLEMENTED milliseconds=[0-9.]+$",
+        TextFormatter().format(event),
+    )
+
+
 @every_kind
 def test_a_call_without_a_request_is_told_so(kind: Callable[[Handler], Method]) -> None:
     handler = Handler()
@@ -182,7 +197,7 @@ def test_a_call_ends_once_its_status_was_sent(kind: Callable[[Handler], Method])
     handler = Handler()
     calls = calls_of(kind(handler))
     call = ScriptedCall()
-    call.begin(calls.serve(call))
+    call.begin(calls.serve)
     assert calls.load().waiting == 1
     call.deliver(b"a")
     call.finish(grpc.StatusCode.ABORTED)
@@ -284,23 +299,23 @@ def test_an_unexpected_error_ends_the_call_with_a_fixed_text(
 
 def test_a_stream_that_is_idle_for_too_long_ends_and_a_busy_one_does_not() -> None:
     handler = Handler()
-    limits = CallLimits(max_calls=1, max_streams=1, stream_idle_seconds=5)
+    limits = replace(UNLIMITED, max_concurrent_calls=1, max_streams=1, stream_idle_seconds=5)
     call = started(ordered_stream(handler), limits=limits)
     call.deliver(b"a")
-    call._calls.sweep(call._calls.now + 100)
+    call.transport.sweep(call.transport.now + 100)
     assert call.ended_with is None
     handler.futures[0].set_result(b"")
     call.complete_send()
-    call._calls.sweep(call._calls.now + 100)
+    call.transport.sweep(call.transport.now + 100)
     assert call.reason == "STREAM_IDLE"
 
 
 @every_kind
 def test_a_caller_that_does_not_take_the_status_is_cut_off(kind: Callable[[Handler], Method]) -> None:
     handler = Handler()
-    limits = CallLimits(max_calls=1, max_streams=1, stream_idle_seconds=50)
+    limits = replace(UNLIMITED, max_concurrent_calls=1, max_streams=1, stream_idle_seconds=50)
     call = ScriptedCall(send_timeout_seconds=5)
-    call.begin(calls_of(kind(handler), limits=limits).serve(call))
+    call.begin(calls_of(kind(handler), limits=limits).serve)
     call.deliver(b"a")
     if kind is ordered_stream:
         call.deliver(None)
@@ -309,7 +324,7 @@ def test_a_caller_that_does_not_take_the_status_is_cut_off(kind: Callable[[Handl
         assert call.ended_with is grpc.StatusCode.OK
     else:
         call.finish(grpc.StatusCode.ABORTED)
-    call._calls.sweep(call._calls.now + 6)
+    call.transport.sweep(call.transport.now + 6)
     assert (call.reader_cut, call.is_aborted) == (True, True)
 
 
