@@ -15,7 +15,7 @@ from attention_serving import server
 from attention_serving.server.command_line import shown_default
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.fixed_metrics import publish_fixed_metrics
-from attention_serving.server.http.errors import STATUSES
+from attention_serving.server.http.backend import STATUSES
 from attention_serving.server.metrics import Metrics
 from attention_serving.server.process_metrics import PROCESS, ProcessesCollector
 from attention_serving.server.settings import SECTIONS, Settings

@@ -3,16 +3,13 @@
 Requests become messages of protos/inference/open_inference.proto, and replies become JSON and binary tensors.
 Models, limits, rights and metrics are those of the gRPC server.
 
-application.py        the routes, as a Starlette application
-inference.py          the endpoint of inference: body, decode, call, encode
-infer_request.py      bodies of inference as messages; infer_response.py: replies as bodies
-tensors.py            elements of tensors as JSON
-methods.py            every other method: its routes, request and answer
-authorization.py      asks the gRPC server who may call, before a large body is read
-explorer.py           the page at /explore, and the list of models that it shows
-context.py            what endpoints share: limits, and errors as answers
-body.py               reads a body within the limits of size, memory and time
-connection.py         uvicorn's connection, with limits of time and number
+app.py                the routes, as a Starlette router; errors as answers; the page at /explore
+methods.py            the table of all routes but inference and OpenAI's
+infer.py, tensors.py  bodies of inference as messages, and replies as bodies; elements of tensors as JSON
+embeddings.py         OpenAI's endpoints
+schemas.py            pydantic models of JSON bodies; openapi.py: their description
+exchange.py           one request: its body within limits of size, memory and time, and its answer
 backend.py            the channels to the gRPC server
+server.py             uvicorn, with limits of time and number
 process.py, child.py  the process beside a server, from both sides; it is replaced if it ends
 """

@@ -1,20 +1,27 @@
-"""The channels to the gRPC server, and calls that end when their clients leave."""
+"""Calls of the gRPC server: channels, statuses as answers of HTTP, and who may call."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 import grpc
-from starlette.types import Receive
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
-from attention_serving.server.http import errors
-from attention_serving.server.http.errors import ClientDisconnectedError
+from attention_serving.server import access_question
+from attention_serving.server.api.errors import DETAILS_KEY
 from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.tls import forwarding
 
-T = TypeVar("T")
-SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"]
 Metadata = Sequence[tuple[str, str | bytes]]
 READY = grpc.ChannelConnectivity.READY
 OPTIONS = (
@@ -37,6 +44,44 @@ OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+# gRPC codes, by the status that clients of HTTP know for the same. Source: google/rpc/code.proto.
+STATUSES = {
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "OUT_OF_RANGE": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "ABORTED": 409,
+    "ALREADY_EXISTS": 409,
+    "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+RETRIED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+# An approval is cached for this time, for so many callers.
+APPROVED_SECONDS = 1.0
+MAX_APPROVALS = 1024
+# Everything but inference, and loading of models, is answered at once.
+TIMEOUT_SECONDS = 10.0
+# Metadata that say who calls. Others, such as identifiers of requests and traces, differ from call to call.
+CREDENTIALS = ("authorization", forwarding.KEY)
+
+
+class Client(Protocol):
+    """The connection of the client that a call is made for.
+
+    Attributes:
+        on_lost: Is called if the client leaves.
+    """
+
+    on_lost: Callable[[], object] | None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client has left."""
 
 
 class Backend:
@@ -54,43 +99,76 @@ class Backend:
         ]
         self._calls = [0] * len(self._channels)
         self._turn = count()
+        # Until when an approval holds, in the order of the approvals.
+        self._approved: dict[bytes, float] = {}
 
-    async def call(self, method: str, request: bytes, metadata: Metadata, timeout: float | None) -> bytes:
+    async def call(
+        self,
+        method: str,
+        message: bytes,
+        metadata: Metadata,
+        timeout: float | None = TIMEOUT_SECONDS,
+        client: Client | None = None,
+    ) -> bytes:
         """Calls a method with a serialized message, and returns the serialized reply.
 
         Args:
-            method: Name of the method in the service.
-            request: The message.
+            method: Full name of the method, such as /inference.GRPCInferenceService/ServerLive.
+            message: The message.
             metadata: Metadata of the call.
             timeout: Seconds until the deadline; None sets none.
+            client: If it leaves, the call is cancelled.
 
         Raises:
-            BackendError: The call ended with a status other than OK.
+            HTTPException: The call ended with a status other than OK.
+            ClientDisconnect: The client left.
         """
-        return await self.call_path(f"/{SERVICE}/{method}", request, metadata, timeout)
-
-    async def call_path(self, path: str, request: bytes, metadata: Metadata, timeout: float | None) -> bytes:
-        """As `call`, for a method of any service.
-
-        Args:
-            path: Full name of the method.
-            request: The message.
-            metadata: Metadata of the call.
-            timeout: Seconds until the deadline; None sets none.
-
-        Raises:
-            BackendError: The call ended with a status other than OK.
-        """
+        if client is not None and client.is_lost:
+            raise ClientDisconnect
         index = self._next()
-        call: Any = self._channels[index].unary_unary(path)
+        made: Any = self._channels[index].unary_unary(method)
+        call = made(message, metadata=metadata, timeout=timeout)
         self._calls[index] += 1
+        if client is not None:
+            client.on_lost = call.cancel
         try:
-            reply: bytes = await call(request, metadata=metadata, timeout=timeout)
+            reply: bytes = await call
         except grpc.aio.AioRpcError as error:
-            raise errors.of_call(error) from error
+            raise refusal(error) from error
+        except asyncio.CancelledError:
+            if client is not None and client.is_lost:
+                raise ClientDisconnect from None
+            raise
         finally:
             self._calls[index] -= 1
+            if client is not None:
+                client.on_lost = None
         return reply
+
+    async def authorize(self, method: str, model: str, metadata: Metadata) -> None:
+        """Asks whether a caller may call a method, unless the same was approved within the last second.
+
+        This process knows no tokens: the gRPC server decides, as it would for the call itself.
+
+        Args:
+            method: Full name of the method.
+            model: Name of the model; empty if there is none.
+            metadata: What the call would be made with.
+
+        Raises:
+            HTTPException: It may not.
+        """
+        credentials = [pair for pair in metadata if pair[0] in CREDENTIALS]
+        # Credentials are not kept, only their hash.
+        key = hashlib.sha256(repr((credentials, method, model)).encode()).digest()
+        now = time.monotonic()
+        if self._approved.get(key, 0.0) > now:
+            return
+        await self.call(access_question.METHOD, access_question.question(method, model), metadata)
+        self._approved.pop(key, None)
+        if len(self._approved) >= MAX_APPROVALS:
+            del self._approved[next(iter(self._approved))]
+        self._approved[key] = now + APPROVED_SECONDS
 
     async def close(self) -> None:
         """Closes the connections. Open calls are cancelled."""
@@ -116,25 +194,25 @@ def _private_channel(target: str) -> grpc.aio.Channel:
     )
 
 
-async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-    """Waits for work on behalf of a client whose body has been read; cancels it if the client leaves.
-
-    Raises:
-        ClientDisconnectedError: The client left.
-    """
-    working = asyncio.ensure_future(work())
-    leaving = asyncio.ensure_future(_disconnect(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnectedError
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+def refusal(error: grpc.aio.AioRpcError) -> HTTPException:
+    """The answer to a request whose call failed."""
+    status = STATUSES.get(error.code().name, HTTPStatus.INTERNAL_SERVER_ERROR)
+    headers = {}
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
+    if status in RETRIED:
+        headers["retry-after"] = str(_retry_seconds(error))
+    return HTTPException(status, error.details() or error.code().name, headers)
 
 
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _retry_seconds(error: grpc.aio.AioRpcError) -> int:
+    """Whole seconds of google.rpc.RetryInfo, at least 1."""
+    retry = error_details_pb2.RetryInfo()
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                found = any(detail.Unpack(retry) for detail in status_pb2.Status.FromString(value).details)
+            except DecodeError:
+                return 1
+            return max(1, math.ceil(retry.retry_delay.ToMicroseconds() / 1e6)) if found else 1
+    return 1

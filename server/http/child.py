@@ -17,7 +17,7 @@ from attention_serving.server import logs
 from attention_serving.server.child_process import Heartbeat, Ping, State
 from attention_serving.server.errors import TlsError
 from attention_serving.server.http.options import HttpOptions
-from attention_serving.server.http.serve import Stop, serve
+from attention_serving.server.http.server import Stop, serve
 from attention_serving.server.shutdown import StopRequest, handle_signals
 
 log = logging.getLogger(__name__)

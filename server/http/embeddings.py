@@ -1,81 +1,188 @@
-"""The endpoints /v1/embeddings and /v1/models, as clients of OpenAI's API call them."""
+"""OpenAI's endpoints: /v1/models, and /v1/embeddings as messages of attention.v1, which have no padding.
 
+Source of the form: the reference of OpenAI's embeddings endpoint.
+"""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from itertools import chain
+from typing import Any
 
+import numpy as np
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Send
+from starlette.exceptions import HTTPException
 
-from attention_serving.protos.attention.v1.attention_pb2 import DESCRIPTOR
+from attention_serving.protos.attention.v1 import attention_pb2 as pb
+from attention_serving.server import NAME
 from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.http import embedding_messages, fields
-from attention_serving.server.http.backend import while_connected
-from attention_serving.server.http.body import Body
-from attention_serving.server.http.context import Exchange, metadata_of, run
-from attention_serving.server.http.errors import CLOSE, BackendError, HttpError
-from attention_serving.server.http.explorer import list_models
-from attention_serving.server.http.inference import InferenceExchange
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http import schemas
+from attention_serving.server.http.exchange import Exchange, Reply, run
+from attention_serving.server.http.schemas import EmbeddingRequest
 
 PATH, MODEL_PATHS = "/v1/embeddings", ("/v1/models", "/v1/models/{model}")
-JSON = "application/json"
-ATTEND = f"/{DESCRIPTOR.services_by_name['AttentionService'].full_name}/Attend"
+SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
+ATTEND, LIST_MODELS = f"/{SERVICE}/Attend", f"/{SERVICE}/ListModels"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+INPUT = "input"
+# How the gRPC server refuses a model that is not a text encoder.
+NO_ENCODER = "is not a text encoder"
+# A number in JSON has fewer characters, with a comma.
+JSON_BYTES_PER_NUMBER = 16
+# The members that fields of the message are made of.
+MEMBERS = {"text": INPUT, "token_ids": INPUT, "embedding": "model"}
+CODES = {
+    HTTPStatus.NOT_FOUND: "model_not_found",
+    HTTPStatus.UNAUTHORIZED: "invalid_api_key",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_exceeded",
+}
 
 
-class OpenAiExchange(Exchange):
-    """A request of OpenAI's API, whose errors have a form of their own."""
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded request.
 
-    def page(self, error: HttpError, *, close: bool) -> Response:
-        """An error in the form of OpenAI's API."""
-        headers = {**error.headers, **(CLOSE if close else {})}
-        return Response(embedding_messages.error_body(error), error.status, headers, JSON)
+    Attributes:
+        message: The serialized AttendRequest.
+        model: Name of the model.
+        is_base64: Whether embeddings are sent as base64 of their bytes, and not as numbers.
+        token_count: Number of tokens of token lists; 0 for texts.
+    """
 
-
-class EncoderModels(OpenAiExchange):
-    """GET /v1/models and /v1/models/{model}: the ready text encoders that the caller may read."""
-
-    async def answer(self, request: Request, body: Body, send: Send) -> None:  # noqa: ARG002 - has none
-        """Sends the list, or one model of it.
-
-        Raises:
-            HttpError: The requested model is not a text encoder that is ready.
-        """
-        models = await list_models(self.context, request)
-        encoders = embedding_messages.encoders(models)
-        name = request.path_params.get("model")
-        if name is not None and name not in encoders:
-            message = f"model: {name[:100]!r} is not a text encoder that is ready; GET /v1/models lists them"
-            raise HttpError(HTTPStatus.NOT_FOUND, message)
-        found = {"object": "list", "data": list(encoders.values())} if name is None else encoders[name]
-        response = Response(orjson.dumps(found), media_type=JSON)
-        await response(request.scope, request.receive, send)
+    message: bytes
+    model: str
+    is_base64: bool
+    token_count: int
 
 
-class Embeddings(OpenAiExchange, InferenceExchange):
-    """POST /v1/embeddings."""
-
-    async def compute(self, request: Request, data: bytearray, reservation: Reservation, send: Send) -> None:
-        """Computes the embeddings of texts and sends them."""
-        response = Response(await self._compute(request, data, reservation), media_type=JSON)
-        await response(request.scope, request.receive, send)
-
-    async def _compute(self, request: Request, data: bytearray, reservation: Reservation) -> bytes:
-        options = self.context.options
-        scratch = self.context.budget.reserve(0)
-        try:
-            check = partial(fields.check_memory, data, options.max_in_flight_bytes)
-            scratch.add(await run(len(data), check))
-            decoded = await run(len(data), partial(embedding_messages.decode, data))
-        finally:
-            scratch.release()
-        reservation.add(len(decoded.message))
-        call = partial(
-            self.context.backend.call_path, ATTEND, decoded.message, metadata_of(request), timeout=None
+async def embed(exchange: Exchange) -> Reply:
+    """Answers POST /v1/embeddings."""
+    await exchange.authorize(INFER)
+    data = await exchange.read()
+    exchange.take_place()
+    limit = exchange.service.options.max_in_flight_bytes
+    decoded = await exchange.decoded(data, partial(decode, limit))
+    exchange.memory.add(len(decoded.message))
+    try:
+        reply = await exchange.call(ATTEND, decoded.message, timeout=None)
+    except HTTPException as error:
+        if not error.detail.endswith(NO_ENCODER):
+            raise
+        message = (
+            f"model: {decoded.model!r} {NO_ENCODER}; request its outputs with POST"
+            f" /v2/models/{decoded.model}/infer, or choose a model that GET /v1/models lists"
         )
-        try:
-            reply = await while_connected(request.receive, call)
-        except BackendError as error:
-            raise embedding_messages.of_refusal(error, decoded.model) from error
-        reservation.add(len(reply))
-        return await run(len(reply), partial(embedding_messages.encode, reply, decoded, reservation))
+        raise HTTPException(error.status_code, message) from error
+    exchange.memory.add(len(reply))
+    return await run(len(reply), partial(_encode, reply, decoded, exchange.memory))
+
+
+async def models(exchange: Exchange) -> Reply:
+    """Answers GET /v1/models and /v1/models/{model}: the ready text encoders that the caller may read."""
+    ready = pb.Model.STATE_READY
+    found = await list_models(exchange)
+    names = {model.name for model in found if model.HasField("text_encoder") and model.state == ready}
+    name = exchange.parameters.get("model")
+    if name is None:
+        listed = {"object": "list", "data": [_encoder(each) for each in sorted(names)]}
+        return Reply([orjson.dumps(listed)])
+    if name not in names:
+        message = f"model: {name[:100]!r} {NO_ENCODER} that is ready; GET /v1/models lists them"
+        raise HTTPException(HTTPStatus.NOT_FOUND, message)
+    return Reply([orjson.dumps(_encoder(name))])
+
+
+async def list_models(exchange: Exchange) -> Sequence[pb.Model]:
+    """Every version of the models that the caller may read, as the gRPC server describes them."""
+    return pb.ListModelsResponse.FromString(await exchange.call(LIST_MODELS, b"")).models
+
+
+def decode(limit: int, body: bytearray, scratch: Reservation) -> Decoded:
+    """Decodes the JSON of a request.
+
+    Args:
+        limit: Most memory for the parsed JSON.
+        body: The body.
+        scratch: Takes this memory.
+
+    Raises:
+        InvalidRequestError: A member is wrong or unknown.
+        HTTPException: The JSON could take too much memory.
+        OverloadedError: The memory is not available.
+    """
+    schemas.reserve(body, limit, scratch)
+    request = schemas.parse(body, EmbeddingRequest)
+    embedding = pb.EmbeddingOptions(dimensions=request.dimensions or 0)
+    message = pb.AttendRequest(model_name=request.model, embedding=embedding)
+    _add_input(message, request)
+    is_base64 = request.encoding_format == "base64"
+    return Decoded(message.SerializeToString(), request.model, is_base64, len(message.token_ids.ids))
+
+
+def _add_input(message: pb.AttendRequest, request: EmbeddingRequest) -> None:
+    """Adds texts with their options, or token lists."""
+    given = request.input
+    items = [given] if isinstance(given, str) or _is_tokens(given) else given
+    if not isinstance(items, list) or not items:
+        raise InvalidRequestError(INPUT, "must be a text, a list of texts, token ids or a list of them")
+    options = {"prompt": request.prompt, "truncate": request.truncate}
+    stated: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if all(isinstance(item, str) for item in items):
+        message.text.CopyFrom(pb.TextSequences(texts=items, **stated))
+        return
+    if not all(_is_tokens(item) for item in items):
+        raise InvalidRequestError(INPUT, "must contain texts only, or non-empty lists of token ids only")
+    for name in stated:
+        raise InvalidRequestError(name, "needs texts; the request has token ids")
+    message.token_ids.lengths.extend(map(len, items))
+    try:
+        message.token_ids.ids.extend(chain.from_iterable(items))
+    except ValueError:
+        raise InvalidRequestError(INPUT, "contains a token id of more than 64 bits") from None
+
+
+def _is_tokens(item: Any) -> bool:
+    return isinstance(item, list) and bool(item) and all(type(each) is int for each in item)
+
+
+def _encode(reply: bytes, request: Decoded, reservation: Reservation) -> Reply:
+    message = pb.AttendResponse.FromString(reply)
+    vectors = message.context_vectors
+    rows = np.frombuffer(vectors.data, np.dtype("<f4")).reshape(-1, vectors.width)
+    reservation.add(rows.size * JSON_BYTES_PER_NUMBER)
+    count = request.token_count or sum(message.token_counts)
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(row.tobytes()).decode() if request.is_base64 else row,
+        }
+        for index, row in enumerate(rows)
+    ]
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    document: dict[str, Any] = {"object": "list", "data": data, "model": request.model, "usage": usage}
+    if message.truncated:
+        document["truncated"] = list(message.truncated)
+    return Reply([orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)])
+
+
+def _encoder(name: str) -> dict[str, Any]:
+    # Artifacts do not state when they were made.
+    return {"id": name, "object": "model", "created": 0, "owned_by": NAME}
+
+
+def error_json(error: HTTPException) -> dict[str, Any]:
+    """An error as OpenAI's clients read it. `param` is the member that its message begins with."""
+    status, message = error.status_code, error.detail
+    is_request = status < HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "invalid_request_error" if is_request else "server_error"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        kind = "rate_limit_error"
+    name = message.partition(":")[0]
+    name = MEMBERS.get(name, name)
+    member = name if is_request and name in EmbeddingRequest.model_fields else None
+    code = CODES.get(HTTPStatus(status)) if status in set(HTTPStatus) else None
+    return {"error": {"message": message, "type": kind, "param": member, "code": code}}

@@ -1,36 +1,76 @@
-"""Every method but inference: its routes, the message that a request becomes, and the JSON of the reply.
+"""Every method but inference: one table of its routes, what its body must be, and the JSON of its reply.
 
 Paths and bodies are those of Triton's HTTP protocol, which contain those of KServe.
 """
 
-from collections.abc import Callable
+import base64
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
-from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.http import settings_json as settings
-from attention_serving.server.http.messages import to_json
-from attention_serving.server.http.method_requests import (
-    cuda_region,
-    index,
-    load,
-    model,
-    nothing,
-    region,
-    system_region,
-    unload,
-)
+from attention_serving.server.http import schemas
+from attention_serving.server.http.backend import SERVICE, TIMEOUT_SECONDS
+from attention_serving.server.http.schemas import Body
 
-# The parameters of a path, and the JSON of a body, which is empty if there is none.
-Paths = dict[str, str]
-Document = dict[str, Any]
-# Waiting for models to load is not bounded: they may be large. Everything else is answered at once.
-TIMEOUT_SECONDS = 10.0
+# The field of the message that a parameter of the path is; the first that the message has.
+FIELDS = {
+    "model": ("model_name", "name"),
+    "version": ("version",),
+    "repository": ("repository_name",),
+    "region": ("name",),
+}
+# The one setting of traces that always is an array.
+TRACE_LEVEL = "trace_level"
 
 
-@dataclass(frozen=True, kw_only=True)
+def to_json(message: Message) -> dict[str, Any]:
+    """The members of a message without maps, by the names of the proto file.
+
+    A member of a message type that is not set is left out. protobuf's own JSON writes integers of 64 bits as
+    strings, which clients of the protocol do not expect.
+    """
+    return {
+        field.name: _member(getattr(message, field.name), field)
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _member(value: Any, field: FieldDescriptor) -> Any:
+    return [_value(each, field) for each in value] if field.is_repeated else _value(value, field)
+
+
+def _value(value: Any, field: FieldDescriptor) -> Any:
+    if field.message_type is not None:
+        return to_json(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def value_of(message: Any) -> Any:
+    """The value of a message with the oneof `parameter_choice`; None if it has none."""
+    choice = message.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(message, choice)
+
+
+def _trace_settings(reply: Any) -> dict[str, Any]:
+    settings = {name: list(setting.value) for name, setting in reply.settings.items()}
+    return {
+        name: values if name == TRACE_LEVEL or len(values) != 1 else values[0]
+        for name, values in settings.items()
+    }
+
+
+def _log_settings(reply: Any) -> dict[str, Any]:
+    return {name: value_of(setting) for name, setting in reply.settings.items()}
+
+
+@dataclass(frozen=True)
 class Method:
     """A method of the gRPC service, as HTTP offers it.
 
@@ -39,10 +79,8 @@ class Method:
         verb: GET or POST.
         paths: Its paths, with parameters in braces.
         summary: What it does.
-        request: Makes the message from the parameters of the path and the body.
-        reply: Parses the reply.
+        body: What the JSON of a request must be.
         answer: Makes the JSON from the reply.
-        status: Makes the HTTP status from the reply.
         timeout_seconds: Deadline of the call.
     """
 
@@ -50,196 +88,147 @@ class Method:
     verb: str
     paths: tuple[str, ...]
     summary: str
-    request: Callable[[Paths, Document], Message]
-    reply: Callable[[bytes], Any]
+    body: type[Body | schemas.TraceSettings | schemas.LogSettings] = Body
     answer: Callable[[Any], Any] = to_json
-    status: Callable[[Any], int] = lambda _reply: 200
     timeout_seconds: float | None = TIMEOUT_SECONDS
 
+    @property
+    def full_name(self) -> str:
+        """As gRPC calls it."""
+        return f"/{SERVICE.full_name}/{self.rpc}"
 
-def _ready(reply: Any) -> int:
-    # The protocol reports "not ready" as a status of 4xx.
-    return 200 if reply.ready else 400
+    def message(self, paths: Mapping[str, str], body: Any) -> bytes:
+        """The request of gRPC, serialized.
 
+        Args:
+            paths: The parameters of the path.
+            body: The body, of the type `body`.
 
-def _empty(_reply: Any) -> dict[str, Any]:
-    return {}
+        Raises:
+            InvalidRequestError: The body cannot be expressed.
+        """
+        message = GetMessageClass(SERVICE.methods_by_name[self.rpc].input_type)()
+        for name, value in paths.items():
+            known = next(field for field in FIELDS[name] if field in message.DESCRIPTOR.fields_by_name)
+            setattr(message, known, value)
+        body.fill(message)
+        return message.SerializeToString()
+
+    def reply(self, data: bytes) -> tuple[Any, int]:
+        """The JSON and the status of a serialized reply. The protocol reports "not ready" as status 400."""
+        reply: Any = GetMessageClass(SERVICE.methods_by_name[self.rpc].output_type).FromString(data)
+        return self.answer(reply), 200 if getattr(reply, "ready", True) else 400
 
 
 MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 REPOSITORY = ("/v2/repository", "/v2/repository/{repository}")
+TRACES = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
 
 
-def _of_model(end: str) -> tuple[str, ...]:
-    return tuple(f"{path}{end}" for path in MODEL)
+def _after(paths: tuple[str, ...], end: str) -> tuple[str, ...]:
+    return tuple(f"{path}{end}" for path in paths)
 
 
-def _in_repository(end: str) -> tuple[str, ...]:
-    return tuple(f"{path}{end}" for path in REPOSITORY)
-
-
-def _regions(kind: str, end: str) -> tuple[str, ...]:
-    return (f"/v2/{kind}/{end}", f"/v2/{kind}/region/{{region}}/{end}")
-
-
-SERVER = (
-    Method(
-        rpc="ServerLive",
-        verb="GET",
-        paths=("/v2/health/live",),
-        summary="Whether the server is live.",
-        request=nothing(pb.ServerLiveRequest),
-        reply=pb.ServerLiveResponse.FromString,
-    ),
-    Method(
-        rpc="ServerReady",
-        verb="GET",
-        paths=("/v2/health/ready",),
-        summary="Whether the server is ready for requests; status 400 if it is not.",
-        request=nothing(pb.ServerReadyRequest),
-        reply=pb.ServerReadyResponse.FromString,
-        status=_ready,
-    ),
-    Method(
-        rpc="ServerMetadata",
-        verb="GET",
-        paths=("/v2",),
-        summary="Name, version and extensions of the server.",
-        request=nothing(pb.ServerMetadataRequest),
-        reply=pb.ServerMetadataResponse.FromString,
-    ),
-)
-MODELS = (
-    # Before the paths of a model, which would take "stats" for a name.
-    Method(
-        rpc="ModelStatistics",
-        verb="GET",
-        paths=("/v2/models/stats", *_of_model("/stats")),
-        summary="Statistics of one model, or of all.",
-        request=model(pb.ModelStatisticsRequest),
-        reply=pb.ModelStatisticsResponse.FromString,
-    ),
-    Method(
-        rpc="ModelReady",
-        verb="GET",
-        paths=_of_model("/ready"),
-        summary="Whether a model is ready for requests; status 400 if it is not.",
-        request=model(pb.ModelReadyRequest),
-        reply=pb.ModelReadyResponse.FromString,
-        status=_ready,
-    ),
-    Method(
-        rpc="ModelMetadata",
-        verb="GET",
-        paths=MODEL,
-        summary="Versions, inputs and outputs of a model.",
-        request=model(pb.ModelMetadataRequest),
-        reply=pb.ModelMetadataResponse.FromString,
-    ),
-    Method(
-        rpc="ModelConfig",
-        verb="GET",
-        paths=_of_model("/config"),
-        summary="A model as a Triton model configuration.",
-        request=model(pb.ModelConfigRequest),
-        reply=pb.ModelConfigResponse.FromString,
-        answer=lambda reply: to_json(reply.config),
-    ),
-)
-REPOSITORIES = (
-    Method(
-        rpc="RepositoryIndex",
-        verb="POST",
-        paths=_in_repository("/index"),
-        summary="The models of the repository and their states.",
-        request=index,
-        reply=pb.RepositoryIndexResponse.FromString,
-        answer=lambda reply: [to_json(entry) for entry in reply.models],
-    ),
-    Method(
-        rpc="RepositoryModelLoad",
-        verb="POST",
-        paths=_in_repository("/models/{model}/load"),
-        summary="Loads a model, or loads it again.",
-        request=load,
-        reply=pb.RepositoryModelLoadResponse.FromString,
-        answer=_empty,
-        timeout_seconds=None,
-    ),
-    Method(
-        rpc="RepositoryModelUnload",
-        verb="POST",
-        paths=_in_repository("/models/{model}/unload"),
-        summary="Unloads every version of a model.",
-        request=unload,
-        reply=pb.RepositoryModelUnloadResponse.FromString,
-        answer=_empty,
-        timeout_seconds=None,
-    ),
-)
-SETTINGS = tuple(
-    Method(
-        rpc="TraceSetting",
-        verb=verb,
-        paths=("/v2/trace/setting", "/v2/models/{model}/trace/setting"),
-        summary=summary,
-        request=settings.trace,
-        reply=pb.TraceSettingResponse.FromString,
-        answer=settings.trace_answer,
-    )
-    for verb, summary in (("GET", "The settings of traces."), ("POST", "Changes the settings of traces."))
-) + tuple(
-    Method(
-        rpc="LogSettings",
-        verb=verb,
-        paths=("/v2/logging",),
-        summary=summary,
-        request=settings.log,
-        reply=pb.LogSettingsResponse.FromString,
-        answer=settings.log_answer,
-    )
-    for verb, summary in (("GET", "What the server logs."), ("POST", "Changes what the server logs."))
-)
-
-
-def _shared_memory(
-    kind: str, path: str, register: Callable[[Paths, Document], Message]
-) -> tuple[Method, ...]:
-    messages: Any = pb
+def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Method, ...]:
+    some = (f"/v2/{path}", f"/v2/{path}/region/{{region}}")
     return (
         Method(
-            rpc=f"{kind}SharedMemoryStatus",
-            verb="GET",
-            paths=_regions(path, "status"),
-            summary="One registered region of shared memory, or all.",
-            request=region(getattr(messages, f"{kind}SharedMemoryStatusRequest")),
-            reply=getattr(messages, f"{kind}SharedMemoryStatusResponse").FromString,
+            f"{kind}SharedMemoryStatus",
+            "GET",
+            _after(some, "/status"),
+            "One registered region of shared memory, or all.",
             answer=lambda reply: [to_json(entry) for entry in reply.regions.values()],
         ),
         Method(
-            rpc=f"{kind}SharedMemoryRegister",
-            verb="POST",
-            paths=(f"/v2/{path}/region/{{region}}/register",),
-            summary="Registers a region of shared memory.",
-            request=register,
-            reply=getattr(messages, f"{kind}SharedMemoryRegisterResponse").FromString,
-            answer=_empty,
+            f"{kind}SharedMemoryRegister",
+            "POST",
+            (f"{some[1]}/register",),
+            "Registers a region of shared memory.",
+            body=region,
         ),
         Method(
-            rpc=f"{kind}SharedMemoryUnregister",
-            verb="POST",
-            paths=_regions(path, "unregister"),
-            summary="Unregisters one region of shared memory, or all.",
-            request=region(getattr(messages, f"{kind}SharedMemoryUnregisterRequest")),
-            reply=getattr(messages, f"{kind}SharedMemoryUnregisterResponse").FromString,
-            answer=_empty,
+            f"{kind}SharedMemoryUnregister",
+            "POST",
+            _after(some, "/unregister"),
+            "Unregisters one region of shared memory, or all.",
         ),
     )
 
 
-SHARED_MEMORY = (
-    *_shared_memory("System", "systemsharedmemory", system_region),
-    *_shared_memory("Cuda", "cudasharedmemory", cuda_region),
+METHODS = (
+    Method("ServerLive", "GET", ("/v2/health/live",), "Whether the server is live."),
+    Method(
+        "ServerReady",
+        "GET",
+        ("/v2/health/ready",),
+        "Whether the server is ready for requests; status 400 if it is not.",
+    ),
+    Method("ServerMetadata", "GET", ("/v2",), "Name, version and extensions of the server."),
+    # Before the paths of a model, which would take "stats" for a name.
+    Method(
+        "ModelStatistics",
+        "GET",
+        ("/v2/models/stats", *_after(MODEL, "/stats")),
+        "Statistics of one model, or of all.",
+    ),
+    Method(
+        "ModelReady",
+        "GET",
+        _after(MODEL, "/ready"),
+        "Whether a model is ready for requests; status 400 if it is not.",
+    ),
+    Method("ModelMetadata", "GET", MODEL, "Versions, inputs and outputs of a model."),
+    Method(
+        "ModelConfig",
+        "GET",
+        _after(MODEL, "/config"),
+        "A model as a Triton model configuration.",
+        answer=lambda reply: to_json(reply.config),
+    ),
+    Method(
+        "RepositoryIndex",
+        "POST",
+        _after(REPOSITORY, "/index"),
+        "The models of the repository and their states.",
+        body=schemas.RepositoryIndex,
+        answer=lambda reply: [to_json(entry) for entry in reply.models],
+    ),
+    # Waiting for models to load or to unload is not bounded: they may be large.
+    Method(
+        "RepositoryModelLoad",
+        "POST",
+        _after(REPOSITORY, "/models/{model}/load"),
+        "Loads a model, or loads it again.",
+        body=schemas.RepositoryChange,
+        timeout_seconds=None,
+    ),
+    Method(
+        "RepositoryModelUnload",
+        "POST",
+        _after(REPOSITORY, "/models/{model}/unload"),
+        "Unloads every version of a model.",
+        body=schemas.RepositoryChange,
+        timeout_seconds=None,
+    ),
+    Method("TraceSetting", "GET", TRACES, "The settings of traces.", answer=_trace_settings),
+    Method(
+        "TraceSetting",
+        "POST",
+        TRACES,
+        "Changes the settings of traces.",
+        body=schemas.TraceSettings,
+        answer=_trace_settings,
+    ),
+    Method("LogSettings", "GET", ("/v2/logging",), "What the server logs.", answer=_log_settings),
+    Method(
+        "LogSettings",
+        "POST",
+        ("/v2/logging",),
+        "Changes what the server logs.",
+        body=schemas.LogSettings,
+        answer=_log_settings,
+    ),
+    *_shared_memory("System", "systemsharedmemory", schemas.SystemRegion),
+    *_shared_memory("Cuda", "cudasharedmemory", schemas.CudaRegion),
 )
-METHODS = (*SERVER, *MODELS, *REPOSITORIES, *SETTINGS, *SHARED_MEMORY)
-INFER_PATHS = _of_model("/infer")
+INFER_PATHS = _after(MODEL, "/infer")

@@ -1,14 +1,19 @@
-"""The description of the HTTP protocol as an OpenAPI document, made from the routes."""
+"""The description of the protocol as an OpenAPI document, made from the table of routes and the models."""
 
 import re
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from attention_serving.server import NAME, VERSION
-from attention_serving.server.http.embeddings import MODEL_PATHS
-from attention_serving.server.http.embeddings import PATH as EMBEDDINGS
-from attention_serving.server.http.methods import INFER_PATHS, METHODS, Method
-from attention_serving.server.http.schemas import BODIES, REPLIES, SCHEMAS
+from attention_serving.server.http import embeddings, schemas
+from attention_serving.server.http.backend import SERVICE
+from attention_serving.server.http.methods import INFER_PATHS, METHODS, Method, to_json
+from attention_serving.server.http.schemas import Body
 
 PARAMETER = re.compile(r"\{(\w+)\}")
 DESCRIPTIONS = {
@@ -31,20 +36,125 @@ ERRORS = {
     "503": "This process is at a limit, or the gRPC server drains or cannot be reached. See Retry-After.",
     "504": "The deadline passed.",
 }
+STRING, INTEGER, SIZE = {"type": "string"}, {"type": "integer"}, {"type": "integer", "minimum": 0}
+BINARY = {"type": "string", "format": "binary"}
+# JSON types of the fields of messages; integers for the others.
+KINDS: dict[int, dict[str, Any]] = {
+    FieldDescriptor.TYPE_BOOL: {"type": "boolean"},
+    FieldDescriptor.TYPE_STRING: STRING,
+    FieldDescriptor.TYPE_BYTES: STRING,
+    FieldDescriptor.TYPE_ENUM: STRING,
+    FieldDescriptor.TYPE_FLOAT: {"type": "number"},
+    FieldDescriptor.TYPE_DOUBLE: {"type": "number"},
+}
+PARAMETERS = {"type": "object", "additionalProperties": {"type": ["boolean", "integer", "number", "string"]}}
+SETTINGS = {
+    "type": "object",
+    "additionalProperties": {"type": ["boolean", "integer", "string", "array", "null"]},
+}
+HEADERS = (
+    ("Inference-Header-Content-Length", "Size of the JSON in bytes, if binary tensors follow it.", INTEGER),
+    ("Content-Encoding", "How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}),
+)
+
+
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    """An object, with the schemas of its members; those that are named first are required."""
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def _array(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _schema(message: Descriptor) -> dict[str, Any]:
+    """What `to_json` makes of a message."""
+    return _object(**{field.name: _field(field) for field in message.fields})
+
+
+def _field(field: FieldDescriptor) -> dict[str, Any]:
+    kind = _schema(field.message_type) if field.message_type else KINDS.get(field.type, INTEGER)
+    return _array(kind) if field.is_repeated else kind
+
+
+OUTPUT = _object(
+    "name",
+    "datatype",
+    "shape",
+    name=STRING,
+    datatype=STRING,
+    shape=_array(SIZE),
+    parameters=PARAMETERS,
+    data={"type": "array"},
+)
+ENCODER = _object(
+    "id", "object", "created", "owned_by", id=STRING, object=STRING, created=SIZE, owned_by=STRING
+)
+OPENAI_ERROR = _object(
+    "message",
+    "type",
+    message=STRING,
+    type=STRING,
+    param={"type": ["string", "null"]},
+    code={"type": ["string", "null"]},
+)
+# Replies that are not the messages of gRPC.
+REPLIES = {
+    "Error": _object("error", error=STRING),
+    "InferenceResponse": _object(
+        "model_name",
+        "model_version",
+        "outputs",
+        model_name=STRING,
+        model_version=STRING,
+        id=STRING,
+        parameters=PARAMETERS,
+        outputs=_array(OUTPUT),
+    ),
+    "EmbeddingResponse": _object(
+        "object",
+        "data",
+        "model",
+        "usage",
+        object=STRING,
+        data=_array(_object(object=STRING, index=SIZE, embedding={"type": ["array", "string"]})),
+        model=STRING,
+        usage=_object(prompt_tokens=SIZE, total_tokens=SIZE),
+        truncated=_array(SIZE) | {"description": "Indices of the texts that were cut."},
+    ),
+    "Encoder": ENCODER,
+    "EncoderList": _object("object", "data", object=STRING, data=_array(ENCODER)),
+    "EmbeddingError": _object("error", error=OPENAI_ERROR),
+}
 
 
 @cache
 def document() -> dict[str, Any]:
     """The OpenAPI document."""
-    paths: dict[str, dict[str, Any]] = {}
-    for path in INFER_PATHS:
-        paths.setdefault(path, {})["post"] = _inference(path)
+    paths: dict[str, dict[str, Any]] = {path: {"post": _inference(path)} for path in INFER_PATHS}
     for method in METHODS:
         for path in method.paths:
-            paths.setdefault(path, {})[method.verb.lower()] = _operation(method, path)
-    paths[EMBEDDINGS] = {"post": _embeddings()}
-    for path, schema in zip(MODEL_PATHS, ("EncoderList", "Encoder"), strict=True):
-        paths[path] = {"get": _encoders(path, schema)}
+            paths.setdefault(path, {})[method.verb.lower()] = _method(method, path)
+    openai = dict.fromkeys(ERRORS, _content("The request was refused.", _reference("EmbeddingError")))
+    summary = "Computes the embeddings of texts, as OpenAI's API does."
+    reply = _content("The embeddings.", _reference("EmbeddingResponse"))
+    operation = _operation("Embeddings", "post", embeddings.PATH, summary, {"200": reply, **openai})
+    paths[embeddings.PATH] = {"post": operation | _request(schemas.EmbeddingRequest)}
+    for path, name in zip(embeddings.MODEL_PATHS, ("EncoderList", "Encoder"), strict=True):
+        summary = "The text encoders that are ready, as OpenAI's API does."
+        reply = _content("The models.", _reference(name))
+        paths[path] = {"get": _operation("EncoderModels", "get", path, summary, {"200": reply, **openai})}
+    bodies: set[type[BaseModel]] = {schemas.InferenceRequest, schemas.EmbeddingRequest}
+    bodies |= {method.body for method in METHODS} - {Body}
+    inputs: list[tuple[type[BaseModel], Literal["validation"]]] = [
+        (model, "validation") for model in sorted(bodies, key=lambda model: model.__name__)
+    ]
+    _, found = models_json_schema(inputs, ref_template="#/components/schemas/{model}")
+    error = _reference("Error")
     return {
         "openapi": "3.1.0",
         "info": {
@@ -54,84 +164,52 @@ def document() -> dict[str, Any]:
             " embeddings.",
         },
         "paths": paths,
-        "components": {"schemas": SCHEMAS, "responses": _errors()},
+        "components": {
+            "schemas": {**found["$defs"], **REPLIES},
+            "responses": {f"Error{status}": _content(text, error) for status, text in ERRORS.items()},
+        },
     }
 
 
-def _operation(method: Method, path: str) -> dict[str, Any]:
-    reply = REPLIES.get(method.rpc, {"type": "object"})
-    operation = {
-        **_head(method.rpc, method.verb, path, method.summary),
-        "responses": {"200": _content("The reply.", {"application/json": reply}), **_error_references()},
-    }
-    body = BODIES.get(method.rpc) if method.verb == "POST" else None
-    return operation | ({"requestBody": {"content": {"application/json": {"schema": body}}}} if body else {})
+def _method(method: Method, path: str) -> dict[str, Any]:
+    responses = {"200": _content("The reply.", _reply(method)), **_errors()}
+    operation = _operation(method.rpc, method.verb.lower(), path, method.summary, responses)
+    return operation | (_request(method.body) if method.body is not Body else {})
+
+
+def _reply(method: Method) -> dict[str, Any]:
+    reply = SERVICE.methods_by_name[method.rpc].output_type
+    if method.answer is to_json:
+        return _schema(reply)
+    # Otherwise it is the one member of the message: settings, the values of another map, or a list.
+    (field,) = reply.fields
+    if field.name == "settings":
+        return SETTINGS
+    if field.message_type.GetOptions().map_entry:
+        return _array(_schema(field.message_type.fields_by_name["value"].message_type))
+    return _field(field)
 
 
 def _inference(path: str) -> dict[str, Any]:
-    header = {
-        "name": "Inference-Header-Content-Length",
-        "in": "header",
-        "description": "Size of the JSON in bytes, if binary tensors follow it.",
-        "schema": {"type": "integer", "minimum": 1},
-    }
-    encoding = {
-        "name": "Content-Encoding",
-        "in": "header",
-        "description": "How the body is compressed.",
-        "schema": {"enum": ["identity", "gzip", "deflate"]},
-    }
-    head = _head("ModelInfer", "POST", path, "Computes the outputs of a model.")
-    head["parameters"] += [header, encoding]
-    binary = {"type": "string", "format": "binary"}
-    return {
-        **head,
-        "requestBody": {"required": True, "content": _media(_reference("InferenceRequest"), binary)},
-        "responses": {
-            "200": {
-                "description": "The outputs.",
-                "content": _media(_reference("InferenceResponse"), binary),
-            },
-            **_error_references(),
-        },
-    }
+    outputs = _content("The outputs.", _reference("InferenceResponse"))
+    outputs["content"]["application/octet-stream"] = {"schema": BINARY}
+    operation = _operation(
+        "ModelInfer", "post", path, "Computes the outputs of a model.", {"200": outputs, **_errors()}
+    )
+    operation["parameters"] += [
+        {"name": name, "in": "header", "description": description, "schema": schema}
+        for name, description, schema in HEADERS
+    ]
+    request = _request(schemas.InferenceRequest)
+    request["requestBody"]["content"]["application/octet-stream"] = {"schema": BINARY}
+    return operation | request
 
 
-def _embeddings() -> dict[str, Any]:
-    return {
-        **_head("Embeddings", "POST", EMBEDDINGS, "Computes the embeddings of texts, as OpenAI's API does."),
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _reference("EmbeddingRequest")}},
-        },
-        "responses": {
-            "200": _content("The embeddings.", {"application/json": _reference("EmbeddingResponse")}),
-            **_openai_errors(),
-        },
-    }
-
-
-def _encoders(path: str, schema: str) -> dict[str, Any]:
-    return {
-        **_head("EncoderModels", "GET", path, "The text encoders that are ready, as OpenAI's API does."),
-        "responses": {
-            "200": _content("The models.", {"application/json": _reference(schema)}),
-            **_openai_errors(),
-        },
-    }
-
-
-def _openai_errors() -> dict[str, Any]:
-    """Errors of OpenAI's endpoints, which have a form of their own."""
-    error = _content("The request was refused.", {"application/json": _reference("EmbeddingError")})
-    return dict.fromkeys(ERRORS, error)
-
-
-def _head(rpc: str, verb: str, path: str, summary: str) -> dict[str, Any]:
+def _operation(rpc: str, verb: str, path: str, summary: str, responses: Mapping[str, Any]) -> dict[str, Any]:
     names = PARAMETER.findall(path)
     return {
         # The same method has several paths, and an identifier for each.
-        "operationId": "_".join([rpc, verb.lower(), *names]),
+        "operationId": "_".join([rpc, verb, *names]),
         "summary": summary,
         "parameters": [
             {
@@ -139,32 +217,21 @@ def _head(rpc: str, verb: str, path: str, summary: str) -> dict[str, Any]:
                 "in": "path",
                 "required": True,
                 "description": DESCRIPTIONS[name],
-                "schema": {"type": "string"},
+                "schema": STRING,
             }
             for name in names
         ],
+        "responses": responses,
     }
 
 
-def _media(json: Any, binary: Any) -> dict[str, Any]:
-    return {"application/json": {"schema": json}, "application/octet-stream": {"schema": binary}}
+def _request(model: type) -> dict[str, Any]:
+    return {"requestBody": {"content": {"application/json": {"schema": _reference(model.__name__)}}}}
 
 
-def _content(description: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "description": description,
-        "content": {kind: {"schema": schema} for kind, schema in schemas.items()},
-    }
-
-
-def _reference(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _content(description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _errors() -> dict[str, Any]:
-    error = {"application/json": _reference("Error")}
-    return {f"Error{status}": _content(description, error) for status, description in ERRORS.items()}
-
-
-def _error_references() -> dict[str, Any]:
     return {status: {"$ref": f"#/components/responses/Error{status}"} for status in ERRORS}

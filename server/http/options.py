@@ -1,65 +1,83 @@
 """Where the HTTP process finds the gRPC server, and how much it takes from the network."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, PositiveInt
 
 from attention_serving.server.addresses import address_of
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.tracing.options import TraceOptions, trace_options
 
-LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
-LogFormat = Literal["text", "json"]
-LogRequests = Literal["all", "failed", "none"]
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - addresses to replace
 # Connections to each worker. The system distributes them at random, so that a few more find all workers.
 CONNECTIONS_PER_WORKER = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class HttpOptions:
-    """What the HTTP process does.
+class HttpOptions(BaseModel):
+    """What the HTTP process does. Options with a description are flags of `python -m server.http` too.
 
     Attributes:
-        target: The gRPC server, as gRPC writes addresses: HOST:PORT or unix:PATH.
-        private_sockets: In place of that, a Unix domain socket of each of its processes, which only this user
-            can connect to. What is said about the clients is believed on these only.
-        tls: Files of the server's certificate; None encrypts nothing.
-        connections: Connections to the target. One is enough for one process; workers share many.
-        max_message_bytes: Largest body, decompressed, and largest message to the gRPC server.
-        max_in_flight_bytes: Memory of requests from their arrival until the answers are sent.
-        max_concurrent_requests: Inference requests in progress; more are refused with 503.
-        max_connections: Connections of clients. A further one replaces the one that has waited for its client
-            for the longest time, or is closed if all have requests in progress.
-        receive_timeout_seconds: How long a head, and then a body, may take to arrive. 0 sets no limit.
-        send_timeout_seconds: How long a client may take to read on. 0 sets no limit.
-        grace_seconds: How long requests in progress may take when the process is to end.
-        authorize: Whether it asks the gRPC server who may call before it reads a body that may be large.
-        explore: Whether there is a page at /explore that draws attention weights.
-        log_level: Minimum level of logged events.
-        log_format: text or json.
-        log_requests: Requests that have a line in the log: all, failed or none.
+        private_sockets: In place of the target, a Unix domain socket of each of its processes, which only
+            this user can connect to. What is said about the clients is believed on these only.
+        tls: Files of this process's certificate; None encrypts nothing.
         traces: How requests are traced; None if they are not.
     """
 
-    target: str
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: str = Field(description="The gRPC server: HOST:PORT or unix:PATH.")
     private_sockets: tuple[str, ...] = ()
     tls: TlsFiles | None = None
-    connections: int = 1
-    max_message_bytes: int = 64 << 20
-    max_in_flight_bytes: int = 1 << 30
-    max_concurrent_requests: int = 256
-    max_connections: int = 1024
-    receive_timeout_seconds: float = 20
-    send_timeout_seconds: float = 30
-    grace_seconds: float = 30
-    authorize: bool = False
-    explore: bool = False
-    log_level: LogLevel = "INFO"
-    log_format: LogFormat = "text"
-    log_requests: LogRequests = "none"
+    connections: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Connections to the gRPC server: one is enough for one process, workers share many.",
+    )
+    max_message_bytes: ByteSize = Field(
+        default=ByteSize(64 << 20),
+        gt=0,
+        description="Maximum size of a body, decompressed, and of the message that it becomes.",
+    )
+    max_in_flight_bytes: ByteSize = Field(
+        default=ByteSize(1 << 30),
+        gt=0,
+        description="Maximum memory of requests, from their arrival until the answers are sent.",
+    )
+    max_concurrent_requests: PositiveInt = Field(
+        default=256,
+        description="Maximum number of inference requests in progress. More are refused with 503.",
+    )
+    max_connections: PositiveInt = Field(
+        default=1024,
+        description="Maximum number of connections. A further one replaces the one idle longest.",
+    )
+    receive_timeout_seconds: float = Field(
+        default=20, ge=0, description="How long a head, and then a body, may take to arrive. 0 sets no limit."
+    )
+    send_timeout_seconds: float = Field(
+        default=30, ge=0, description="How long a client may take to read on, in seconds. 0 sets no limit."
+    )
+    grace_seconds: float = Field(
+        default=30, ge=0, description="How long requests in progress may take at the end, in seconds."
+    )
+    authorize: bool = Field(
+        default=False,
+        description="Ask the gRPC server who may call before a large body is read: for a server with tokens.",
+    )
+    explore: bool = Field(
+        default=False, description="Serve a page at /explore that draws the attention weights of texts."
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Minimum level of events."
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="Format of the log.")
+    log_requests: Literal["all", "failed", "none"] = Field(
+        default="none", description="Requests that have a line in the log."
+    )
     traces: TraceOptions | None = None
 
 
@@ -87,7 +105,7 @@ def options_of(settings: Settings, port: int, private_sockets: Sequence[Path] = 
         tls=settings.tls_files,
         connections=CONNECTIONS_PER_WORKER * settings.workers if shares_port else 1,
         max_message_bytes=settings.max_message_bytes,
-        max_in_flight_bytes=settings.memory_for_requests,
+        max_in_flight_bytes=ByteSize(settings.memory_for_requests),
         max_concurrent_requests=settings.max_concurrent_calls * settings.workers,
         max_connections=settings.max_connections,
         receive_timeout_seconds=settings.receive_timeout_seconds,

@@ -1,182 +1,280 @@
-"""JSON schemas of requests and replies."""
+"""The JSON of requests: pydantic models, which check it and describe it, and the messages that it becomes."""
 
-from typing import Any
+import base64
+import binascii
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Annotated, Any, Literal, TypeVar
 
-STRING, BOOLEAN, INTEGER = {"type": "string"}, {"type": "boolean"}, {"type": "integer"}
-SIZE = {"type": "integer", "minimum": 0}
-PARAMETERS = {
-    "type": "object",
-    "additionalProperties": {"type": ["boolean", "integer", "number", "string"]},
+import orjson
+from google.protobuf.message import Message
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import InvalidRequestError
+
+M = TypeVar("M", bound=BaseModel)
+# Entries of one list or object of a request, beside elements of tensors.
+MAX_ENTRIES = 256
+# NumPy's own limit, which is the gRPC server's too.
+MAX_AXES = 64
+# What Python needs for JSON, at most: for each byte of text, value with its pointer, array and object.
+TEXT_BYTES, VALUE_BYTES, ARRAY_BYTES, OBJECT_BYTES = 4, 88, 96, 256
+# What many writers of JSON write although it has no such values.
+NOT_IN_JSON = (b"NaN", b"Infinity", b"-Infinity")
+NOT_FINITE = "contains NaN or infinity, which JSON cannot express"
+# pydantic's errors, by the words of this protocol. Others begin with "Input should".
+ERRORS = {
+    "missing": "is required",
+    "extra_forbidden": "is unknown",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be an array",
+    "string_type": "must be a string",
+    "bool_type": "must be true or false",
+    "int_type": "must be an integer",
+    "too_long": "has more than {max_length} entries",
 }
-SHAPE = {"type": "array", "items": SIZE}
-DATATYPE = {"type": "string", "examples": ["FP32", "INT64", "BOOL", "BYTES"]}
-DATA = {
-    "type": "array",
-    "description": "Elements, row-major: flat, or nested as the shape says. Not for FP16 and BF16. NaN and"
-    " infinity cannot be expressed.",
+# Parameters of loads that are files of the model, in base64.
+FILE_PREFIX = "file:"
+# The members of the oneof `parameter_choice` that may take a JSON value, by its type.
+CHOICES = {
+    bool: ("bool_param",),
+    int: ("int64_param", "uint64_param", "uint32_param"),
+    float: ("double_param",),
+    str: ("string_param",),
 }
 
-
-def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    described: dict[str, Any] = {"type": "object", "properties": properties}
-    return described | ({"required": list(required)} if required else {})
-
-
-def _array(items: Any) -> dict[str, Any]:
-    return {"type": "array", "items": items}
+Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Unsigned = Annotated[int, Field(ge=0, le=2**64 - 1)]
+Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 
 
-def _reference(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
+class Body(BaseModel):
+    """The JSON object of a request. Unknown members are ignored, as other servers of the protocol do."""
+
+    model_config = ConfigDict(strict=True)
+
+    def fill(self, message: Message) -> None:
+        """Sets the fields of the same names in the message of the gRPC server."""
+        for name, value in self:
+            setattr(message, name, value)
 
 
-DURATION = _object(count=SIZE, ns=SIZE)
-TENSOR_METADATA = _object(name=STRING, datatype=DATATYPE, shape=_array(INTEGER))
-CONFIG_TENSOR = _object(name=STRING, data_type=STRING, dims=_array(INTEGER))
-INPUT_PARAMETERS = PARAMETERS | {
-    "description": "binary_data_size: the elements are that many bytes after the JSON. shared_memory_region,"
-    " shared_memory_byte_size, shared_memory_offset: they are in shared memory."
-}
-OUTPUT_PARAMETERS = PARAMETERS | {
-    "description": "binary_data: whether the elements follow the JSON. datatype: FP16, BF16 or FP32, the type"
-    " in which real numbers are sent. The three parameters of shared memory, as for inputs."
-}
-REQUEST_PARAMETERS = PARAMETERS | {
-    "description": "timeout: the deadline in microseconds. binary_data_output: whether all outputs are"
-    " binary data."
-}
-SCHEMAS: dict[str, Any] = {
-    "Error": _object(("error",), error=STRING),
-    "InputTensor": _object(
-        ("name", "datatype", "shape"),
-        name=STRING,
-        datatype=DATATYPE,
-        shape=SHAPE,
-        parameters=INPUT_PARAMETERS,
-        data=DATA,
-    ),
-    "RequestedOutput": _object(("name",), name=STRING, parameters=OUTPUT_PARAMETERS),
-    "InferenceRequest": _object(
-        ("inputs",),
-        id=STRING,
-        parameters=REQUEST_PARAMETERS,
-        inputs=_array(_reference("InputTensor")),
-        outputs=_array(_reference("RequestedOutput")),
-    ),
-    "OutputTensor": _object(
-        ("name", "datatype", "shape"),
-        name=STRING,
-        datatype=DATATYPE,
-        shape=SHAPE,
-        parameters=PARAMETERS,
-        data=DATA,
-    ),
-    "InferenceResponse": _object(
-        ("model_name", "model_version", "outputs"),
-        model_name=STRING,
-        model_version=STRING,
-        id=STRING,
-        parameters=PARAMETERS,
-        outputs=_array(_reference("OutputTensor")),
-    ),
-    "ModelIndex": _object(name=STRING, version=STRING, state=STRING, reason=STRING),
-    "ModelStatistics": _object(
-        name=STRING,
-        version=STRING,
-        last_inference=SIZE,
-        inference_count=SIZE,
-        execution_count=SIZE,
-        inference_stats={"type": "object", "additionalProperties": DURATION},
-        batch_stats=_array(
-            _object(batch_size=SIZE, compute_input=DURATION, compute_infer=DURATION, compute_output=DURATION)
-        ),
-    ),
-}
-EMBEDDING_INPUT = {
-    "description": "A text, a list of texts, a list of token ids, or a list of such lists.",
-    "anyOf": [
-        STRING,
-        _array(STRING),
-        _array(INTEGER),
-        _array(_array(INTEGER)),
-    ],
-}
-SCHEMAS |= {
-    "EmbeddingRequest": _object(
-        ("model", "input"),
-        model=STRING,
-        input=EMBEDDING_INPUT,
-        encoding_format={"enum": ["float", "base64"]},
-        dimensions={"type": "integer", "minimum": 1},
-        user=STRING,
-        prompt=STRING | {"description": "Name of the prompt that is put before each text."},
-        truncate=BOOLEAN | {"description": "Whether texts with too many tokens are cut."},
-    ),
-    "EmbeddingResponse": _object(
-        ("object", "data", "model", "usage"),
-        object=STRING,
-        data=_array(_object(object=STRING, index=SIZE, embedding={"type": ["array", "string"]})),
-        model=STRING,
-        usage=_object(prompt_tokens=SIZE, total_tokens=SIZE),
-        truncated=_array(SIZE) | {"description": "Indices of the texts that were cut."},
-    ),
-    "Encoder": _object(
-        ("id", "object", "created", "owned_by"), id=STRING, object=STRING, created=SIZE, owned_by=STRING
-    ),
-    "EncoderList": _object(("object", "data"), object=STRING, data=_array(_reference("Encoder"))),
-    "EmbeddingError": _object(
-        ("error",),
-        error=_object(
-            ("message", "type"),
-            message=STRING,
-            type=STRING,
-            param={"type": ["string", "null"]},
-            code={"type": ["string", "null"]},
-        ),
-    ),
-}
-SETTINGS = {"type": "object", "additionalProperties": {"type": ["string", "array", "null"]}}
-LOG_SETTINGS = {"type": "object", "additionalProperties": {"type": ["boolean", "integer", "string"]}}
-SYSTEM_REGION = _object(("key", "byte_size"), key=STRING, offset=SIZE, byte_size=SIZE)
-# Bodies and replies of the methods other than inference, by their names.
-BODIES: dict[str, Any] = {
-    "RepositoryIndex": _object(ready=BOOLEAN),
-    "RepositoryModelLoad": _object(parameters=PARAMETERS),
-    "RepositoryModelUnload": _object(parameters=PARAMETERS),
-    "TraceSetting": SETTINGS,
-    "LogSettings": LOG_SETTINGS,
-    "SystemSharedMemoryRegister": SYSTEM_REGION,
-    "CudaSharedMemoryRegister": _object(
-        ("raw_handle", "byte_size"),
-        raw_handle=_object(("b64",), b64=STRING),
-        device_id=SIZE,
-        byte_size=SIZE,
-    ),
-}
-REPLIES: dict[str, Any] = {
-    "ServerLive": _object(live=BOOLEAN),
-    "ServerReady": _object(ready=BOOLEAN),
-    "ModelReady": _object(ready=BOOLEAN),
-    "ServerMetadata": _object(name=STRING, version=STRING, extensions=_array(STRING)),
-    "ModelMetadata": _object(
-        name=STRING,
-        versions=_array(STRING),
-        platform=STRING,
-        inputs=_array(TENSOR_METADATA),
-        outputs=_array(TENSOR_METADATA),
-    ),
-    "ModelConfig": _object(
-        name=STRING,
-        platform=STRING,
-        max_batch_size=INTEGER,
-        input=_array(CONFIG_TENSOR),
-        output=_array(CONFIG_TENSOR),
-        backend=STRING,
-    ),
-    "ModelStatistics": _object(model_stats=_array(_reference("ModelStatistics"))),
-    "RepositoryIndex": _array(_reference("ModelIndex")),
-    "TraceSetting": SETTINGS,
-    "LogSettings": LOG_SETTINGS,
-    "SystemSharedMemoryStatus": _array(_object(name=STRING, key=STRING, offset=SIZE, byte_size=SIZE)),
-    "CudaSharedMemoryStatus": _array(_object(name=STRING, device_id=SIZE, byte_size=SIZE)),
-}
+class RepositoryIndex(Body):
+    """Which models are listed."""
+
+    ready: bool = False
+
+
+class RepositoryChange(Body):
+    """Parameters of loading or unloading a model."""
+
+    parameters: Entries = {}
+
+    def fill(self, message: Any) -> None:
+        """Sets parameters; files are sent in base64."""
+        for name, value in self.parameters.items():
+            field = f"parameters[{name}]"
+            if name.startswith(FILE_PREFIX) and isinstance(value, str):
+                message.parameters[name].bytes_param = from_base64(field, value)
+            else:
+                set_parameter(message.parameters[name], field, value)
+
+
+class SystemRegion(Body):
+    """A region of system shared memory."""
+
+    key: str
+    offset: Unsigned = 0
+    byte_size: Unsigned
+
+
+class CudaHandle(Body):
+    """cudaIpcMemHandle_t in base64."""
+
+    b64: str
+
+
+class CudaRegion(Body):
+    """A region of memory on a GPU."""
+
+    raw_handle: CudaHandle
+    device_id: Natural = 0
+    byte_size: Unsigned
+
+    def fill(self, message: Any) -> None:
+        """Sets the fields."""
+        message.raw_handle = from_base64("raw_handle.b64", self.raw_handle.b64)
+        message.device_id, message.byte_size = self.device_id, self.byte_size
+
+
+class TraceSettings(RootModel[Entries]):
+    """A string or an array of strings for each setting. null, or an empty array, resets it."""
+
+    model_config = ConfigDict(strict=True)
+
+    def fill(self, message: Any) -> None:
+        """Sets the settings."""
+        for name, value in self.root.items():
+            values = [] if value is None else value if isinstance(value, list) else [value]
+            if len(values) > MAX_ENTRIES or not all(isinstance(each, str) for each in values):
+                raise InvalidRequestError(name, f"must be a string, or at most {MAX_ENTRIES} strings")
+            message.settings[name].value.extend(values)
+
+
+class LogSettings(RootModel[Entries]):
+    """A boolean, an integer or a string for each setting."""
+
+    model_config = ConfigDict(strict=True)
+
+    def fill(self, message: Any) -> None:
+        """Sets the settings."""
+        for name, value in self.root.items():
+            set_parameter(message.settings[name], name, value)
+
+
+class InputTensor(Body):
+    """An input. Its elements are `data`, or binary data after the JSON, or in shared memory."""
+
+    name: str
+    datatype: str = Field(examples=["FP32", "INT64", "BOOL", "BYTES"])
+    shape: Annotated[list[Natural], Field(max_length=MAX_AXES)]
+    parameters: Entries = Field(
+        {},
+        description="binary_data_size: the elements are that many bytes after the JSON. shared_memory_region,"
+        " shared_memory_byte_size, shared_memory_offset: they are in shared memory.",
+    )
+    data: Any = Field(
+        None,
+        description="Elements, row-major: flat, or nested as the shape says. Not for FP16 and BF16. NaN and"
+        " infinity cannot be expressed.",
+        json_schema_extra={"type": "array"},
+    )
+
+
+class RequestedOutput(Body):
+    """An output that is asked for."""
+
+    name: str
+    parameters: Entries = Field(
+        {},
+        description="binary_data: whether the elements follow the JSON. datatype: FP16, BF16 or FP32, the"
+        " type in which real numbers are sent. The three parameters of shared memory, as for inputs.",
+    )
+
+
+class InferenceRequest(Body):
+    """The JSON of a request of inference."""
+
+    id: str = ""
+    parameters: Entries = Field(
+        {},
+        description="timeout: the deadline in microseconds. binary_data_output: whether all outputs are"
+        " binary data.",
+    )
+    inputs: Annotated[list[InputTensor], Field(max_length=MAX_ENTRIES)]
+    outputs: Annotated[list[RequestedOutput], Field(max_length=MAX_ENTRIES)] = []
+
+
+class EmbeddingRequest(Body):
+    """As OpenAI's API has it, with `prompt` and `truncate` in addition. `user` has no effect."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    input: Any = Field(
+        description="A text, a list of texts, a list of token ids, or a list of such lists.",
+        json_schema_extra={"type": ["string", "array"]},
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    user: str | None = None
+    prompt: str | None = Field(None, description="Name of the prompt that is put before each text.")
+    truncate: bool | None = Field(None, description="Whether texts with too many tokens are cut.")
+
+
+def parse(data: bytes | bytearray, model: type[M]) -> M:
+    """The JSON of a body, checked; an empty body is an empty object.
+
+    Raises:
+        InvalidRequestError: The body is not JSON, or a member is wrong.
+    """
+    try:
+        return model.model_validate(orjson.loads(data or b"{}"))
+    except orjson.JSONDecodeError as error:
+        if data[error.pos : error.pos + 9].startswith(NOT_IN_JSON):
+            raise InvalidRequestError("body", f"{NOT_FINITE}; send binary tensors") from None
+        raise InvalidRequestError("body", f"is not JSON: {error}") from None
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def reserve(data: bytes | bytearray, limit: int, scratch: Reservation) -> None:
+    """Reserves the memory that JSON may take once it is parsed.
+
+    Raises:
+        HTTPException: It could take more than the limit.
+        OverloadedError: The memory is not available.
+    """
+    size = memory_of(data)
+    if size > limit:
+        raise HTTPException(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the JSON could take {size} bytes of memory; the limit is {limit}; send binary tensors",
+        )
+    scratch.add(size)
+
+
+def memory_of(data: bytes | bytearray) -> int:
+    """How many bytes JSON may take once it is parsed, without parsing it.
+
+    Every value and every name follows a comma, a colon or a bracket.
+    """
+    values = 1 + data.count(b",") + data.count(b":")
+    containers = ARRAY_BYTES * data.count(b"[") + OBJECT_BYTES * data.count(b"{")
+    return TEXT_BYTES * len(data) + VALUE_BYTES * values + containers
+
+
+def _invalid(error: ValidationError) -> InvalidRequestError:
+    """The first of pydantic's errors, with the path of the member in the JSON."""
+    found = error.errors(include_url=False)[0]
+    field = ""
+    for part in found["loc"]:
+        in_brackets = isinstance(part, int) or field.endswith("parameters")
+        field += f"[{part}]" if in_brackets else f".{part}" if field else str(part)
+    text = found["msg"].replace("Input should", "must", 1)
+    if isinstance(found["input"], int):
+        text = f"is {found['input']}; {text}"
+    if found["type"] in ERRORS:
+        text = ERRORS[found["type"]].format(**found.get("ctx", {}))
+    return InvalidRequestError(field[:200] or "body", text)
+
+
+def set_parameter(message: Any, field: str, value: object) -> None:
+    """Sets the member of the oneof `parameter_choice` that takes a JSON value.
+
+    Raises:
+        InvalidRequestError: There is none.
+    """
+    members = [name for name in message.DESCRIPTOR.fields_by_name if name != "bytes_param"]
+    for name in CHOICES.get(type(value), ()):
+        if name in members:
+            with suppress(ValueError):  # beyond the range
+                setattr(message, name, value)
+                return
+    kinds = " or ".join(name.removesuffix("_param") for name in members)
+    raise InvalidRequestError(field, f"must be a value of the type {kinds}")
+
+
+def from_base64(field: str, text: str) -> bytes:
+    """Decodes base64.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequestError(field, f"is not base64: {error}") from None

@@ -11,7 +11,7 @@ from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.tensors import DTYPES
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
-from attention_serving.server.http.fields import NOT_FINITE
+from attention_serving.server.http.schemas import NOT_FINITE
 
 Raw: TypeAlias = "bytes | memoryview"
 LENGTH = struct.Struct("<I")

@@ -16,7 +16,7 @@ import numpy as np
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.http.infer_response import HEADER_LENGTH
+from attention_serving.server.http.infer import HEADER_LENGTH
 from tests.server.http.clients import HOST
 from tests.support.contradictions import Made, good_and_contradicted
 from tests.support.mutations import ATTEND, Good, mutated

@@ -127,7 +127,11 @@ WRONG = {
     "unknown id": ({"model": SENTENCE, "input": [10**6]}, "input", "ids must be between 0 and 299"),
     "format": ({"model": SENTENCE, "input": "a", "encoding_format": "hex"}, "encoding_format", "float"),
     "unknown member": ({"model": SENTENCE, "input": "a", "colour": 1}, "colour", "is unknown"),
-    "dimensions": ({"model": SENTENCE, "input": "a", "dimensions": 0}, "dimensions", "must be 1 or more"),
+    "dimensions": (
+        {"model": SENTENCE, "input": "a", "dimensions": 0},
+        "dimensions",
+        "must be greater than or equal to 1",
+    ),
     "not JSON": (b"{", "body", "is not JSON"),
     "too many": ({"model": SENTENCE, "input": ["a"] * 5000}, "input", "the limit is 4096"),
 }

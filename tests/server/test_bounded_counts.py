@@ -14,6 +14,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
@@ -30,8 +31,8 @@ from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.http import embedding_messages, infer_request
-from attention_serving.server.http.errors import HttpError
+from attention_serving.server.http import embeddings
+from attention_serving.server.http import infer as http
 from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support.artifacts import cached_repositories
@@ -69,13 +70,13 @@ def cheap(decode: Callable[[], object]) -> None:
     for _ in range(2):  # what is slow by itself is slow twice
         if seconds > MAX_SECONDS:
             started = time.thread_time()
-            with suppress(EngineError, HttpError, DecodeError):
+            with suppress(EngineError, HTTPException, DecodeError):
                 decode()
             seconds = time.thread_time() - started
     assert seconds < MAX_SECONDS
     tracemalloc.start()
     try:
-        with suppress(EngineError, HttpError, DecodeError):
+        with suppress(EngineError, HTTPException, DecodeError):
             decode()
         assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
     finally:
@@ -230,8 +231,8 @@ def test_a_query_that_is_replaced_again_and_again() -> None:
 
 def http_infer(body: bytes) -> None:
     budget = MemoryBudget(64 * MIB)
-    limits = infer_request.Limits(64 * MIB, 64 * MIB, budget.reserve(0), budget.reserve(0))
-    infer_request.decode(bytearray(body), None, infer_request.ModelPath("m"), limits)
+    limits = http.Limits(64 * MIB, 64 * MIB, budget.reserve(0), budget.reserve(0))
+    http.decode(bytearray(body), None, "m", "", limits)
 
 
 json_data = st.lists(
@@ -267,7 +268,8 @@ def test_token_lists_of_embeddings(lengths: list[int], count: int) -> None:
     lists = [[1] * length for length in lengths] + [[1]] * count
     body = json.dumps({"model": SENTENCE, "input": lists}, separators=(",", ":")).encode()
     if len(body) <= MAX_MESSAGE:
-        cheap(lambda: embedding_messages.decode(bytearray(body)))
+        scratch = MemoryBudget(64 * MIB).reserve(0)
+        cheap(lambda: embeddings.decode(64 * MIB, bytearray(body), scratch))
 
 
 @pytest.mark.parametrize("count", [FEW_TEXTS, FEW_TEXTS + 1])

@@ -28,7 +28,7 @@ from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Array
-from attention_serving.server.http import infer_request
+from attention_serving.server.http import infer as http
 from tests.server.api.calls.scripted import ScriptedCall
 from tests.server.api.messages import decode_infer, raw_request
 from tests.server.http.clients import binary_body
@@ -102,10 +102,10 @@ def in_binary_http(message: pb.ModelInferRequest, _memory: SharedMemory) -> pb.M
     ]
     body, headers = binary_body({"inputs": inputs}, *message.raw_input_contents)
     budget = MemoryBudget(MIB)
-    limits = infer_request.Limits(MIB, MIB, budget.reserve(0), budget.reserve(0))
+    limits = http.Limits(MIB, MIB, budget.reserve(0), budget.reserve(0))
     (size,) = headers.values()
-    decoded = infer_request.decode(bytearray(body), size, infer_request.ModelPath(message.model_name), limits)
-    return pb.ModelInferRequest.FromString(decoded.message)
+    decoded, _ = http.decode(bytearray(body), size, message.model_name, "", limits)
+    return pb.ModelInferRequest.FromString(decoded)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attention_serving.server.http.connection import MAX_CHUNKS
+from attention_serving.server.http.server import MAX_CHUNKS
 from tests.chaos.process import readings, reset_peak
 from tests.server.http.clients import HOST, answer_on, ask, connected, head, tensor
 from tests.server.http.scripted import Front, Scripted, front

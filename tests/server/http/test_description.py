@@ -2,9 +2,8 @@
 
 import re
 
-from attention_serving.server.http.embeddings import MODEL_PATHS
-from attention_serving.server.http.embeddings import PATH as EMBEDDINGS
-from attention_serving.server.http.methods import INFER_PATHS, METHODS
+from attention_serving.server.http.app import routes
+from attention_serving.server.http.methods import METHODS
 from attention_serving.server.http.openapi import document
 from tests.server.http.clients import ask
 from tests.server.http.scripted import SERVICE
@@ -19,9 +18,9 @@ def test_the_description_names_every_route_and_its_references_exist(front_port: 
     answer = ask(front_port, "/openapi.json")
     assert answer.json == document()
     described = answer.json["paths"]
-    expected = {(path, method.verb.lower()) for method in METHODS for path in method.paths}
-    expected |= {(path, "post") for path in (*INFER_PATHS, EMBEDDINGS)}
-    expected |= {(path, "get") for path in MODEL_PATHS}
+    pages = {"/openapi.json", "/docs"}
+    served = routes(explore=False).items()
+    expected = {(path, verb.lower()) for path, verbs in served if path not in pages for verb in verbs}
     assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
     operations = [operation for verbs in described.values() for operation in verbs.values()]
     names = [operation["operationId"] for operation in operations]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from attention_client import AttentionClient
 
-from attention_serving.server.http.explorer import PAGE, PATH, page_headers
+from attention_serving.server.http.app import EXPLORER as PAGE
+from attention_serving.server.http.app import explorer_headers
 from scripts.local_server import ServerProcess, serving
 from tests.server import samples
 from tests.server.http.clients import Answer, ask, http_port
@@ -42,7 +43,7 @@ def get(server: ServerProcess, path: str, token: str = "") -> Answer:
 def test_the_page_is_sent_without_a_token_and_its_policy_allows_what_it_contains(
     explored: ServerProcess,
 ) -> None:
-    answer = get(explored, PATH)
+    answer = get(explored, "/explore")
     assert (answer.status, answer.body) == (200, PAGE.read_bytes())
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     page = answer.body.decode()
@@ -84,7 +85,7 @@ def test_the_page_names_no_other_host() -> None:
 
 def test_a_page_without_a_policy_is_an_error() -> None:
     with pytest.raises(ValueError, match="does not state a content security policy"):
-        page_headers("<html></html>")
+        explorer_headers("<html></html>")
 
 
 def test_the_models_are_those_that_the_caller_may_read(explored: ServerProcess) -> None:
@@ -109,6 +110,6 @@ def test_without_the_right_to_read_models_are_not_listed(explored: ServerProcess
     assert "read" in refused.error
 
 
-@pytest.mark.parametrize("path", [PATH, "/explore/models"])
+@pytest.mark.parametrize("path", ["/explore", "/explore/models"])
 def test_without_the_setting_there_is_no_page(shared_front: Front, path: str) -> None:
     assert ask(shared_front.port, path).status == 404

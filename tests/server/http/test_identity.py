@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from attention_serving.server.http.authorization import Authorization
 from attention_serving.server.http.backend import Backend, Metadata
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.tls import forwarding
@@ -139,14 +138,13 @@ async def test_an_approval_holds_for_the_same_caller_method_and_model(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It depends on all that decides about rights, and on nothing that differs from request to request."""
-    monkeypatch.setattr("attention_serving.server.http.authorization.REMEMBERED_SECONDS", 60)
+    monkeypatch.setattr("attention_serving.server.http.backend.APPROVED_SECONDS", 60)
     backend = Backend(HttpOptions(target=f"{HOST}:{scripted.port}"))
-    authorization = Authorization(backend)
     token, other = ("authorization", "Bearer a"), ("authorization", "Bearer b")
     names, others = forwarding.encode(["a"]), forwarding.encode(["b"])
 
     async def questions(metadata: Metadata, rpc: str = "ModelInfer", model: str = "m") -> int:
-        await authorization.check(metadata, rpc, model)
+        await backend.authorize(rpc, model, metadata)
         count = scripted.calls.qsize()
         while not scripted.calls.empty():
             assert scripted.next().method == "Check"

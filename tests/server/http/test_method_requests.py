@@ -151,22 +151,26 @@ def test_requests(
     [
         ("/v2/repository/index", {"ready": 1}, "ready: must be true or false"),
         ("/v2/repository/index", [], "body: must be an object"),
-        ("/v2/repository/models/m/load", {"parameters": {"a": 1.5}}, "parameters[a]: must be a boolean,"),
+        (
+            "/v2/repository/models/m/load",
+            {"parameters": {"a": 1.5}},
+            "parameters[a]: must be a value of the type",
+        ),
         (
             "/v2/repository/models/m/load",
             {"parameters": {"file:a": "?"}},
             "parameters[file:a]: is not base64",
         ),
-        ("/v2/systemsharedmemory/region/a/register", {}, "key: is required and must be a string"),
+        ("/v2/systemsharedmemory/region/a/register", {}, "key: is required"),
         (
             "/v2/systemsharedmemory/region/a/register",
             {"key": "/a", "byte_size": -1},
-            "byte_size: is -1; must lie in 0..18446744073709551615",
+            "byte_size: is -1; must be greater than or equal to 0",
         ),
         ("/v2/cudasharedmemory/region/a/register", {"raw_handle": {}}, "raw_handle.b64: is required"),
         ("/v2/trace/setting", {"a": [1]}, "a: must be a string"),
-        ("/v2/logging", {"a": 2**32}, "a: is 4294967296; must lie in 0..4294967295"),
-        ("/v2/logging", {"a": []}, "a: must be a boolean, an integer or a string"),
+        ("/v2/logging", {"a": 2**32}, "a: must be a value of the type bool or uint32 or string"),
+        ("/v2/logging", {"a": []}, "a: must be a value of the type bool or uint32 or string"),
     ],
 )
 def test_wrong_bodies(server: Scripted, front_port: int, path: str, body: object, error: str) -> None:

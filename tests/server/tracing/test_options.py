@@ -93,7 +93,7 @@ def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
         "import sys, pathlib\n"
         "from attention_serving.server import application\n"
         "from attention_serving.server.recorder import call_recorder\n"
-        "from attention_serving.server.http import application as http\n"
+        "from attention_serving.server.http import app as http\n"
         "from attention_serving.server.settings import Settings\n"
         "settings = Settings(model_repository=pathlib.Path('.'), log_requests='all')\n"
         "assert call_recorder(settings) is not None\n"

@@ -1,19 +1,39 @@
-"""uvicorn's connection, with what it lacks: limits of connections, heads, chunks and time; JSON errors.
+"""uvicorn with what it lacks: limits of connections, heads, chunks and time; errors in JSON.
 
 Source of the hooks: uvicorn.protocols.http.httptools_impl of the pinned release.
 """
 
 import asyncio
+import errno
+import logging
 import math
+import socket
+import ssl
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, cast
 
 import httptools
+import orjson
+import uvicorn
+from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from attention_serving.server.http import errors
-from attention_serving.server.http.errors import HttpError
+from attention_serving.server.http.app import create_application
+from attention_serving.server.http.exchange import CONNECTION, JSON
+from attention_serving.server.http.listener import BACKLOG
+from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.tls.context import renewing_context
+from attention_serving.server.tls.files import CurrentCertificates
+from attention_serving.server.tls.watch import current_certificates
 
+Stop = Callable[[], None]
+# How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
+HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
+# Why a connection cannot be accepted: the process or the system has no descriptors or no memory left.
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The request line and the headers together; also what a body has between two pieces of its data.
 MAX_HEAD_BYTES = 1 << 16
 # Parsing a chunk takes about a microsecond, however small it is.
@@ -22,8 +42,37 @@ MAX_CHUNKS = 1 << 16
 MAX_PIPELINED = 16
 # How long a connection may be without a request.
 IDLE_SECONDS = 75
-# Where the scope's state has the names in the verified certificate of the client.
-PEER_IDENTITIES = "peer_identities"
+
+log = logging.getLogger(__name__)
+
+
+class _CorkedTransport:
+    """Sends the head of an answer together with the first bytes of its body: one system call less."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: Any) -> None:
+        """Keeps a head until `flush` or what follows it; 100 Continue is an answer of its own."""
+        if not self._head and data[:9] == b"HTTP/1.1 " and data[9:10] != b"1":
+            self._head = data
+            return
+        head, self._head = self._head, b""
+        self._transport.write(b"".join((head, data)) if head else data)
+
+    def flush(self) -> None:
+        """Sends a head that nothing follows."""
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        """Closes the connection once all has been sent."""
+        self.flush()
+        self._transport.close()
 
 
 class Connection(HttpToolsProtocol):
@@ -33,11 +82,17 @@ class Connection(HttpToolsProtocol):
         max_connections: Of more, the one that has waited for its client for the longest time is closed.
         head_seconds: How long the head of a request may take to arrive. 0 sets no limit.
         send_seconds: How long the client may take to read on. 0 sets no limit.
+
+    Attributes:
+        peer_identities: The names in the verified certificate of the client.
+        on_lost: Is called when the connection is lost.
     """
 
     max_connections = 0
     head_seconds = 0.0
     send_seconds = 0.0
+    peer_identities: Sequence[str] = ()
+    on_lost: Callable[[], object] | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
     # Whether the next bytes belong to a head.
@@ -55,7 +110,9 @@ class Connection(HttpToolsProtocol):
         if certificate := encryption and encryption.getpeercert(binary_form=True):
             from attention_serving.server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
 
-            self.app_state = {**self.app_state, PEER_IDENTITIES: identities.of_der(certificate)}
+            self.peer_identities = identities.of_der(certificate)
+        self.app_state = {**self.app_state, CONNECTION: self}
+        self.transport = cast("asyncio.Transport", _CorkedTransport(self.transport))
         self._began = time.monotonic()
         if len(self.connections) > self.max_connections:
             others = cast("set[Connection]", self.connections)
@@ -69,6 +126,8 @@ class Connection(HttpToolsProtocol):
         self._stop_head_timer()
         self._stop_send_timer()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         """Parses what has arrived, and watches what has not."""
@@ -81,8 +140,8 @@ class Connection(HttpToolsProtocol):
             self._parse_again(data[stop.args[0] :])
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._refuse(cause if isinstance(cause, HttpError) else _invalid(400, str(error)))
-        except HttpError as error:
+            self._refuse(cause if isinstance(cause, HTTPException) else _invalid(400, str(error)))
+        except HTTPException as error:
             self._refuse(error)
         self._watch_head()
 
@@ -120,6 +179,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The connection waits for its client again."""
+        self.transport.flush()  # type: ignore[attr-defined]
         self._began = time.monotonic()
         super().on_response_complete()
 
@@ -134,6 +194,11 @@ class Connection(HttpToolsProtocol):
         """The client has read on."""
         super().resume_writing()
         self._stop_send_timer()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client has left."""
+        return self.transport.is_closing()
 
     @property
     def _is_open(self) -> bool:
@@ -167,7 +232,7 @@ class Connection(HttpToolsProtocol):
         """Refuses what the parser takes and HTTP forbids, or a proxy may understand in another way.
 
         Raises:
-            HttpError: It is refused.
+            HTTPException: It is refused.
         """
         self._check_size(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers))
         version, method = self.parser.get_http_version(), self.parser.get_method()
@@ -197,9 +262,9 @@ class Connection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         message = f"the head of the request did not arrive within {self.head_seconds:g} seconds"
-        self._refuse(HttpError(408, message))
+        self._refuse(HTTPException(408, message))
 
-    def _refuse(self, error: HttpError) -> None:
+    def _refuse(self, error: HTTPException) -> None:
         """Answers the request that is being parsed, if it can be answered, and closes the connection."""
         if self.transport.is_closing():
             return
@@ -213,9 +278,9 @@ class Connection(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        page = errors.page(error, close=True)
-        lines = [b"%s: %s\r\n" % header for header in page.raw_headers]
-        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", bytes(page.body)]))
+        json = orjson.dumps({"error": error.detail})
+        head = f"content-type: {JSON}\r\ncontent-length: {len(json)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.status_code] + head.encode() + json)
         self.transport.close()
 
     def _stop_head_timer(self) -> None:
@@ -229,11 +294,100 @@ class Connection(HttpToolsProtocol):
             self._send_timer = None
 
 
-def _invalid(status: int, reason: str) -> HttpError:
-    return HttpError(status, f"the request is not valid: {reason}")
+def _invalid(status: int, reason: str) -> HTTPException:
+    return HTTPException(status, f"the request is not valid: {reason}")
 
 
 def connection_type(max_connections: int, head_seconds: float, send_seconds: float) -> Any:
     """The class of connections with these limits, as uvicorn takes it."""
     limits = {"max_connections": max_connections, "head_seconds": head_seconds, "send_seconds": send_seconds}
     return type("LimitedConnection", (Connection,), limits)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop with what uvicorn cannot be told: times of handshakes, and calm without descriptors."""
+
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
+        """As of asyncio, with limits for the time that encrypted connections take to begin and to end.
+
+        asyncio accepts up to `backlog` connections in a row. If there are no descriptors, it logs a traceback
+        for each of them, and tries each again after a second.
+        """
+        if options.get("ssl") is not None:
+            options["ssl_handshake_timeout"] = HANDSHAKE_SECONDS
+            options["ssl_shutdown_timeout"] = GOODBYE_SECONDS
+        server = await super().create_server(*arguments, **{**options, "backlog": 1})
+        options["sock"].listen(BACKLOG)  # asyncio has told the system that only one may wait
+        return server
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """As of asyncio, without the traceback of a connection that cannot be accepted now."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            log.error("connections wait", extra={"reason": error.strerror})
+        else:
+            super().call_exception_handler(context)
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to the process: uvicorn would raise them again at the end."""
+        yield
+
+
+def serve(options: HttpOptions, sockets: Sequence[socket.socket], begin: Callable[[Stop], None]) -> None:
+    """Serves until it is asked to stop, and returns when the requests in progress have been answered.
+
+    Args:
+        options: What the process does.
+        sockets: Where it listens.
+        begin: Called in the event loop before the first request, with a function that asks to stop.
+
+    Raises:
+        TlsError: A certificate cannot be used.
+    """
+    # Their events say what this server's own log says too, or nothing about requests.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    for library in ("asyncio", "grpc"):
+        logging.getLogger(library).setLevel(logging.INFO)
+    configuration = _configuration(options, current_certificates(options.tls))
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        runner.run(_serve(_Server(configuration), list(sockets), begin))
+
+
+async def _serve(server: uvicorn.Server, sockets: list[socket.socket], begin: Callable[[Stop], None]) -> None:
+    def stop() -> None:
+        server.should_exit = True
+
+    # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
+    # sooner, and each would take turns from the event loop.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, "large-bodies"))
+    begin(stop)
+    await server.serve(sockets)
+
+
+def _configuration(options: HttpOptions, certificates: CurrentCertificates | None) -> uvicorn.Config:
+    receive, send = options.receive_timeout_seconds, options.send_timeout_seconds
+    return uvicorn.Config(
+        create_application(options),
+        http=connection_type(options.max_connections, receive, send),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ssl_context_factory=_context_factory(certificates) if certificates else None,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=None
+        if math.isinf(options.grace_seconds)
+        else math.ceil(options.grace_seconds),
+    )
+
+
+def _context_factory(
+    certificates: CurrentCertificates,
+) -> Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]:
+    """What makes uvicorn's context, which takes the current certificates in each handshake."""
+    return lambda _configuration, _default: renewing_context(certificates)

@@ -1,0 +1,295 @@
+"""One request and its answer: the body within limits of size, memory and time; metadata; what is sent."""
+
+import asyncio
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from typing import NamedTuple, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from attention_serving.server import request_ids
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.errors import InvalidRequestError, OverloadedError
+from attention_serving.server.http.backend import TIMEOUT_SECONDS, Backend, Metadata
+from attention_serving.server.http.observation import Observer
+from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.http.record import HttpRecord
+from attention_serving.server.tls import forwarding
+from attention_serving.server.transport.options import METADATA_BYTES
+
+T = TypeVar("T")
+JSON = "application/json"
+# How zlib is told the format: gzip, and what HTTP calls deflate.
+WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+# A compressed body is decompressed in pieces of this size, each of which is reserved. An answer is sent in
+# pieces, so that its memory is held until the client has read most of it.
+PIECE_BYTES = 1 << 18
+# How long the rest of a refused body is read, so that a client that writes all of it first sees the answer.
+DISCARD_SECONDS = 5.0
+# More than this takes noticeable time to parse or encode, which is then done on another thread; and a larger
+# body is worth a question to the gRPC server before it is read.
+LARGE_BYTES = 1 << 16
+# Where the state of a scope has the connection.
+CONNECTION = "connection"
+# Headers that are passed on to the gRPC server: rights are its business. So are traces, the headers after the
+# first, unless this process makes spans of its own.
+FORWARDED = (b"authorization", b"traceparent", b"tracestate")
+# The gRPC server refuses larger ones, and asks to try again. The rest is for the headers of gRPC itself.
+MAX_FORWARDED_BYTES = METADATA_BYTES - 512
+# What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
+HEADER_BYTES = 32
+
+
+class Service:
+    """What all requests of one process share.
+
+    Attributes:
+        options: What the process does.
+        backend: The gRPC server.
+        observer: Notes requests.
+        budget: Memory of all requests in progress.
+        places: Inference requests that may begin now.
+    """
+
+    def __init__(self, options: HttpOptions) -> None:
+        """Creates the channels to the gRPC server, which belong to the running event loop."""
+        self.options, self.backend, self.observer = options, Backend(options), Observer(options)
+        self.budget = MemoryBudget(options.max_in_flight_bytes)
+        self.places = options.max_concurrent_requests
+
+
+class Reply(NamedTuple):
+    """An answer. The body is in parts, so that tensors are not copied."""
+
+    parts: list[bytes]
+    status: int = HTTPStatus.OK
+    media_type: str = JSON
+    headers: Mapping[str, str] = {}
+
+
+class Exchange:
+    """One request and its answer. It holds memory, and for inference a place, until `close`.
+
+    Attributes:
+        service: What all requests share.
+        scope: The request, as ASGI describes it.
+        parameters: The parameters of the path.
+        headers: The headers; of several with one name, the last.
+        record: What is noted of the request.
+        memory: The memory of the request and its answer.
+        body_complete: Whether all of the body has been read, or there is none.
+        status: The status of the answer; 0 before it has begun.
+    """
+
+    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send, route: str) -> None:
+        """Reads nothing yet.
+
+        Args:
+            service: What all requests share.
+            scope: The request.
+            receive: Receives the body.
+            send: Sends the answer.
+            route: The path, in which names of parameters are in braces.
+        """
+        self.service, self.scope, self._receive, self._send = service, scope, receive, send
+        self.record: HttpRecord = service.observer.begin(scope, route)
+        self.parameters: dict[str, str] = scope["path_params"]
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self.memory = service.budget.reserve(0)
+        self.status = 0
+        self._connection = scope["state"][CONNECTION]
+        self._has_place = False
+        self._begun = False
+        self._announced = int(self.headers.get("content-length", 0))
+        # Nothing is waited for if the request has no body: the refusal of a GET is sent at once.
+        self.body_complete = "transfer-encoding" not in self.headers and not self._announced
+
+    def close(self) -> None:
+        """Frees what the request holds, and notes its end."""
+        self.memory.release()
+        self.service.places += self._has_place
+        self.service.observer.ended(self.record, self.status)
+
+    def take_place(self) -> None:
+        """Takes a place among the inference requests in progress.
+
+        Raises:
+            OverloadedError: There is none.
+        """
+        if not self.service.places:
+            raise OverloadedError(
+                f"{self.service.options.max_concurrent_requests} requests are in progress, which is this"
+                " server's limit; try again later"
+            )
+        self.service.places -= 1
+        self._has_place = True
+
+    async def authorize(self, method: str) -> None:
+        """Asks the gRPC server whether the client may call a method, if the body is or may be large.
+
+        A small body is read and sent on, and refused there.
+
+        Raises:
+            HTTPException: It may not.
+        """
+        is_large = self._announced > LARGE_BYTES or not self.headers.keys().isdisjoint(
+            ("transfer-encoding", "content-encoding")
+        )
+        if is_large and self.service.options.authorize:
+            model = self.parameters.get("model", "")
+            await self.service.backend.authorize(method, model, self.metadata())
+
+    async def call(self, method: str, message: bytes, timeout: float | None = TIMEOUT_SECONDS) -> bytes:
+        """Calls a method of the gRPC server on behalf of the client; see `Backend.call`."""
+        return await self.service.backend.call(method, message, self.metadata(), timeout, self._connection)
+
+    async def decoded(self, data: bytearray, decode: Callable[[bytearray, Reservation], T]) -> T:
+        """Decodes a body.
+
+        Args:
+            data: The body.
+            decode: Decodes it; adds what it takes meanwhile to a reservation.
+        """
+        scratch = self.service.budget.reserve(0)
+        try:
+            return await run(len(data), partial(decode, data, scratch))
+        finally:
+            scratch.release()
+
+    async def read(self) -> bytearray:
+        """The body, decompressed.
+
+        Raises:
+            HTTPException: The body is too large, too slow, or compressed in an unknown way.
+            InvalidRequestError: It cannot be decompressed.
+            OverloadedError: The memory is not available.
+            ClientDisconnect: The client left.
+        """
+        options, data = self.service.options, bytearray()
+        decoder = self._decoder()
+        if self._announced > options.max_message_bytes:
+            raise self._too_large()
+        seconds = options.receive_timeout_seconds
+        until = asyncio.get_running_loop().time() + seconds if seconds else None
+        while not self.body_complete:
+            try:
+                async with asyncio.timeout_at(until):
+                    chunk = await self._chunk()
+            except TimeoutError:
+                message = f"the body did not arrive within {seconds:g} seconds"
+                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, message) from None
+            if decoder is None:
+                self._add(data, chunk)
+            else:
+                await asyncio.to_thread(self._inflate, decoder, data, chunk)
+        if decoder is not None and not decoder.eof and (data or self._announced or self._begun):
+            raise InvalidRequestError("Content-Encoding", "the compressed body ends too early")
+        return data
+
+    async def discard(self) -> None:
+        """Reads and drops the rest of a refused body, for a bounded time and size."""
+        if not self._begun and self.headers.get("expect", "").lower() == "100-continue":
+            return  # the client waits to be asked for the body
+        left: int = self.service.options.max_message_bytes
+        with suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while not self.body_complete and left > 0:
+                    left -= len(await self._chunk())
+
+    async def reply(self, reply: Reply) -> None:
+        """Sends the answer."""
+        self.status = int(reply.status)
+        own = {"content-length": str(sum(map(len, reply.parts))), "content-type": reply.media_type}
+        own |= {**reply.headers, request_ids.KEY: self.record.request_id}
+        headers = [(name.encode(), value.encode("latin-1")) for name, value in own.items()]
+        await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
+        if int(own["content-length"]) <= LARGE_BYTES:
+            await self._send({"type": "http.response.body", "body": b"".join(reply.parts)})
+            return
+        for part in reply.parts:
+            for at in range(0, len(part), PIECE_BYTES):
+                piece = memoryview(part)[at : at + PIECE_BYTES]
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        # Returns once the client has read most of it.
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def metadata(self) -> Metadata:
+        """What the gRPC server is told of the client and by it.
+
+        Raises:
+            InvalidRequestError: A header contains what gRPC's metadata cannot.
+            HTTPException: The headers are larger than the gRPC server takes.
+        """
+        metadata: list[tuple[str, str | bytes]] = [*self.record.metadata()]
+        forwarded = FORWARDED if self.record.trace is None else FORWARDED[:1]
+        for name, value in self.scope["headers"]:
+            if name in forwarded:
+                text, known = value.decode("latin-1"), name.decode()
+                if not (text.isascii() and text.isprintable()):
+                    raise InvalidRequestError(known, "contains characters other than printable ASCII")
+                metadata.append((known, text))
+        if self._connection.peer_identities:
+            metadata.append(forwarding.encode(self._connection.peer_identities))
+        if self.scope["client"] is not None:
+            host, port = self.scope["client"]
+            metadata.append((forwarding.CLIENT, f"{host}:{port}"))
+        size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)
+        if size > MAX_FORWARDED_BYTES:
+            raise HTTPException(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"the headers that are passed on take {size} bytes; the limit is {MAX_FORWARDED_BYTES}",
+            )
+        return metadata
+
+    async def _chunk(self) -> bytes:
+        self._begun = True
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        self.body_complete = not message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        return chunk
+
+    def _inflate(self, decoder: "zlib._Decompress", data: bytearray, chunk: bytes) -> None:
+        """Adds what compressed data contain. One of 64 KB may contain 64 MB: too much for the event loop."""
+        more = bool(chunk)
+        while more:
+            try:
+                piece = decoder.decompress(chunk, PIECE_BYTES)
+            except zlib.error as error:
+                raise InvalidRequestError("Content-Encoding", f"the body is damaged: {error}") from None
+            self._add(data, piece)
+            chunk, more = decoder.unconsumed_tail, len(piece) == PIECE_BYTES
+        if decoder.unused_data:
+            raise InvalidRequestError("Content-Encoding", "data follow the compressed body")
+
+    def _add(self, data: bytearray, chunk: bytes) -> None:
+        if len(data) + len(chunk) > self.service.options.max_message_bytes:
+            raise self._too_large()
+        self.memory.add(len(chunk))
+        data += chunk
+
+    def _decoder(self) -> "zlib._Decompress | None":
+        encoding = self.headers.get("content-encoding", "identity").strip().lower()
+        if encoding == "identity":
+            return None
+        if encoding not in WINDOW_BITS:
+            message = f"Content-Encoding: is {encoding[:100]!r}; must be gzip, deflate or identity"
+            headers = {"accept-encoding": "gzip, deflate, identity"}
+            raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, headers)
+        return zlib.decompressobj(WINDOW_BITS[encoding])
+
+    def _too_large(self) -> HTTPException:
+        limit = int(self.service.options.max_message_bytes)
+        message = f"the body is larger than the limit of {limit} bytes"
+        return HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+
+
+async def run(size: int, function: Callable[[], T]) -> T:
+    """Calls a function that takes time by a size: inline if it is small, otherwise on another thread."""
+    return function() if size <= LARGE_BYTES else await asyncio.to_thread(function)

@@ -1,0 +1,273 @@
+"""Inference: a body, JSON and the binary tensors that follow it, as a ModelInferRequest, and back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import orjson
+from starlette.exceptions import HTTPException
+
+from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api import protobuf_bytes
+from attention_serving.server.engine.budget import Reservation
+from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http import schemas, tensors
+from attention_serving.server.http.backend import SERVICE
+from attention_serving.server.http.exchange import Exchange, Reply, run
+from attention_serving.server.http.methods import value_of
+from attention_serving.server.http.schemas import InferenceRequest, InputTensor
+
+METHOD = f"/{SERVICE.full_name}/ModelInfer"
+HEADER_LENGTH = "inference-header-content-length"
+# Parameters that say how HTTP carries tensors. They are not passed on.
+BINARY_DATA, BINARY_DATA_SIZE, BINARY_DATA_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
+SHARED_MEMORY, TIMEOUT = "shared_memory_region", "timeout"
+RAW_INPUT_CONTENTS = (pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER,)
+# How much longer than a request's own timeout the call may take: the server reports that it has passed.
+TIMEOUT_MARGIN_SECONDS = 1.0
+# JSON of this size is the same from request to request if the tensors follow it, and is parsed once.
+KNOWN_BYTES, KNOWN_HEADS = 1024, 256
+# Of the size of the JSON.
+MAX_DIGITS = 19
+# The longest element in JSON for its size: false, with a comma, for one byte.
+JSON_BYTES_PER_BYTE = 6
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the JSON of a request says.
+
+    Attributes:
+        message: The ModelInferRequest without the elements of tensors, serialized.
+        contents: For each input that is not in shared memory: its name, and its elements or, if they follow
+            the JSON, their size.
+        binary: Whether outputs are sent as binary data if they say nothing else.
+        outputs: The same for single outputs.
+        shared: Outputs that the server writes to shared memory.
+        timeout_seconds: How long the call may take; None if the request does not say.
+    """
+
+    message: bytes
+    contents: tuple[tuple[str, bytes | int], ...]
+    binary: bool
+    outputs: Mapping[str, bool]
+    shared: frozenset[str]
+    timeout_seconds: float | None
+
+
+class Limits(NamedTuple):
+    """What decoding may take.
+
+    Attributes:
+        message_bytes: Largest message.
+        json_bytes: Most memory for parsed JSON.
+        reservation: Takes the memory of the message.
+        scratch: Takes the memory of the parsed JSON, which is free again once the request is decoded.
+    """
+
+    message_bytes: int
+    json_bytes: int
+    reservation: Reservation
+    scratch: Reservation
+
+
+async def infer(exchange: Exchange) -> Reply:
+    """Answers POST .../infer."""
+    await exchange.authorize(METHOD)
+    data = await exchange.read()
+    exchange.take_place()  # a body that does not arrive takes none
+    message, head = await exchange.decoded(data, partial(_decode, exchange))
+    reply = await exchange.call(METHOD, message, head.timeout_seconds)
+    exchange.memory.add(len(reply))
+    return await run(len(reply), partial(encode, reply, head, exchange.memory))
+
+
+def _decode(exchange: Exchange, body: bytearray, scratch: Reservation) -> tuple[bytes, Head]:
+    options, paths = exchange.service.options, exchange.parameters
+    limits = Limits(options.max_message_bytes, options.max_in_flight_bytes, exchange.memory, scratch)
+    header = exchange.headers.get(HEADER_LENGTH)
+    return decode(body, header, paths["model"], paths.get("version", ""), limits)
+
+
+def decode(
+    body: bytearray, header: str | None, model: str, version: str, limits: Limits
+) -> tuple[bytes, Head]:
+    """Decodes a body: JSON, and the binary tensors that follow it.
+
+    Args:
+        body: The body.
+        header: The header Inference-Header-Content-Length: the size of the JSON; None if all of it is JSON.
+        model: Name of the model.
+        version: Its version; empty for the highest that is ready.
+        limits: What it may take.
+
+    Returns:
+        The serialized ModelInferRequest, and what the JSON says.
+
+    Raises:
+        InvalidRequestError: The body contradicts itself.
+        HTTPException: The message would be too large, or the JSON take too much memory.
+        OverloadedError: The memory is not available.
+    """
+    size = len(body) if header is None else _json_size(header, len(body))
+    json = body if header is None else bytes(memoryview(body)[:size])
+    schemas.reserve(json, limits.json_bytes, limits.scratch)
+    if isinstance(json, bytes) and size <= KNOWN_BYTES:
+        head = _known_head(json, model, version)
+    else:
+        head = _read_head(json, model, version)
+    parts: list[Any] = [head.message]
+    with memoryview(body)[size:] as binary:
+        used = 0
+        for name, content in head.contents:
+            data: Any = content
+            if isinstance(content, int):
+                if content > len(binary) - used:
+                    left = f"the body has {len(binary) - used} bytes left for it"
+                    raise InvalidRequestError(name, f"has {BINARY_DATA_SIZE} {content}; {left}")
+                data = binary[used : used + content]
+                used += content
+            parts += protobuf_bytes.field(RAW_INPUT_CONTENTS, [data])
+        if used != len(binary):
+            raise InvalidRequestError(
+                "body", f"has {len(binary)} bytes of binary data; the inputs use {used}"
+            )
+        return _joined(parts, limits), head
+
+
+def _json_size(header: str, most: int) -> int:
+    name = "Inference-Header-Content-Length"
+    if not (header.isascii() and header.isdigit() and len(header) <= MAX_DIGITS):
+        raise InvalidRequestError(name, "must be the size of the JSON in bytes")
+    size = int(header)
+    if not 0 < size <= most:
+        raise InvalidRequestError(name, f"is {size}; must lie in 1..{most}, the size of the body")
+    return size
+
+
+def _joined(parts: list[Any], limits: Limits) -> bytes:
+    size = sum(map(len, parts))
+    if size > limits.message_bytes:
+        raise HTTPException(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the tensors have {size} bytes as a message; the limit is {limits.message_bytes}",
+        )
+    limits.reservation.add(size)
+    return b"".join(parts)
+
+
+def _read_head(json: bytes | bytearray, model: str, version: str) -> Head:
+    request = schemas.parse(json, InferenceRequest)
+    message = pb.ModelInferRequest(model_name=model, model_version=version, id=request.id)
+    binary = _taken_flag(request.parameters, BINARY_DATA_OUTPUT, "parameters")
+    _set_parameters(message.parameters, request.parameters, "parameters")
+    outputs, shared = {}, set()
+    for index, output in enumerate(request.outputs):
+        field = f"outputs[{index}].parameters"
+        if BINARY_DATA in output.parameters:
+            outputs[output.name] = _taken_flag(output.parameters, BINARY_DATA, field)
+        if SHARED_MEMORY in output.parameters:
+            shared.add(output.name)
+        _set_parameters(message.outputs.add(name=output.name).parameters, output.parameters, field)
+    contents = [
+        (tensor.name, content)
+        for index, tensor in enumerate(request.inputs)
+        if (content := _add_input(message, tensor, f"inputs[{index}].parameters")) is not None
+    ]
+    timeout = request.parameters.get(TIMEOUT)  # in microseconds; the server refuses other types
+    seconds = timeout / 1e6 + TIMEOUT_MARGIN_SECONDS if type(timeout) is int and timeout > 0 else None
+    return Head(
+        message.SerializeToString(), tuple(contents), binary or False, outputs, frozenset(shared), seconds
+    )
+
+
+_known_head = lru_cache(KNOWN_HEADS)(_read_head)
+
+
+def _taken_flag(parameters: dict[str, Any], name: str, field: str) -> bool:
+    value = parameters.pop(name, False)
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{field}[{name}]", "must be true or false")
+    return value
+
+
+def _set_parameters(messages: Any, parameters: Mapping[str, Any], field: str) -> None:
+    for name, value in parameters.items():
+        schemas.set_parameter(messages[name], f"{field}[{name}]", value)
+
+
+def _add_input(message: pb.ModelInferRequest, tensor: InputTensor, field: str) -> bytes | int | None:
+    """Adds an input; returns its elements, or their size after the JSON, or None for shared memory."""
+    name, parameters = tensor.name, tensor.parameters
+    # An input says once where its elements are.
+    sources = ["data"] if "data" in tensor.model_fields_set else []
+    sources += [source for source in (BINARY_DATA_SIZE, SHARED_MEMORY) if source in parameters]
+    if len(sources) != 1:
+        found = " and ".join(sources) or "none"
+        raise InvalidRequestError(
+            name, f"has {found} of data, {BINARY_DATA_SIZE} and {SHARED_MEMORY}; must have exactly one"
+        )
+    content: bytes | int | None = parameters.pop(BINARY_DATA_SIZE, None)
+    if sources == [BINARY_DATA_SIZE] and (type(content) is not int or content < 0):
+        raise InvalidRequestError(f"{field}[{BINARY_DATA_SIZE}]", "must be an integer, 0 or more")
+    if sources == ["data"]:
+        content = tensors.to_bytes(name, tensor.data, tensor.datatype, tuple(tensor.shape))
+    added = message.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+    _set_parameters(added.parameters, parameters, field)
+    return content
+
+
+def encode(reply: bytes, head: Head, reservation: Reservation) -> Reply:
+    """Encodes a reply.
+
+    Args:
+        reply: The serialized ModelInferResponse.
+        head: How the client wants the outputs.
+        reservation: Takes the memory of the body.
+
+    Raises:
+        InvalidRequestError: An output has no form in JSON and was not requested as binary data.
+        OverloadedError: The memory is not available.
+    """
+    message = pb.ModelInferResponse.FromString(reply)
+    document: dict[str, Any] = {"model_name": message.model_name, "model_version": message.model_version}
+    if message.id:
+        document["id"] = message.id
+    if message.parameters:
+        document["parameters"] = {name: value_of(value) for name, value in message.parameters.items()}
+    binary: list[bytes] = []
+    document["outputs"] = [
+        _output(output, data, head, binary, reservation)
+        for output, data in zip(message.outputs, message.raw_output_contents, strict=True)
+    ]
+    json = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not binary:
+        return Reply([json])
+    return Reply(
+        [json, *binary], media_type="application/octet-stream", headers={HEADER_LENGTH: str(len(json))}
+    )
+
+
+def _output(
+    output: pb.ModelInferResponse.InferOutputTensor,
+    data: bytes,
+    head: Head,
+    binary: list[bytes],
+    reservation: Reservation,
+) -> dict[str, Any]:
+    """The JSON of one output. Its binary data, if it has any, are appended to `binary`."""
+    name = output.name
+    found: dict[str, Any] = {"name": name, "datatype": output.datatype, "shape": list(output.shape)}
+    own = {key: value_of(value) for key, value in output.parameters.items()}
+    if name not in head.shared and head.outputs.get(name, head.binary):
+        own[BINARY_DATA_SIZE] = len(data)
+        reservation.add(len(data))
+        binary.append(data)
+    elif name not in head.shared:
+        reservation.add(JSON_BYTES_PER_BYTE * len(data))
+        found["data"] = tensors.to_json(f"outputs[{name}]", data, output.datatype)
+    if own:
+        found["parameters"] = own
+    return found
