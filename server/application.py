@@ -110,10 +110,8 @@ def _serve(
         metrics.loaded(engine.repository)
         server.show_models()
 
-    control = model_control(settings, engine.repository, changed, lifecycle.peers, metrics.model_changed)
+    control = model_control(settings, engine.repository, changed, metrics.model_changed)
     canary = Canary(engine.repository, engine.load, control.withdraw, metrics.canary, settings.canary_seconds)
-    if lifecycle.peers is not None:
-        lifecycle.peers.start(control.take)
     # Numbers only: a model that is replaced must not be kept.
     ready = [isinstance(model, LoadedModel) for model in engine.repository]
     try:

@@ -161,16 +161,11 @@ class ChildProcess:
             self.watchdog.heard(responsive=message.responsive)
         elif isinstance(message, Failure):
             self._failure = message.reason
-        elif isinstance(message, State):
-            self.state = message
         else:
-            self.take(message)
+            self.state = message
         if message is State.SERVING:
             self._serving_since = time.monotonic()
         return True
-
-    def take(self, message: Any) -> None:
-        """Takes a message of another type."""
 
     def check(self, seconds: float) -> bool:
         """Pings the process, or kills it if it has been silent for too long; returns whether it was killed.

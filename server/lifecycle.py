@@ -17,7 +17,6 @@ from attention_serving.server.process_metrics import ProcessesCollector
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import Inbox
 from attention_serving.server.workers.folder import temporary_folder
-from attention_serving.server.workers.peers import WorkerPeers
 
 log = logging.getLogger(__name__)
 # How long the HTTP process may take to send its answers once the gRPC server has stopped.
@@ -26,10 +25,6 @@ HTTP_EXIT_SECONDS = 2.0
 
 class Lifecycle(Protocol):
     """Hooks at the stages of a server process, which runs alone or as one of several workers."""
-
-    @property
-    def peers(self) -> WorkerPeers | None:
-        """The processes of the service, if there are several."""
 
     def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
         """Called before any model is loaded.
@@ -57,8 +52,6 @@ class Lifecycle(Protocol):
 
 class Standalone:
     """The only process of the service. It binds its ports and serves its metrics before models load."""
-
-    peers = None
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -3,8 +3,7 @@
 import json
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +20,6 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import IndexEntry, RepositoryControl
 from attention_serving.server.engine.models.store import RepositoryError, Signature
 from attention_serving.server.periodic import PeriodicThread
-from attention_serving.server.steps import Step, StepRequest
 
 log = logging.getLogger(__name__)
 STATE_FILE = ".loaded-models.json"
@@ -40,26 +38,18 @@ class ControlMode(StrEnum):
     """At startup those that are named, and then on request."""
 
 
-# Asks every process of the service, this one included, to take a step. Returns their replies: why they cannot
-# take it, or nothing. Raises ConnectionError if the others cannot be asked.
-Ask = Callable[[StepRequest], list[str]]
-
-
 class ModelControl:
-    """Makes the changes that callers ask for, one after the other, in every process or in none."""
+    """Makes the changes that callers ask for, or that polling finds, one after the other."""
 
-    def __init__(self, control: RepositoryControl, mode: ControlMode, ask: Ask | None = None) -> None:
+    def __init__(self, control: RepositoryControl, mode: ControlMode) -> None:
         """Starts no thread yet.
 
         Args:
-            control: Makes changes in this process.
+            control: Makes the changes.
             mode: When models are loaded.
-            ask: Asks all processes of the service; None for this one alone.
         """
         self._control = control
         self._mode = mode
-        self._ask = ask or (lambda request: [self.take(request)])
-        self._taking = threading.Lock()
         self._requests = ThreadPoolExecutor(1, thread_name_prefix="models")
         self._poller: PeriodicThread | None = None
         # The models that had changed on disk at the last look, and what was there.
@@ -84,29 +74,15 @@ class ModelControl:
             InvalidRequestError: The name is not that of a model.
             UnsupportedError: Models are not loaded on request.
         """
-        return self._request(Step.LOAD, name)
+        return self._request(name, is_load=True)
 
     def unload(self, name: str) -> "Future[None]":
         """Unloads all versions of a model; otherwise as `load`."""
-        return self._request(Step.UNLOAD, name)
+        return self._request(name, is_load=False)
 
     def withdraw(self, model: LoadedModel, reason: str) -> bool:
         """Takes a model out of service in this process; returns whether it was in service."""
         return self._control.withdraw(model, reason)
-
-    def take(self, request: StepRequest) -> str:
-        """Takes a step of a change in this process. Returns why it cannot be taken, or nothing."""
-        with self._taking:
-            match request.step:
-                case Step.LOAD:
-                    return self._control.prepare_load(request.number, request.name)
-                case Step.UNLOAD:
-                    return self._control.prepare_unload(request.number, request.name)
-                case Step.COMMIT:
-                    self._control.commit(request.number)
-                case Step.ABORT:
-                    self._control.abort(request.number)
-        return ""
 
     def poll(self, seconds: float) -> None:
         """Starts to look for changes on disk, every so many seconds."""
@@ -119,23 +95,19 @@ class ModelControl:
         if self._poller is not None:
             self._poller.close()
 
-    def _request(self, step: Step, name: str) -> "Future[None]":
+    def _request(self, name: str, *, is_load: bool) -> "Future[None]":
         if not self.is_explicit:
             raise UnsupportedError(CONTROL_IS_OFF)
         if not is_model_name(name):
             raise InvalidRequestError("model_name", f"is {quoted(name)}; must match {NAME_PATTERN}")
-        return self._requests.submit(self._change, step, name)
+        return self._requests.submit(self._change, name, is_load=is_load)
 
-    def _change(self, step: Step, name: str) -> None:
+    def _change(self, name: str, *, is_load: bool) -> None:
         number = uuid4().hex
-        try:
-            refusals = [reply for reply in self._ask(StepRequest(step, number, name)) if reply]
-            final = Step.ABORT if refusals else Step.COMMIT
-            self._ask(StepRequest(final, number, name))
-        except ConnectionError as error:
-            raise ModelNotReadyError(f"model {name!r} cannot be changed now: {error}") from error
-        if refusals:
-            raise ModelNotReadyError(refusals[0])
+        prepare = self._control.prepare_load if is_load else self._control.prepare_unload
+        if refusal := prepare(number, name):
+            raise ModelNotReadyError(refusal)
+        self._control.commit(number)
         self._remember()
 
     def _remember(self) -> None:
@@ -160,12 +132,11 @@ class ModelControl:
     def _reload(self, name: str) -> None:
         number = uuid4().hex
         try:
-            with self._taking:
-                if self._control.store.chosen(name):
-                    self._control.prepare_load(number, name, strict=False)
-                else:
-                    self._control.prepare_unload(number, name)
-                self._control.commit(number)
+            if self._control.store.chosen(name):
+                self._control.prepare_load(number, name, strict=False)
+            else:
+                self._control.prepare_unload(number, name)
+            self._control.commit(number)
         except Exception:  # one model must not end the polling
             log.exception("model not changed", extra={"model": name})
 

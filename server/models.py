@@ -16,7 +16,6 @@ from attention_serving.server.errors import LoadError
 from attention_serving.server.model_control import ALL, ControlMode, ModelControl, read_loaded
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import Inbox, StopRequest, end
-from attention_serving.server.workers.peers import WorkerPeers
 
 log = logging.getLogger(__name__)
 # Memory that a model needs, as a multiple of its files (weights in the layout of the kernels, for runs on one
@@ -98,7 +97,6 @@ def model_control(
     settings: Settings,
     repository: Repository,
     changed: Callable[[], None],
-    peers: WorkerPeers | None,
     report: Callable[[ModelChange], None],
 ) -> ModelControl:
     """Changes the models of this process.
@@ -107,12 +105,11 @@ def model_control(
         settings: When models change.
         repository: The models that are served.
         changed: Called after each change.
-        peers: The processes of the service, if there are several.
         report: Called for each version that changed, and for each that failed to load.
     """
     store = model_store(settings)
     control = RepositoryControl(store, repository, changed, partial(_lack_of_memory, store), report)
-    return ModelControl(control, ControlMode(settings.model_control), peers.ask if peers else None)
+    return ModelControl(control, ControlMode(settings.model_control))
 
 
 def _lack_of_memory(store: ModelStore, name: str, version: str) -> str:

@@ -35,6 +35,16 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
             raise ValueError("needs a single worker; set workers to 1")
         return value
 
+    @field_validator("model_control")
+    @classmethod
+    def _reaches_one_process(cls, value: object, info: ValidationInfo) -> object:
+        if value == "explicit" and info.data.get("workers", 1) > 1:
+            raise ValueError(
+                "needs a single worker, because a load request reaches only one of several;"
+                " set workers to 1, or model_control to poll, which every worker follows"
+            )
+        return value
+
     @field_validator("http_explore")
     @classmethod
     def _needs_http(cls, value: object, info: ValidationInfo) -> object:

@@ -39,7 +39,8 @@ class Models(BaseModel):
     model_control: Literal["none", "poll", "explicit"] = Field(
         "none",
         description="When models are loaded: none loads all of them at startup; poll also loads, replaces and"
-        " unloads them when the repository changes; explicit loads those of load_model, and more on request.",
+        " unloads them when the repository changes; explicit loads those of load_model, and more on request,"
+        " and needs a single worker.",
     )
     repository_poll_seconds: float = Field(
         15.0,

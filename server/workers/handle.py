@@ -2,7 +2,6 @@
 
 from attention_serving.server.child_process import ChildProcess, State
 from attention_serving.server.workers.assignment import Assignment
-from attention_serving.server.workers.peers import Answer, Question
 
 
 class WorkerHandle(ChildProcess):
@@ -10,22 +9,16 @@ class WorkerHandle(ChildProcess):
 
     Attributes:
         number: Number of the worker, from 0.
-        messages: What the worker asked and answered, for the supervisor to take.
     """
 
     def __init__(self, assignment: Assignment) -> None:
         self.number = assignment.worker
-        self.messages: list[Question | Answer] = []
         super().__init__(
             f"worker {self.number}",
             "attention_serving.server.workers.worker",
             assignment,
             assignment.settings.worker_timeout_seconds,
         )
-
-    def take(self, message: Question | Answer) -> None:
-        """Keeps it for the supervisor."""
-        self.messages.append(message)
 
     def listen(self) -> None:
         """Orders the process to listen."""

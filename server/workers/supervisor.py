@@ -23,7 +23,6 @@ from attention_serving.server.workers.assignment import Assignment, private_sock
 from attention_serving.server.workers.folder import temporary_folder
 from attention_serving.server.workers.handle import WorkerHandle
 from attention_serving.server.workers.metrics import MultiprocessMetrics
-from attention_serving.server.workers.peers import Question, Questions
 from attention_serving.server.workers.reservation import reserved
 
 log = logging.getLogger(__name__)
@@ -109,7 +108,6 @@ class Supervisor:
         self._requests = requests
         self._http = http
         self._workers = [WorkerHandle(assignment) for assignment in assignments(settings, folder)]
-        self._questions = Questions(lambda worker, message: self._workers[worker].send(message))
         self._stopping = False
         metrics.watch(self._processes)
         self._checked_at = time.monotonic()
@@ -167,22 +165,10 @@ class Supervisor:
         for worker in map(workers.get, readable):
             if worker and not worker.receive():
                 self._reap(worker)
-            elif worker:
-                self._pass_on(worker)
         self._check()
         for worker in self._workers:
             if worker.restart_at is not None and worker.restart_at <= time.monotonic():
                 self._start(worker)
-
-    def _pass_on(self, worker: WorkerHandle) -> None:
-        """Passes on what a worker asked or answered."""
-        messages, worker.messages = worker.messages, []
-        for message in messages:
-            if isinstance(message, Question):
-                serving = [other.number for other in self._workers if other.state is State.SERVING]
-                self._questions.ask(message, serving)
-            else:
-                self._questions.answered(worker.number, message)
 
     def _check(self) -> None:
         """Pings the workers, and kills those that do not answer. Their pipes then close."""
@@ -203,7 +189,6 @@ class Supervisor:
 
     def _reap(self, worker: WorkerHandle) -> None:
         ended = worker.reap()
-        self._questions.ended(worker.number)
         self._metrics.remove_gauges(worker.number)
         self._schedule_restart(worker, ended)
 

@@ -18,7 +18,6 @@ from attention_serving.server.shutdown import Inbox, StopRequest, end, handle_si
 from attention_serving.server.workers import folder
 from attention_serving.server.workers import metrics as multiprocess_metrics
 from attention_serving.server.workers.assignment import Assignment
-from attention_serving.server.workers.peers import Answers, Question, WorkerPeers
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,6 @@ class WorkerLifecycle:
 
     def __init__(
         self,
-        worker: int,
         connection: Any,
         inbox: Inbox,
         folder: Path,
@@ -41,14 +39,12 @@ class WorkerLifecycle:
         """Starts nothing yet.
 
         Args:
-            worker: Number of the worker.
             connection: The worker's end of the pipe; a `Connection`, whose stubs have two parameters more
                 than the class.
             inbox: Messages to the main thread.
             folder: The service's temporary folder.
             private_socket: Where it listens for the HTTP process alone, if that needs it.
         """
-        self.peers = WorkerPeers(worker, self._send)
         self._connection = connection
         self._inbox = inbox
         self._folder = folder
@@ -102,11 +98,8 @@ class WorkerLifecycle:
             if isinstance(message, Ping):
                 metrics.refresh()
                 self._send(Heartbeat(not self._is_serving or server.is_responsive()))
-            elif isinstance(message, Question | Answers):
-                self.peers.received(message)
             elif message is not State.DRAINING:
                 self._inbox.put(message)
-        self.peers.close()
         if message is not State.DRAINING:  # the supervisor was killed
             folder.remove(self._folder)
         self._inbox.put(StopRequest({"reason": "the supervisor closed the pipe"}))
@@ -127,9 +120,7 @@ def main() -> int:
     _prepare_process(assignment)
     inbox = Inbox()
     handle_signals(inbox.put)
-    lifecycle = WorkerLifecycle(
-        assignment.worker, connection, inbox, assignment.metrics, assignment.private_socket
-    )
+    lifecycle = WorkerLifecycle(connection, inbox, assignment.metrics, assignment.private_socket)
     try:
         application.run(providers.resolve(assignment.settings), lifecycle, inbox)
     except ServerError as error:

@@ -130,14 +130,8 @@ class Callers:
             self.errors.append(error)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_versions_change_under_load_without_a_failed_request(
-    exported: Path, folder: Path, workers: int
-) -> None:
-    with (
-        explicit(folder, "--load-model=*", f"--workers={workers}") as server,
-        Callers(server.target) as callers,
-    ):
+def test_versions_change_under_load_without_a_failed_request(exported: Path, folder: Path) -> None:
+    with explicit(folder, "--load-model=*") as server, Callers(server.target) as callers:
         for version in VERSIONS[1:]:
             add(exported, folder, version)
             assert ask(server, "load_model", NAME) is None
@@ -153,6 +147,22 @@ def test_versions_change_under_load_without_a_failed_request(
         wait_until(lambda: sum(callers.versions.values()) >= REQUESTS or bool(callers.errors))
     assert callers.errors == []
     assert sum(callers.versions.values()) >= REQUESTS
+    assert set(callers.versions) == set(VERSIONS)
+
+
+def test_every_worker_follows_the_repository_without_a_failed_request(exported: Path, folder: Path) -> None:
+    options = ("--model-control=poll", "--repository-poll-seconds=0.1", "--version-policy=latest")
+    log = folder.parent / "log"
+    with (
+        serving(folder, log, "--workers=2", *options) as server,
+        Callers(server.target) as callers,
+    ):
+        for version in VERSIONS[1:]:
+            add(exported, folder, version)
+            callers.wait_for(version)
+            ready = f" model ready model={NAME} version={version} "
+            wait_until(lambda ready=ready: log.read_text().count(ready) == 2)  # type: ignore[misc]
+    assert callers.errors == []
     assert set(callers.versions) == set(VERSIONS)
 
 

@@ -139,6 +139,16 @@ def test_a_unix_socket_belongs_to_a_single_worker(monkeypatch: pytest.MonkeyPatc
     assert "ATTENTION_UNIX_SOCKET=/run/socket: value error, needs a single worker" in result.output
 
 
+def test_models_on_request_belong_to_a_single_worker() -> None:
+    assert settings("--model-control=explicit").model_control == "explicit"
+    assert settings("--model-control=poll", "--workers=2").workers == 2
+    (line,) = errors(*REPOSITORY, "--model-control=explicit", "--workers=2")
+    reason = (
+        "value error, needs a single worker, because a load request reaches only one of several; set workers"
+    )
+    assert line.startswith(f"error: --model-control explicit: {reason} to 1, or model_control to poll")
+
+
 def test_the_explorer_needs_http() -> None:
     assert settings("--http-explore", "--http-port=0").http_explore
     (line,) = errors(*REPOSITORY, "--http-explore")
