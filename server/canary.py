@@ -10,8 +10,8 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.canary import CanarySchedule, Check
 from attention_serving.server.engine.models.loading import Parity, replay
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.reports import EngineLoad
 from attention_serving.server.engine.run.session import RunControl
+from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.periodic import PeriodicThread
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from collections import Counter as Counts
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import product
 from typing import Literal, TypeVar
@@ -16,8 +16,7 @@ from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.reports import BatchReport, EngineLoad, ExpiryStage
-from attention_serving.server.engine.statistics import Waiting
+from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
 from attention_serving.server.tls.metrics import TlsMetrics
 
 T = TypeVar("T")
@@ -83,7 +82,7 @@ _LOAD: tuple[tuple[str, str, AmongWorkers, Callable[[Load], float]], ...] = (
 )
 
 
-class Metrics:
+class Metrics(Observer):
     """All metrics of one server. Observes the calls, and the runs of the engine.
 
     What is counted is published when the metrics are collected; what the server holds at one moment, by
@@ -96,7 +95,6 @@ class Metrics:
         self.registry.register(Flush(self.flush))
         self._ended = Waiting(self._count_calls)
         self._batches = Waiting(self._count_batches)
-        self._answered = Waiting(self._count_answered)
         self.tls = TlsMetrics(self.registry)
         self._calls = self._counter(
             "attention_requests",
@@ -285,7 +283,7 @@ class Metrics:
 
     def flush(self) -> None:
         """Publishes what was counted. May be called on any thread."""
-        for waiting in (self._ended, self._batches, self._answered):
+        for waiting in (self._ended, self._batches):
             waiting.flush()
 
     def call_ended(self, method: str, code: str, seconds: float) -> None:
@@ -312,16 +310,9 @@ class Metrics:
             self._sequences(model).inc(sum(report.sequences for report in reports))
             self._tokens(model).inc(sum(report.tokens for report in reports))
             self._padding(model).inc(sum(report.padding for report in reports))
-
-    def requests_answered(self, model: str, seconds: Sequence[float]) -> None:
-        """Counts requests that have their results."""
-        self._answered.add((model, seconds))
-
-    def _count_answered(self, answered: list[tuple[str, Sequence[float]]]) -> None:
-        for model, batches in _grouped(answered):
-            seconds = [own for batch in batches for own in batch]
-            self._model_requests(model, ANSWERED).inc(len(seconds))
-            self._model_seconds(model).observe_all(seconds)
+            answered = [own for report in reports for own in report.answered]
+            self._model_requests(model, ANSWERED).inc(len(answered))
+            self._model_seconds(model).observe_all(answered)
 
     def request_failed(self, model: str, code: str) -> None:
         """Counts a request that was refused or has no result."""

@@ -1,28 +1,64 @@
-"""The engine as its callers see it: a decoded request in, its result out."""
+"""Queues requests, and runs a few batches at once: on threads of its own, or inline on a caller's thread.
 
+No lock is held when a request ends, so that whoever waits for it may submit and withdraw requests.
+"""
+
+import logging
+import math
 import threading
 import time
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from collections.abc import Callable
 
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server import thread_names
 from attention_serving.server.coroutines import suspend
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
-from attention_serving.server.engine.errors import Code, DeadlineExceededError, EngineError
+from attention_serving.server.engine.errors import (
+    Code,
+    DeadlineExceededError,
+    EngineError,
+    OverloadedError,
+    RunFailedError,
+    ShuttingDownError,
+)
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.reports import EngineLoad, NullObserver, Observer, observe
+from attention_serving.server.engine.requests.outputs import shortened
 from attention_serving.server.engine.requests.texts import encode_texts
-from attention_serving.server.engine.requests.validated_request import ValidatedRequest
+from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
+from attention_serving.server.engine.run.session import RunControl
+from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
-from attention_serving.server.engine.schedule.scheduler import Scheduler
-from attention_serving.server.engine.statistics import Timeline
+from attention_serving.server.engine.schedule.queue import Queue
+from attention_serving.server.engine.statistics import (
+    BatchReport,
+    EngineLoad,
+    ExpiryStage,
+    Observer,
+    RecordedRun,
+    RunTimes,
+    Timeline,
+    record_run,
+)
 from attention_serving.server.engine.types import Request, Result
 
+log = logging.getLogger(__name__)
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
 INLINE_SECONDS = 0.0005
+# Runs that are expected to take longer can be ended early, if no caller waits for them any more.
+TERMINABLE_SECONDS = 0.02
+# The memory that large runs leave in the runtime's arena is returned to the system after this time without
+# another one, in seconds. Smaller runs leave too little to matter.
+LARGE_RUN_BYTES, TRIM_SECONDS = 64 << 20, 5.0
+RUN_FAILED = "the runtime failed on this request; see the server's log"
+OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
+EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
+TOO_LATE = "the deadline passed before the result was computed"
+CLOSING = "the server is shutting down and does not accept new requests"
 
 
 class Engine:
@@ -40,7 +76,6 @@ class Engine:
         limits: Limits | None = None,
         observer: Observer | None = None,
         *,
-        inline_seconds: float = INLINE_SECONDS,
         awake_seconds: float = 0,
         parallel_runs: int = MIN_PARALLEL_RUNS,
     ) -> None:
@@ -50,7 +85,6 @@ class Engine:
             repository: The models.
             limits: Bounds of requests, batches and memory in flight.
             observer: Receives a report of every run.
-            inline_seconds: Longest expected duration of a run on the thread that calls `run_inline`.
             awake_seconds: How long the thread that calls `run_inline` stays awake after a run, if no other
                 run is under way.
             parallel_runs: How many runs may be under way at once.
@@ -58,16 +92,22 @@ class Engine:
         self.repository = repository
         self.limits = limits or Limits()
         self.budget = MemoryBudget(self.limits.max_in_flight_bytes)
-        self._inline_seconds = inline_seconds
+        self._observer = observer or Observer()
+        self._awake_seconds, self._awake_until = awake_seconds, 0.0
         # Submissions of this thread wake no other thread, because it calls run_inline next.
         self._inline_thread: int | None = None
-        self._observer = observer or NullObserver()
-        self._scheduler = Scheduler(
-            self.limits,
-            self._observer,
-            parallel_runs=parallel_runs,
-            awake_seconds=awake_seconds,
-        )
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._queue = Queue(self.limits, parallel_runs)
+        self._closing = False
+        # The model of the last large run, until the arena is trimmed.
+        self._large: LoadedModel | None = None
+        self._trim_at = 0.0
+        self._threads = [
+            threading.Thread(target=self._loop, name="scheduler", daemon=True) for _ in range(parallel_runs)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def model(self, name: str, version: str = "") -> LoadedModel:
         """A loaded model: the given version, or the highest one that loaded.
@@ -111,7 +151,7 @@ class Engine:
             self.budget.add(reservation, request.form.held_bytes)
             if reservation.timeline is not None:
                 _record(request, reservation.timeline)
-            self._scheduler.submit(request, wake=threading.get_ident() != self._inline_thread)
+            self.submit(request, wake=threading.get_ident() != self._inline_thread)
         except EngineError as error:
             self.refused(request.model, error, reservation)
             raise
@@ -119,53 +159,62 @@ class Engine:
             await suspend(request.wait)
         finally:
             if not request.is_done:
-                self._scheduler.fail(request, None)
+                self.fail(request, None)
         return request.result()
 
-    def submit(self, model: LoadedModel, request: Request) -> Future[Result]:
-        """Validates a request and queues it, for callers who are no coroutines.
+    def submit(self, request: ValidatedRequest, *, wake: bool = True) -> None:
+        """Queues a request, which ends with its result or an `EngineError`.
 
-        Its memory is reserved until it has ended.
-
-        Returns:
-            A future that resolves with the result or an `EngineError`. Cancelling it withdraws the request.
+        Args:
+            request: What to run. Its memory is the caller's to reserve.
+            wake: False if the calling thread calls `run_inline` next.
 
         Raises:
-            EngineError: The request is refused; nothing was queued.
+            OverloadedError: The result would come after the request's deadline.
+            ShuttingDownError: The engine is closing.
         """
-        return self.queue(self.validate(model, request))
+        queue, deadline = self._queue, request.deadline
+        with self._lock:
+            if self._closing:
+                raise ShuttingDownError(CLOSING)
+            now = time.monotonic()
+            if deadline != math.inf and not queue.is_certain(deadline, now):
+                queue.check(deadline, now, request.caller, request.form.seconds)
+            queue.add(request, now, inline=not wake)
+            if wake:
+                self._notify_if_needed()
 
-    def queue(self, request: ValidatedRequest) -> Future[Result]:
-        """As `submit`, for a request that was validated."""
-        future: Future[Result] = Future()
-        reservation = self.budget.reserve(request.form.input_bytes + request.form.held_bytes)
-        try:
-            self._scheduler.submit(request)
-        except EngineError:
-            reservation.release()
-            raise
+    def fail(self, request: ValidatedRequest, error: EngineError | None) -> None:
+        """Ends a request without a result, unless it has ended.
 
-        def resolve() -> None:
-            outcome = request.outcome
-            with suppress(InvalidStateError):  # cancelled
-                # Not raised here: the frame of an error refers to the future that keeps it.
-                if isinstance(outcome, Result):
-                    future.set_result(outcome)
-                else:
-                    future.set_exception(outcome)
-
-        def resolved(_future: Future[Result]) -> None:
-            reservation.release()
-            self._scheduler.fail(request, None)
-
-        future.add_done_callback(resolved)
-        request.then(resolve)
-        return future
+        Args:
+            request: A request that was submitted.
+            error: What it ends with; None if nobody waits for it any more.
+        """
+        with self._lock:
+            if not self._queue.release(request):
+                return
+            self._notify_if_needed()
+            abandoned = [
+                batch.control for batch in self._queue.running if batch.control and batch.is_abandoned
+            ]
+        for control in abandoned:
+            control.terminate()
+        now, model = time.monotonic(), request.model
+        if error is not None:
+            code = error.code
+        else:
+            code = Code.DEADLINE_EXCEEDED if now >= request.deadline else Code.CANCELLED
+        model.statistics.add_failure(now - request.queued_at)
+        self._observe(lambda observer: observer.request_failed(model.name, code))
+        if code is Code.DEADLINE_EXCEEDED:
+            stage = ExpiryStage.RUNNING if request.started else ExpiryStage.QUEUED
+            self._observe(lambda observer: observer.request_expired(model.name, stage))
+        request.end(error)
 
     def expire(self, request: ValidatedRequest) -> None:
         """Ends a request whose own deadline, which is before that of its call, has passed."""
-        error = DeadlineExceededError("the deadline passed before the result was computed")
-        self._scheduler.fail(request, error)
+        self.fail(request, DeadlineExceededError(TOO_LATE))
 
     def refused(self, model: LoadedModel, error: Exception, reservation: Reservation | None = None) -> None:
         """Reports that a request was refused after its model was found, and before it was queued.
@@ -178,7 +227,7 @@ class Engine:
         if reservation is not None and reservation.timeline is not None:
             reservation.timeline.model, reservation.timeline.version = model.name, model.version
         code = error.code if isinstance(error, EngineError) else Code.INTERNAL
-        observe(lambda: self._observer.request_failed(model.name, code))
+        self._observe(lambda observer: observer.request_failed(model.name, code))
 
     def check_deadline(self, deadline: float, caller: Caller = ANYONE) -> None:
         """Refuses a call before its message is received, if the work that is queued leaves no time for it.
@@ -190,24 +239,250 @@ class Engine:
         Raises:
             OverloadedError: The result would come too late.
         """
-        self._scheduler.check_deadline(deadline, caller)
+        now = time.monotonic()
+        if not self._queue.is_certain(deadline, now):  # the unusual case, for which it takes the lock
+            with self._lock:
+                self._queue.check(deadline, now, caller)
 
     def load(self) -> EngineLoad:
         """What the engine holds now."""
-        return self._scheduler.load(in_flight_bytes=self.budget.held_bytes)
+        with self._lock:
+            queue, oldest = self._queue, self._queue.oldest
+            return EngineLoad(
+                queued_sequences=queue.sequences,
+                oldest_seconds=0.0 if oldest is None else time.monotonic() - oldest,
+                predicted_seconds=queue.admission.seconds(queue.work),
+                in_flight_bytes=self.budget.held_bytes,
+                running=len(queue.running),
+                run_bytes=sum(queue.running.values()),
+            )
 
-    def run_inline(self) -> bool:
-        """Runs the next batch on the calling thread if it is short; returns whether to call again at once.
+    def run_inline(self, limit_seconds: float = INLINE_SECONDS) -> bool:
+        """Runs the next batch on the calling thread if it is short, which saves waking another thread.
 
         One thread at most may call this, and must then do so after everything that it submits: its
         submissions wake no other thread.
+
+        Args:
+            limit_seconds: A batch that is expected to take longer, or whose batching delay has not passed, is
+                left to the engine's threads. If nothing else runs or is queued, it may take ten times as
+                long.
+
+        Returns:
+            Whether to call again at once: a batch ran, so that there may be another, or the thread is to stay
+            awake.
         """
         self._inline_thread = threading.get_ident()
-        return self._scheduler.run_inline(self._inline_seconds)
+        if not self._queue:  # the usual case, for which it takes no lock
+            return self._awake_until > 0 and self._stays_awake()
+        batch = self._take(limit_seconds)
+        if batch is None:
+            return False
+        self._run(batch, inline=True)
+        if self._awake_seconds:
+            self._awake_until = time.monotonic() + self._awake_seconds
+        return True
+
+    def _stays_awake(self) -> bool:
+        """Whether the next request may come soon, and would find the cores idle."""
+        if not self._queue.running and time.monotonic() < self._awake_until:
+            return True
+        self._awake_until = 0.0
+        return False
 
     def close(self) -> None:
         """Rejects new requests, and returns when the accepted ones have their results."""
-        self._scheduler.close()
+        with self._lock:
+            self._closing = True
+            self._queue.close()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _loop(self) -> None:
+        """Body of a thread. An error in it must not end the thread, which later requests need."""
+        thread_names.publish()
+        while not self._queue.is_complete:
+            try:
+                if self._wait() and (batch := self._take()):
+                    self._run(batch)
+                    del batch  # its requests must not stay alive while the thread waits
+                self._trim_arena()
+            except Exception:
+                log.exception("scheduler failed")
+        with self._lock:
+            self._changed.notify_all()  # the other threads end too
+
+    def _wait(self) -> bool:
+        """Waits until a thread is needed; returns whether one is."""
+        with self._lock:
+            idle = TRIM_SECONDS if self._large else None
+            if not self._changed.wait_for(lambda: self._queue.needs_thread, idle):
+                return False
+            if (delay := self._queue.delay(time.monotonic())) > 0:
+                self._changed.wait(delay)
+                return False
+            return True
+
+    def _take(self, inline_seconds: float | None = None) -> Batch | None:
+        """Takes the next batch, inline if a limit of its seconds is given.
+
+        If that raises, every request fails: none may wait for a lost result.
+        """
+        queue, error = self._queue, EXPIRED
+        with self._lock:
+            now = time.monotonic()
+            try:
+                if inline_seconds is None:
+                    batch, failed = queue.next(now)
+                else:
+                    batch, failed = queue.next_inline(now, inline_seconds)
+            except Exception:
+                log.exception("batching failed")
+                batch, failed, error = None, queue.clear(), RUN_FAILED
+            if batch and batch.seconds >= TERMINABLE_SECONDS:
+                batch.control = RunControl()
+            self._notify_if_needed()
+        for request in failed:
+            self.fail(request, DeadlineExceededError(error) if error is EXPIRED else RunFailedError(error))
+        return batch
+
+    def _notify_if_needed(self) -> None:
+        if self._queue.needs_thread:
+            self._changed.notify()
+
+    def _trim_arena(self) -> None:
+        """Returns memory of a burst of large runs to the system, some time after the last of them."""
+        with self._lock:
+            if self._large is None or time.monotonic() < self._trim_at:
+                return
+            model, self._large = self._large, None
+        model.shrink_arena()
+
+    def _run(self, batch: Batch, *, inline: bool = False) -> None:
+        """Runs a batch, after which its requests have ended, and lets the next run start."""
+        try:
+            self._compute(batch, batch.sequences)
+        except Exception:
+            log.exception("batch failed", extra={"model": batch.model.name})
+            for queued in batch:
+                self.fail(queued.request, RunFailedError(RUN_FAILED))
+        finally:
+            with self._lock:
+                now = time.monotonic()
+                if self._queue.running[batch] >= LARGE_RUN_BYTES:
+                    self._large, self._trim_at = batch.model, now + TRIM_SECONDS
+                self._queue.ended(batch, now)
+                if inline:  # the threads ask for the next batch by themselves
+                    self._notify_if_needed()
+
+    def _compute(self, batch: Batch, sequences: list[SequenceInputs]) -> None:
+        """Runs sequences of a batch together; if that fails, one by one: only the request at fault fails."""
+        is_whole, started = sequences is batch.sequences, time.monotonic()
+        graph = batch.graph if is_whole else sequences[0].shape.graph
+        is_parallel = is_whole and batch.is_parallel
+        try:
+            outputs, times = run_batch(batch.model, graph, sequences, batch.control, parallel=is_parallel)
+        except Exception as error:
+            self._failed(batch, sequences, error)
+            return
+        complete = self._deliver(sequences, outputs)
+        try:
+            self._report(batch.model, graph, sequences, complete, started, times)
+        except Exception:  # monitoring must not break what it monitors
+            log.exception("observer failed")
+        for request in complete:
+            request.end(_outcome(request))
+
+    def _failed(self, batch: Batch, sequences: list[SequenceInputs], error: Exception) -> None:
+        name = batch.model.name
+        if all(queued.request.is_done for queued in sequences):
+            log.debug("run ended early", extra={"model": name})
+            self._observe(lambda observer: observer.run_terminated(name))
+            return
+        log.error("run failed", extra={"model": name, "sequences": len(sequences)}, exc_info=error)
+        if len(sequences) == 1:
+            is_memory = isinstance(error, MemoryError)
+            shown = OverloadedError(OUT_OF_MEMORY) if is_memory else RunFailedError(RUN_FAILED)
+            self.fail(sequences[0].request, shown)
+            return
+        for queued in sequences:
+            if not queued.request.is_done:
+                self._compute(batch, [queued])
+
+    def _deliver(self, sequences: list[SequenceInputs], outputs: list[Outputs]) -> list[ValidatedRequest]:
+        """Stores the outputs of a run and returns the requests that are complete."""
+        complete = []
+        with self._lock:
+            for queued, own in zip(sequences, outputs, strict=True):
+                request = queued.request
+                request.results[queued.index] = own
+                request.missing -= 1
+                if not request.missing and self._queue.release(request):
+                    complete.append(request)
+        return complete
+
+    def _report(
+        self,
+        model: LoadedModel,
+        graph: GraphKind,
+        sequences: list[SequenceInputs],
+        complete: list[ValidatedRequest],
+        started: float,
+        times: RunTimes,
+    ) -> None:
+        """Reports a run that succeeded, and the requests that it completed."""
+        ended = time.monotonic()
+        rows = sum([queued.shape.rows for queued in sequences])
+        padding = _computed_rows(sequences) - rows
+        timelines = [queued.request.timeline for queued in sequences if queued.request.timeline is not None]
+        if timelines:
+            run = RecordedRun(
+                model=model.name,
+                version=model.version,
+                precision=model.manifest.precision,
+                graph=graph,
+                sequences=len(sequences),
+                rows=rows,
+                padding=padding,
+                started_at=started,
+                ended_at=ended,
+            )
+            record_run(run, timelines)
+        waits = [started - queued.request.queued_at for queued in sequences]
+        answered = [ended - request.queued_at for request in complete]
+        report = BatchReport(model.name, rows, padding, waits, times, answered)
+        model.statistics.add_run(report)
+        self._observer.batch_completed(report)
+
+    def _observe(self, report: Callable[[Observer], None]) -> None:
+        """Calls the observer. Its failure is logged: monitoring must not break what it monitors."""
+        try:
+            report(self._observer)
+        except Exception:
+            log.exception("observer failed")
+
+
+def _computed_rows(sequences: list[SequenceInputs]) -> int:
+    """Rows that sequences have when all are padded to the longest."""
+    shape = sequences[0].shape
+    if all([queued.shape is shape for queued in sequences]):  # noqa: C419 - faster; the usual case
+        return len(sequences) * shape.rows
+    sizes = [queued.sizes for queued in sequences]
+    return len(sequences) * sum([max([size[axis] for size in sizes]) for axis in sizes[0]])
+
+
+def _outcome(request: ValidatedRequest) -> Result | EngineError:
+    """What a complete request ends with. It has left the queue: an error must not leave it waiting."""
+    results, request.results = request.results, []
+    try:
+        outputs = gather(results)
+        if request.form.dimensions:
+            outputs = shortened(outputs, request.model, request.form.dimensions)
+        return Result(outputs)
+    except Exception:
+        log.exception("result failed", extra={"model": request.model.name})
+        return RunFailedError(RUN_FAILED)
 
 
 def _record(request: ValidatedRequest, timeline: Timeline) -> None:

@@ -166,7 +166,7 @@ class InProcessModel:
         results: list[Outputs] = [{}] * len(validated.sequences)
         for indices in self._batches(validated):
             batch = [validated.sequences[index] for index in indices]
-            outputs = run_batch(self._model, batch[0].shape.graph, batch).outputs
+            outputs, _ = run_batch(self._model, batch[0].shape.graph, batch)
             for index, output in zip(indices, outputs, strict=True):
                 results[index] = output
         return Result(shortened(gather(results), self._model, request.dimensions))

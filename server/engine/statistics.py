@@ -1,8 +1,8 @@
-"""What each model has answered, and where the time went; and when a request passed its stages.
+"""What the engine reports of runs and requests, the statistics of each model, and the timeline of a request.
 
 Nothing is recorded of a request without a timeline: it costs the test of one attribute. All moments are on
-`time.monotonic`'s clock. A timeline holds names and numbers only, so that it keeps neither a model nor
-tensors in memory.
+`time.monotonic`'s clock. Reports and timelines hold names and numbers only, so that they keep neither a model
+nor tensors in memory.
 """
 
 import threading
@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
 # How many events wait at most.
@@ -30,9 +31,9 @@ class Waiting(Generic[T]):
         self._counting = threading.Lock()
         self._events: deque[T] = deque()
 
-    def add(self, *events: T) -> None:
-        """Adds events, which are counted once many wait."""
-        self._events.extend(events)
+    def add(self, event: T) -> None:
+        """Adds an event, which is counted once many wait."""
+        self._events.append(event)
         if len(self._events) > MOST_WAITING:
             self.flush()
 
@@ -41,6 +42,96 @@ class Waiting(Generic[T]):
         with self._counting:
             if events := [self._events.popleft() for _ in range(len(self._events))]:
                 self._count(events)
+
+
+class ExpiryStage(StrEnum):
+    """Where a request was when its deadline passed."""
+
+    QUEUED = "queued"
+    """Before its run began."""
+    RUNNING = "running"
+    """After its run began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """The engine at one moment.
+
+    Attributes:
+        queued_sequences: Number of sequences that wait for a run.
+        oldest_seconds: How long the oldest of them has waited; 0 if there is none.
+        predicted_seconds: Expected duration of the runs of all queued sequences.
+        in_flight_bytes: Memory that is reserved for requests.
+        run_bytes: Memory that is admitted for the runs under way.
+        running: Number of runs under way.
+    """
+
+    queued_sequences: int = 0
+    oldest_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    in_flight_bytes: int = 0
+    run_bytes: int = 0
+    running: int = 0
+
+
+class RunTimes(NamedTuple):
+    """How long the parts of a run took, in seconds.
+
+    Attributes:
+        prepare: Padding and stacking the inputs.
+        compute: The run itself.
+        split: Taking the outputs apart.
+    """
+
+    prepare: float
+    compute: float
+    split: float
+
+
+class BatchReport(NamedTuple):
+    """One completed run of a batch.
+
+    Attributes:
+        model: Name of the model.
+        tokens: Query rows and, for cross-attention, key rows of all sequences.
+        padding: Rows that were computed in addition to `tokens`.
+        queue_seconds: Time in the queue, for each sequence.
+        times: Duration of the run's parts.
+        answered: For each request that the run completed, the time since it was queued, in seconds.
+    """
+
+    model: str
+    tokens: int
+    padding: int
+    queue_seconds: list[float]
+    times: RunTimes
+    answered: list[float]
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences in the batch."""
+        return len(self.queue_seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run."""
+        return sum(self.times)
+
+
+class Observer:
+    """Receives the engine's reports, on the thread that is concerned. This one ignores them."""
+
+    def batch_completed(self, report: BatchReport) -> None:
+        """Called after each run that succeeded."""
+
+    def request_failed(self, model: str, code: str) -> None:
+        """Called after a request to a loaded model was refused or ended without a result, with its code."""
+
+    def request_expired(self, model: str, stage: ExpiryStage) -> None:
+        """Called after a request to a loaded model ended because its deadline had passed."""
+
+    def run_terminated(self, model: str) -> None:
+        """Called after a run was stopped because no caller waited for its results any more."""
 
 
 @dataclass(slots=True)
@@ -59,20 +150,6 @@ class Durations:
         """Adds a duration, or several by their sum."""
         self.count += count
         self.seconds += seconds
-
-
-class RunTimes(NamedTuple):
-    """How long the parts of a run took, in seconds.
-
-    Attributes:
-        prepare: Padding and stacking the inputs.
-        compute: The run itself.
-        split: Taking the outputs apart.
-    """
-
-    prepare: float
-    compute: float
-    split: float
 
 
 @dataclass(slots=True)
@@ -94,7 +171,7 @@ class RunDurations:
 class ModelStatistics:
     """What a loaded model has done since it was loaded. Any thread may call its methods.
 
-    Runs and results are frequent: they wait in lists until `fold` is called, or many wait.
+    Runs are frequent: they wait in a list until `fold` is called, or many wait.
 
     Attributes:
         succeeded: Requests, from their arrival in the queue to their results.
@@ -113,20 +190,11 @@ class ModelStatistics:
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
         self._new_runs = Waiting(self._count_runs)
-        self._new_results = Waiting(self._count_results)
 
-    def add_run(self, queue_seconds: list[float], times: RunTimes) -> None:
-        """Adds a run.
-
-        Args:
-            queue_seconds: Time in the queue, for each sequence.
-            times: Duration of the run's parts.
-        """
-        self._new_runs.add((queue_seconds, times, time.time()))
-
-    def add_results(self, seconds: Iterable[float]) -> None:
-        """Adds requests that have their results, each by its duration."""
-        self._new_results.add(*seconds)
+    def add_run(self, report: BatchReport) -> None:
+        """Adds a run, and the requests that it completed."""
+        self.last_run = time.time()
+        self._new_runs.add(report)
 
     def add_failure(self, seconds: float) -> None:
         """Adds a request that has no result."""
@@ -136,17 +204,13 @@ class ModelStatistics:
     def fold(self) -> None:
         """Brings the attributes up to date."""
         self._new_runs.flush()
-        self._new_results.flush()
 
-    def _count_runs(self, runs: list[tuple[list[float], RunTimes, float]]) -> None:
+    def _count_runs(self, runs: list[BatchReport]) -> None:
         with self.lock:
-            for queue_seconds, times, self.last_run in runs:
-                self.queued.add(sum(queue_seconds), len(queue_seconds))
-                self.runs.setdefault(len(queue_seconds), RunDurations()).add(times)
-
-    def _count_results(self, seconds: list[float]) -> None:
-        with self.lock:
-            self.succeeded.add(sum(seconds), len(seconds))
+            for run in runs:
+                self.queued.add(sum(run.queue_seconds), run.sequences)
+                self.succeeded.add(sum(run.answered), len(run.answered))
+                self.runs.setdefault(run.sequences, RunDurations()).add(run.times)
 
 
 # Identifies a request among the records of its owner, such as the span of a trace.
@@ -197,7 +261,7 @@ class Timeline:
         version: Version of the model.
         sequences: Number of sequences; 0 until the request is validated.
         rows: Query rows and, for cross-attention, key rows of all sequences.
-        queued_at: When the request was handed to the scheduler; 0 if it was refused before.
+        queued_at: When the request was queued; 0 if it was refused before.
         runs: The runs that computed its sequences.
         reference: What the runs refer to the request by; None if they do not.
     """

@@ -26,6 +26,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Ragged, Request
 from tests.artifact.mutations import mutate
 from tests.server.samples import load_repository
+from tests.support.coroutines import submitted
 
 SELF, CROSS, TEXT = "tiny-self", "tiny-cross", "sentence-self-attention"
 DEVICE = Device(threads=1)
@@ -72,7 +73,7 @@ def main(source: Path, folder: Path, first: int, last: int) -> None:
 def answer(engine: Engine, model: LoadedModel) -> bytes | str:
     """The bytes of the answer to a request of each kind, or the reason of a refusal."""
     try:
-        futures = [engine.submit(model, request) for request in requests(model)]
+        futures = [submitted(engine, model, request) for request in requests(model)]
         outputs = [future.result(PATIENCE_SECONDS).outputs for future in futures]
     except EngineError as error:
         return error.reason

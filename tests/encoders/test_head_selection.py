@@ -13,14 +13,12 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
-from attention_serving.server.engine.reports import NullObserver
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import HeadSelection as Selection
 from attention_serving.server.engine.types import Ragged, Request
 from tests.server.samples import SELF
-from tests.server.seams import outcome
+from tests.server.seams import engine_of, outcome
 
 BERT, TEXTS = "bert", ["life is short", "eat"]
 
@@ -85,15 +83,15 @@ def test_what_the_model_lacks_is_refused(
 
 def test_a_single_module_has_heads_and_no_layers(attention: LoadedModel) -> None:
     limits = Limits()
-    scheduler = Scheduler(limits, NullObserver())
+    engine = engine_of(limits)
     try:
         asking = (asked(attention, 5), asked(attention, 5, heads=(1, 0)))
         requests = [validate(request, attention, limits) for request in asking]
         for request in requests:
-            scheduler.submit(request)
+            engine.submit(request)
         weights = [outcome(request) for request in requests]
     finally:
-        scheduler.close()
+        engine.close()
     every, chosen = (result.outputs[ATTENTION_WEIGHTS][0] for result in weights)
     np.testing.assert_array_equal(chosen, every[[1, 0]])
     with pytest.raises(InvalidRequestError, match="is not a text encoder"):

@@ -20,13 +20,11 @@ from attention_serving.server.engine.errors import Code, EngineError, LimitExcee
 from attention_serving.server.engine.limits import MIB, Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
-from attention_serving.server.engine.reports import NullObserver
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.engine.schedule.scheduler import Scheduler
 from tests.encoders.repository import SENTENCE
-from tests.server.seams import outcome
+from tests.server.seams import engine_of, outcome
 from tests.support import encoders
 from tests.support.mutations import ATTEND, Good, mutated
 
@@ -213,12 +211,12 @@ def test_the_thread_that_takes_calls_does_not_pool(model: LoadedModel) -> None:
     message = request_with([])
     message.embedding.ClearField("spans")
     without = prepare(message.SerializeToString(), model)
-    scheduler = Scheduler(Limits(), NullObserver(), parallel_runs=1)
+    engine = engine_of(Limits(), parallel_runs=1)
     try:
         for request, runs_here in ((with_spans, False), (without, True)):
-            scheduler.submit(request, wake=False)
-            assert scheduler.run_inline(math.inf) is runs_here
+            engine.submit(request, wake=False)
+            assert engine.run_inline(math.inf) is runs_here
             (embedding,) = outcome(request).outputs[EMBEDDING]
             assert embedding.shape[-1] == encoders.WIDTH
     finally:
-        scheduler.close()
+        engine.close()

@@ -32,6 +32,7 @@ from scripts.local_server import ServerProcess
 from tests.parity import paths
 from tests.server.samples import load_repository
 from tests.support.artifacts import ModelSet, cached_repositories
+from tests.support.coroutines import submitted
 from tests.support.eager import Array, assert_parity, attend
 
 FP16, INT8 = "self-attention-fp16", "multi-head-64x4-int8"
@@ -255,6 +256,6 @@ def test_a_bf16_model_fails_to_load_on_a_cpu_and_the_other_model_is_served(with_
     rows = Ragged(query, (6,))
     with pytest.raises(ModelNotReadyError, match=f"'{BF16}' version 1 failed to load: .*bf16 graph"):
         engine.model(BF16)
-    result = engine.submit(engine.model(HEALTHY), Request(inputs={"query": rows})).result(60)
+    result = submitted(engine, engine.model(HEALTHY), Request(inputs={"query": rows})).result(60)
     engine.close()
     assert_parity(result.outputs["context_vectors"][0], attend(build_preset(HEALTHY), query)[0])

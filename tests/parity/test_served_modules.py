@@ -24,6 +24,7 @@ from scripts.local_server import ServerProcess
 from tests.server.api.messages import answered, decode_infer, raw_request
 from tests.server.samples import load_repository
 from tests.support import open_inference
+from tests.support.coroutines import submitted
 from tests.support.eager import Array, assert_parity
 from tests.support.modules import ENCODER, encoder
 
@@ -210,7 +211,7 @@ def expected(rows: Array, ids: Array) -> tuple[Array, Array]:
 
 def answer(engine: Engine, rows: list[Array], ids: list[Array]) -> Result:
     inputs = {"rows": ragged(rows), "ids": ragged(ids)}
-    return engine.submit(engine.model(POOLING), Request(inputs=inputs)).result(60)
+    return submitted(engine, engine.model(POOLING), Request(inputs=inputs)).result(60)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -244,6 +245,6 @@ def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     message = raw_request(model, {"ids": np.stack(ids), "rows": np.stack(rows)}, ["pooled"])
     decoded = decode_infer(message, model)
     shapes, types, regions, texts, _ = decoded.reply
-    result = engine.submit(model, decoded.request).result(60)
+    result = submitted(engine, model, decoded.request).result(60)
     encoded = encode(result, shapes, model, "", types, regions, texts)
     assert_parity(answered(pb.ModelInferResponse.FromString(encoded))["pooled"], pooled)

@@ -3,7 +3,8 @@
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Self
 
 import grpc
@@ -15,12 +16,12 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.reports import BatchReport, NullObserver
 from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.engine.run.cost import RunCost
 from attention_serving.server.engine.run.execute import Outputs
 from attention_serving.server.engine.run.session import RunControl, Session
-from attention_serving.server.engine.schedule.scheduler import Scheduler
+from attention_serving.server.engine.schedule.queue import Next, Queue
+from attention_serving.server.engine.statistics import BatchReport, Observer
 from attention_serving.server.engine.types import Array, Result
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.security.guard import Guard
@@ -96,18 +97,31 @@ def mark(request: ValidatedRequest, sequence: int = 0) -> float:
     return float(request.sequences[sequence].inputs["query"][0, 0])
 
 
-def withdraw(scheduler: Scheduler, request: ValidatedRequest) -> None:
+def engine_of(limits: Limits | None = None, observer: Observer | None = None, **options: Any) -> Engine:
+    """An engine for requests that are submitted with their models."""
+    return Engine(Repository(), limits, observer, **options)
+
+
+def withdraw(engine: Engine, request: ValidatedRequest) -> None:
     """Gives up a request that has not ended: nobody waits for it any more."""
     assert not request.is_done
-    scheduler.fail(request, None)
+    engine.fail(request, None)
     assert request.is_done
 
 
 def deliver(queued: SequenceInputs, outputs: Outputs) -> bool:
-    """Stores the outputs of a sequence as the scheduler does; returns whether its request is complete."""
+    """Stores the outputs of a sequence as the engine does; returns whether its request is complete."""
     queued.request.results[queued.index] = outputs
     queued.request.missing -= 1
     return not queued.request.missing
+
+
+def take(queue: Queue, now: float = 0.0) -> Next:
+    """Takes the next batch, whose run ends at once."""
+    batch, expired = queue.next(now)
+    if batch:
+        queue.ended(batch, now)
+    return batch, expired
 
 
 class Threads:
@@ -120,7 +134,7 @@ class Threads:
         self.names.append(threading.current_thread().name)
 
 
-class Recorder(NullObserver):
+class Recorder(Observer):
     """Records every report."""
 
     def __init__(self) -> None:
@@ -129,11 +143,9 @@ class Recorder(NullObserver):
         self.failed: list[tuple[str, str]] = []
 
     def batch_completed(self, report: BatchReport) -> None:
+        assert min(report.answered, default=0) >= 0
         self.runs.append(report)
-
-    def requests_answered(self, model: str, seconds: Sequence[float]) -> None:
-        assert min(seconds) >= 0
-        self.answered += [model] * len(seconds)
+        self.answered += [report.model] * len(report.answered)
 
     def request_failed(self, model: str, code: str) -> None:
         self.failed.append((model, code))
@@ -144,7 +156,7 @@ class Recorder(NullObserver):
 
 
 class Held:
-    """A scheduler whose first run is under way and held, so that all that is submitted waits.
+    """An engine whose first run is under way and held, so that all that is submitted waits.
 
     `tap` sees the inputs of every later run. Leaving the block lets everything run to its end. What runs
     together depends on what runs are taken to cost, never on what they were measured to.
@@ -161,18 +173,18 @@ class Held:
         self.gate = Gate()
         self.recorder = Recorder()
         self.model = tapped(costing(model, cost), tap)
-        self.scheduler = Scheduler(Limits(**limits), self.recorder, parallel_runs=1)
+        self.engine = engine_of(Limits(**limits), self.recorder, parallel_runs=1)
         self.first = self.submit([(1, 1)], model=tapped(model, self.gate))
         assert self.gate.entered.wait(PATIENCE_SECONDS)
 
     def submit(self, lengths: Lengths, model: LoadedModel | None = None, **options: Any) -> Sample:
         request = validated_of(model or self.model, lengths, **options)
-        self.scheduler.submit(request)
+        self.engine.submit(request)
         return request
 
     def finish(self) -> None:
         self.gate.open()
-        self.scheduler.close()
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -186,10 +198,16 @@ class Held:
         return self.recorder.sizes[1:]
 
 
+def wait(request: ValidatedRequest, callback: Callable[[], object]) -> None:
+    """Calls back when a request ends, in place of the coroutine that waits for it."""
+    task: Any = SimpleNamespace(wake=callback)
+    request.wait(task)
+
+
 def outcome(request: ValidatedRequest) -> Result:
     """The result of a request, or its error raised."""
     ended = threading.Event()
-    request.then(ended.set)
+    wait(request, ended.set)
     assert ended.wait(PATIENCE_SECONDS)
     return request.result()
 
@@ -228,14 +246,14 @@ class WatchedEngine(Engine):
     def __init__(self, models: list[LoadedModel], limits: Limits) -> None:
         self.recorder = Recorder()
         self._queued = threading.Semaphore(0)
-        super().__init__(Repository([*models]), limits, self.recorder, inline_seconds=0, parallel_runs=1)
-        submit = self._scheduler.submit
+        super().__init__(Repository([*models]), limits, self.recorder, parallel_runs=1)
 
-        def counted(request: ValidatedRequest, *, wake: bool = True) -> None:
-            submit(request, wake=wake)
-            self._queued.release()
+    def submit(self, request: ValidatedRequest, *, wake: bool = True) -> None:
+        super().submit(request, wake=wake)
+        self._queued.release()
 
-        self._scheduler.submit = counted  # type: ignore[method-assign]
+    def run_inline(self, limit_seconds: float = 0) -> bool:
+        return super().run_inline(limit_seconds)
 
     def has_queued(self, count: int) -> bool:
         """Waits for that many more submissions; returns whether they came in time."""

@@ -30,15 +30,16 @@ from attention_serving.server.engine.models.control import IndexEntry, ModelStat
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.models.store import ModelStore
-from attention_serving.server.engine.reports import EngineLoad
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.engine.types import Array, Request
 from tests.server.damage import DEVICE, Damageable, damageable
 from tests.server.samples import CROSS, SELF, assert_answers, ragged, request_of, validated_of
 from tests.server.seams import MESSAGE, PATIENCE_SECONDS, tapped
 from tests.server.test_metrics import Samples, published, value
 from tests.support.artifacts import ModelSet, cached_repositories
+from tests.support.coroutines import submitted
 
 # So short that a period is a few looks: every golden vector is replayed in less than a second.
 SECONDS = 0.01
@@ -135,7 +136,7 @@ def ask(watched: Watched, name: str) -> None:
     """A request is answered, and the answer is that of eager PyTorch."""
     model = watched.engine.model(name)
     request = validated_of(model, [(3, 2)])
-    assert_answers(request, watched.engine.submit(model, request_of(model, [(3, 2)])).result())
+    assert_answers(request, submitted(watched.engine, model, request_of(model, [(3, 2)])).result())
 
 
 def test_healthy_models_are_measured_and_stay_in_service(watched: Watched) -> None:
@@ -375,7 +376,7 @@ def test_requests_are_answered_while_golden_vectors_are_replayed(watched: Watche
     model = watched.engine.model(SELF)
     rng = np.random.default_rng(0)
     futures = [
-        watched.engine.submit(model, Request(inputs={"query": ragged(rng, [3], 4)})) for _ in range(200)
+        submitted(watched.engine, model, Request(inputs={"query": ragged(rng, [3], 4)})) for _ in range(200)
     ]
     assert all(future.result(PATIENCE_SECONDS).outputs for future in futures)
     assert watched.failures() == 0

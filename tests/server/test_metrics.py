@@ -10,7 +10,7 @@ from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.errors import Code
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange
 from attention_serving.server.engine.models.repository import FailedModel, Repository
-from attention_serving.server.engine.reports import BatchReport, EngineLoad, ExpiryStage
+from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, RunTimes
 from attention_serving.server.errors import BindError
 from attention_serving.server.metrics import Metrics
 from attention_serving.server.metrics_endpoint import MetricsEndpoint
@@ -18,6 +18,8 @@ from tests.server.samples import CROSS, SELF, TEXT
 
 HOST = "127.0.0.1"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+TIMES = RunTimes(prepare=0.125, compute=0.25, split=0.125)
 
 
 @pytest.fixture
@@ -92,8 +94,8 @@ def test_changes_of_models_are_counted_by_result(metrics: Metrics) -> None:
 
 
 def test_requests_are_counted_by_model_and_code(metrics: Metrics) -> None:
-    metrics.requests_answered("m", [0.00005, 0.0002, 20.0])
-    metrics.requests_answered("n", [0.3])
+    for model, answered in (("m", [0.00005, 0.0002, 20.0]), ("n", [0.3])):
+        metrics.batch_completed(BatchReport(model, 1, 0, [0.0], TIMES, answered))
     metrics.request_failed("m", Code.RESOURCE_EXHAUSTED)
     samples = published(metrics.registry)
     assert value(samples, "attention_model_requests_total", model="m", code="OK") == 3
@@ -117,10 +119,10 @@ def test_calls_are_counted_by_method_and_code(metrics: Metrics) -> None:
 
 def test_batches_are_published_with_sequences_rows_padding_and_queue_times(metrics: Metrics) -> None:
     metrics.batch_completed(
-        BatchReport(model="m", sequences=3, tokens=10, padding=2, queue_seconds=[0.1, 0.2, 0.3], seconds=0.5)
+        BatchReport("m", tokens=10, padding=2, queue_seconds=[0.1, 0.2, 0.3], times=TIMES, answered=[])
     )
     metrics.batch_completed(
-        BatchReport(model="m", sequences=1, tokens=5, padding=0, queue_seconds=[0.4], seconds=0.25)
+        BatchReport("m", tokens=5, padding=0, queue_seconds=[0.4], times=RunTimes(0, 0.25, 0), answered=[])
     )
     samples = published(metrics.registry)
     expected = {

@@ -32,7 +32,7 @@ def test_a_request_without_a_result_is_reported_with_its_code(self_model: Loaded
         faults.marks.add(mark(broken))
         late = held.submit([(2, 2)], seed=2, deadline=time.monotonic())
         cancelled = held.submit([(2, 2)], seed=3)
-        held.scheduler.fail(cancelled, None)
+        held.engine.fail(cancelled, None)
         assert cancelled.is_done
     for request, error in ((broken, RunFailedError), (late, DeadlineExceededError)):
         with pytest.raises(error):
@@ -46,7 +46,7 @@ def test_a_request_without_a_result_is_reported_with_its_code(self_model: Loaded
 def test_a_call_that_the_caller_cancelled_too_late_counts_as_expired(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
         request = held.submit([(2, 2)], deadline=time.monotonic())
-        held.scheduler.fail(request, None)
+        held.engine.fail(request, None)
     assert held.recorder.failed == [(SELF, "DEADLINE_EXCEEDED")]
 
 

@@ -1,11 +1,16 @@
 """Drives the coroutines of the server in tests, where no transport does."""
 
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from attention_serving.server.coroutines import Callback, Task, Wait
+from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.types import Request, Result
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60
@@ -28,3 +33,29 @@ def run(work: Coroutine[Wait, Any, T]) -> T:
     while not ended.done():
         posted.get(timeout=PATIENCE_SECONDS)()
     return ended.result()
+
+
+def submitted(engine: Engine, model: LoadedModel, request: Request) -> "Future[Result]":
+    """Queues a request as a call does, and raises its refusal. Cancelling the future withdraws it."""
+    validated = engine.validate(model, request)
+    reservation = engine.budget.reserve(validated.form.input_bytes)
+    future: Future[Result] = Future()
+
+    async def work() -> None:
+        with suppress(InvalidStateError):  # it was cancelled
+            try:
+                try:
+                    result = await engine.run(validated, reservation)
+                finally:
+                    reservation.release()
+            except EngineError as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+    task = Task(work(), lambda callback: callback())
+    task.resume()
+    if future.done():
+        future.result()
+    future.add_done_callback(lambda ended: task.close() if ended.cancelled() else None)
+    return future

@@ -1,7 +1,7 @@
 """A request that its model can answer, from its validation to its end."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -31,7 +31,7 @@ class SequenceInputs:
         request: Its request, once that is queued.
         index: Its place in the request.
         number: Its place in the order of arrival.
-        turn: When it is its turn; see `server.engine.schedule.batch_queue`.
+        turn: When it is its turn; see `server.engine.schedule.queue`.
     """
 
     __slots__ = (
@@ -163,14 +163,13 @@ class ValidatedRequest:
         deadline: On `time.monotonic`'s clock, in seconds.
         caller: Whose request it is.
         timeline: Receives the runs; None if nobody asked for them.
-        number: Place in the order of arrival, of its first sequence.
         queued_at: When it was queued.
         share: Its caller, among those in the queue.
         queued_seconds: Sum of the expected durations of its sequences that are in the queue.
         missing: Number of sequences without a result.
         results: The outputs of each sequence so far.
         started: Whether one of its sequences is part of a batch.
-        is_done: Whether it has ended or was withdrawn. Set by the queue, with the lock of the scheduler.
+        is_done: Whether it has ended or was withdrawn. Set by the queue, with the lock of the engine.
         outcome: The result or an error; None before, and if it was withdrawn.
     """
 
@@ -182,7 +181,6 @@ class ValidatedRequest:
         "is_done",
         "missing",
         "model",
-        "number",
         "outcome",
         "queued_at",
         "queued_seconds",
@@ -192,7 +190,6 @@ class ValidatedRequest:
         "started",
         "timeline",
     )
-    number: int
     queued_at: float
     share: CallerShare
     queued_seconds: float
@@ -212,17 +209,13 @@ class ValidatedRequest:
         self.timeline: Timeline | None = None
         self.started = self.is_done = False
         self.outcome: Result | EngineError | None = None
-        self._waiting: list[Callable[[], object]] = []
+        self._waiting: list[Task] = []
 
     def wait(self, task: Task) -> None:
-        """Wakes a task once there is an outcome."""
-        self.then(task.wake)
-
-    def then(self, callback: Callable[[], object]) -> None:
-        """Calls back when there is an outcome, on any thread; at once if there is one. For one callback."""
-        self._waiting.append(callback)
+        """Wakes a task when there is an outcome, on any thread; at once if there is one. For one task."""
+        self._waiting.append(task)
         if self.outcome is not None:
-            self._call_back()
+            self._wake()
 
     def end(self, outcome: Result | EngineError | None) -> None:
         """Sets the outcome, or None if the request was withdrawn. For whoever released it from the queue."""
@@ -231,15 +224,15 @@ class ValidatedRequest:
         if outcome is None:
             self._waiting.clear()
         else:
-            self._call_back()
+            self._wake()
 
-    def _call_back(self) -> None:
+    def _wake(self) -> None:
         try:
-            callback = self._waiting.pop()  # one thread gets it
+            task = self._waiting.pop()  # one thread gets it
         except IndexError:
             return
         try:
-            callback()
+            task.wake()
         except Exception:  # other requests must still end
             log.exception("callback failed")
 

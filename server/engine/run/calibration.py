@@ -1,4 +1,4 @@
-"""Times a loaded model and measures its memory, so that the scheduler knows what runs cost here."""
+"""Times a loaded model and measures its memory, so that the queue knows what runs cost here."""
 
 import dataclasses
 import math

@@ -4,15 +4,12 @@ Shapes: B sequences of the batch; Tq and Tk their largest query and key lengths.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS
 from attention_serving.artifact.manifest import (
-    ATTENTION_MASK,
     BATCH_AXIS,
     BLOCK_ROWS,
     KEY_LENGTHS,
@@ -29,20 +26,6 @@ from attention_serving.server.engine.statistics import RunTimes
 from attention_serving.server.engine.types import Array
 
 Outputs = dict[str, Array]
-# Makes an array of a shape and a data type, whose values are undefined.
-Empty = Callable[[tuple[int, ...], Any], Array]
-
-
-class RunResult(NamedTuple):
-    """What a run returns.
-
-    Attributes:
-        outputs: The outputs of each sequence, by name.
-        times: How long its parts took.
-    """
-
-    outputs: list[Outputs]
-    times: RunTimes
 
 
 def run_batch(
@@ -52,7 +35,7 @@ def run_batch(
     control: RunControl | None = None,
     *,
     parallel: bool = False,
-) -> RunResult:
+) -> tuple[list[Outputs], RunTimes]:
     """Runs sequences together on one graph.
 
     Args:
@@ -62,14 +45,16 @@ def run_batch(
         control: Can end the run early.
         parallel: Whether the run uses all threads instead of the caller's.
 
+    Returns:
+        The outputs of each sequence, by name; and how long the parts of the run took.
+
     Raises:
         MemoryError: The run needs more memory than the runtime may take.
     """
     tensors, started = model.manifest.graphs[graph], time.monotonic()
-    empty = partial(model.empty, graph)
-    inputs = {spec.name: _input(model, spec, sequences, empty) for spec in tensors.inputs}
+    inputs = {spec.name: _input(model, graph, spec, sequences) for spec in tensors.inputs}
     prepared = time.monotonic()
-    outputs = model.run(graph, inputs, control, parallel=parallel)
+    outputs = (model.parallel_sessions if parallel else model.sessions)[graph].run(inputs, control)
     computed = time.monotonic()
     own = _split(tensors, outputs, sequences)
     for at, sequence in enumerate(sequences):
@@ -78,7 +63,7 @@ def run_batch(
         if sequence.spans is not None and model.encoder is not None:
             own[at] = with_spans(own[at], sequence.spans, model.encoder)
     split = time.monotonic()
-    return RunResult(own, RunTimes(prepared - started, computed - prepared, split - computed))
+    return own, RunTimes(prepared - started, computed - prepared, split - computed)
 
 
 def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
@@ -87,14 +72,16 @@ def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) 
     has_padding = any(
         [own.shape is not first and own.shape.sizes != first.sizes for own in sequences]  # noqa: C419 - faster
     )
-    if not has_padding and all(spec.axes[0] == BATCH_AXIS for spec in graph.outputs):
-        columns = [list(outputs[spec.name]) for spec in graph.outputs]  # one view for each sequence
-        names = [spec.name for spec in graph.outputs]
-        return [dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True)]
-    return [
-        {spec.name: outputs[spec.name][_window(spec, sequence, at)] for spec in graph.outputs}
-        for at, sequence in enumerate(sequences)
-    ]
+    split: list[Outputs] = [{} for _ in sequences]
+    for spec in graph.outputs:
+        name, values = spec.name, outputs[spec.name]
+        if has_padding or spec.axes[0] != BATCH_AXIS:
+            parts = [values[_window(spec, sequence, at)] for at, sequence in enumerate(sequences)]
+        else:
+            parts = list(values)  # one view for each sequence
+        for own, part in zip(split, parts, strict=True):
+            own[name] = part
+    return split
 
 
 def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
@@ -104,24 +91,28 @@ def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
     return {name: [result[name] for result in results] for name in results[0]}
 
 
-def _input(model: LoadedModel, spec: TensorSpec, sequences: Sequence[SequenceInputs], empty: Empty) -> Array:
-    if spec.name == BLOCK_ROWS:
+def _input(
+    model: LoadedModel, graph: GraphKind, spec: TensorSpec, sequences: Sequence[SequenceInputs]
+) -> Array:
+    """One input of a run: the sequences' own arrays stacked, or what the graph has in addition."""
+    name = spec.name
+    if name in sequences[0].inputs:
+        if len(sequences) == 1:
+            return sequences[0].inputs[name][np.newaxis]
+        return _stack([sequence.inputs[name] for sequence in sequences], model, graph)
+    if name == BLOCK_ROWS:
         return np.array(model.block_rows(max(sequence.lengths[1] for sequence in sequences)), np.int64)  # ()
-    if spec.name in (QUERY_LENGTHS, KEY_LENGTHS):
-        at = spec.name == KEY_LENGTHS
+    if name in (QUERY_LENGTHS, KEY_LENGTHS):
+        at = name == KEY_LENGTHS
         return np.array([sequence.lengths[at] for sequence in sequences], dtype=np.int64)  # (B,)
-    if spec.name == ATTENTION_MASK:
-        return _stack_masks(spec, sequences, empty)
-    return _stack([sequence.inputs[spec.name] for sequence in sequences], empty)
+    return _stack_masks(spec, sequences, model, graph)
 
 
-def _stack(arrays: list[Array], empty: Empty) -> Array:
-    """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros. A single array is not copied."""
-    if len(arrays) == 1:
-        return arrays[0][np.newaxis]
+def _stack(arrays: list[Array], model: LoadedModel, graph: GraphKind) -> Array:
+    """Stacks (T_i, ...) arrays to (B, T, ...), padded with zeros."""
     lengths = [len(array) for array in arrays]
     width = arrays[0].shape[1:]
-    stacked = empty((len(arrays), max(lengths), *width), arrays[0].dtype)
+    stacked = model.empty(graph, (len(arrays), max(lengths), *width), arrays[0].dtype)
     if min(lengths) == max(lengths):
         np.concatenate(arrays, out=stacked.reshape(sum(lengths), *width))
         return stacked
@@ -131,12 +122,14 @@ def _stack(arrays: list[Array], empty: Empty) -> Array:
     return stacked
 
 
-def _stack_masks(spec: TensorSpec, sequences: Sequence[SequenceInputs], empty: Empty) -> Array:
+def _stack_masks(
+    spec: TensorSpec, sequences: Sequence[SequenceInputs], model: LoadedModel, graph: GraphKind
+) -> Array:
     """(B, 1 or H, Tq, Tk): the mask of each sequence, False for every padded key."""
     heads = max(1 if sequence.mask is None else len(sequence.mask) for sequence in sequences)
     _, _, query_axis, key_axis = map(str, spec.axes)
     longest = [max(sequence.sizes[axis] for sequence in sequences) for axis in (query_axis, key_axis)]
-    stacked = empty((len(sequences), heads, *longest), np.bool_)
+    stacked = model.empty(graph, (len(sequences), heads, *longest), np.bool_)
     if len(sequences) > 1:
         stacked.fill(False)  # noqa: FBT003 - takes no keyword
     for row, sequence in zip(stacked, sequences, strict=True):

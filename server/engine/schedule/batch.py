@@ -3,11 +3,11 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
+from attention_serving.server.engine.run.session import RunControl
 
 # A run that takes this many times its fixed cost does not accept sequences of other requests.
 FULL_AT_CALL_COSTS = 20
@@ -17,16 +17,6 @@ DIVIDED_AT_CALL_COSTS = 4
 OTHER_WORK_SHARE = 0.1
 # A batch is complete once so many sequences would have cost more in it than on their own: others are farther.
 MOST_LOSSES = 4
-
-
-class Extent(NamedTuple):
-    """How far a batch goes; see the attributes of `Batch`."""
-
-    size: int
-    graph: GraphKind
-    lengths: tuple[int, int]
-    seconds: float
-    seconds_alone: float
 
 
 class Batch:
@@ -39,6 +29,7 @@ class Batch:
         seconds: Expected duration of the run.
         seconds_alone: Sum of the expected durations of a run for each sequence.
         is_parallel: Whether all threads compute the run.
+        control: Ends the run early; None if that is not worth it.
     """
 
     def __init__(
@@ -56,18 +47,19 @@ class Batch:
             max_bytes: Memory that the run may take if further sequences join.
             max_seconds: Work (`seconds_alone`) that is left to this batch if others run beside it.
         """
-        self._limits = limits
+        shape = head.shape
+        self.model = model = head.request.model
+        self.graph, self._lengths = shape.graph, shape.lengths
         self._max_bytes = min(limits.max_batch_bytes, max_bytes)
         self._max_seconds = max_seconds
-        self._lengths = head.lengths
-        self.model = head.request.model
-        self.graph = head.shape.graph
-        self._runs_alone = self.model.runs_alone or head.is_in_blocks
+        # A sequence in blocks, and any of some models, runs alone.
+        alone = model.runs_alone or shape.graph is not head.request.form.graph
+        self._max_sequences = 1 if alone else limits.max_batch_sequences
         self.sequences = [head]
-        head.request.started = True
-        self.seconds = self.seconds_alone = head.shape.seconds
+        self.seconds = self.seconds_alone = shape.seconds
         self.is_parallel = False
-        self._call_seconds = self.model.cost(self.graph).call
+        self.control: RunControl | None = None
+        self._call_seconds = model.cost(shape.graph).call
 
     def __iter__(self) -> Iterator[SequenceInputs]:
         return iter(self.sequences)
@@ -78,12 +70,14 @@ class Batch:
     @property
     def run_bytes(self) -> int:
         """Expected memory of the run."""
+        if len(self.sequences) == 1:
+            return self.sequences[0].shape.run_bytes
         return self.model.run_bytes(self.graph, len(self.sequences), *self._lengths)
 
     @property
     def is_full(self) -> bool:
         """Whether no further sequence may join."""
-        return self._runs_alone or len(self.sequences) >= self._limits.max_batch_sequences
+        return len(self.sequences) >= self._max_sequences
 
     @property
     def is_closed(self) -> bool:
@@ -110,53 +104,38 @@ class Batch:
             bucket: Sequences that may join the batch, which has one.
             now: The current time.
         """
-        if not bucket:
-            return
-        head, taken, room = self.sequences[0], self.sequences, self._room_alike()
-        while room and bucket:
+        taken, shape = self.sequences, self.sequences[0].shape
+        room = self._room_alike(len(bucket))
+        while room:
             queued = bucket[0]
             request = queued.request
             is_late = now + request.form.least_seconds > request.deadline
-            if queued.shape is not head.shape or len(request.sequences) > 1 or request.is_done or is_late:
+            if queued.shape is not shape or len(request.sequences) > 1 or request.is_done or is_late:
                 break
             taken.append(bucket.popleft())
-            request.started = True
             room -= 1
-        self.seconds = self._call_seconds + len(taken) * (head.shape.seconds - self._call_seconds)
-        self.seconds_alone = len(taken) * head.shape.seconds
+        self.seconds = self._call_seconds + len(taken) * (shape.seconds - self._call_seconds)
+        self.seconds_alone = len(taken) * shape.seconds
 
-    def _room_alike(self) -> int:
-        """How many sequences like that of the batch may join, each of a request of its own."""
-        if self._runs_alone:
-            return 0
-        shape, call, count = self.sequences[0].shape, self._call_seconds, 1
-        most = min(self._limits.max_batch_sequences, int(self._max_bytes // shape.run_bytes))
-        while count < most:
-            seconds = call + count * (shape.seconds - call)
-            exceeds_share = (count + 1) * shape.seconds > self._max_seconds
+    def _room_alike(self, count: int) -> int:
+        """How many of some sequences like that of the batch may join, each of a request of its own."""
+        shape, call, room = self.sequences[0].shape, self._call_seconds, 0
+        most = min(count, self._max_sequences - 1, int(self._max_bytes // shape.run_bytes) - 1)
+        while room < most:
+            seconds = call + (room + 1) * (shape.seconds - call)
+            exceeds_share = (room + 2) * shape.seconds > self._max_seconds
             if seconds > (DIVIDED_AT_CALL_COSTS if exceeds_share else FULL_AT_CALL_COSTS) * call:
                 break
-            count += 1
-        return count - 1
+            room += 1
+        return room
 
-    def add(self, sequence: SequenceInputs) -> bool:
+    def add(self, sequence: SequenceInputs) -> None:
         """Adds a sequence of the same lengths as all others, which pads nothing, if the limits allow it."""
-        if not self._admits(sequence):
-            return False
         count = len(self.sequences) + 1
-        if self.graph is sequence.shape.graph:  # the usual case: costs are repeated
-            run_bytes = count * sequence.shape.run_bytes
-            seconds = self._call_seconds + count * (sequence.shape.seconds - self._call_seconds)
-        else:
-            run_bytes = self.model.run_bytes(self.graph, count, *self._lengths)
-            seconds = self.model.seconds(self.graph, count, *self._lengths)
-        if run_bytes > self._max_bytes:
-            return False
-        sequence.request.started = True
-        self.sequences.append(sequence)
-        self.seconds = seconds
-        self.seconds_alone += sequence.shape.seconds
-        return True
+        if self._admits(sequence) and count * sequence.shape.run_bytes <= self._max_bytes:
+            self.sequences.append(sequence)
+            self.seconds = self._call_seconds + count * (sequence.shape.seconds - self._call_seconds)
+            self.seconds_alone += sequence.shape.seconds
 
     def mix(self, nearest: Iterable[SequenceInputs]) -> None:
         """Adds those of some sequences that save the most time, compared with runs of their own.
@@ -170,7 +149,7 @@ class Batch:
         if not self.model.mixes_lengths:
             return
         saved = most = 0.0
-        best, losses = self._extent, 0
+        losses, best, size = 0, self._extent(), len(self.sequences)
         for sequence in nearest:
             if losses == MOST_LOSSES or self.is_full:
                 break
@@ -182,10 +161,13 @@ class Batch:
                 continue
             saved += gain
             if saved >= most:
-                most, best = saved, self._extent
-        self._extent = best
-        for sequence in self.sequences:
-            sequence.request.started = True
+                most, best, size = saved, self._extent(), len(self.sequences)
+        del self.sequences[size:]
+        self.graph, self._lengths, self._call_seconds, self.seconds, self.seconds_alone = best
+
+    def _extent(self) -> tuple[GraphKind, tuple[int, int], float, float, float]:
+        """What `_pad` changes beside the sequences."""
+        return self.graph, self._lengths, self._call_seconds, self.seconds, self.seconds_alone
 
     def _pad(self, sequence: SequenceInputs) -> float | None:
         """Adds a sequence and pads all to the longest, unless that costs more than a run of its own.
@@ -204,20 +186,12 @@ class Batch:
             return None
         if self.model.run_bytes(graph, count, *lengths) > self._max_bytes:
             return None
+        if graph is not self.graph:
+            self.graph, self._call_seconds = graph, self.model.cost(graph).call
         self.sequences.append(sequence)
-        self._extent = Extent(count, graph, lengths, seconds, self.seconds_alone + sequence.shape.seconds)
+        self._lengths, self.seconds = lengths, seconds
+        self.seconds_alone += sequence.shape.seconds
         return gain
-
-    @property
-    def _extent(self) -> Extent:
-        return Extent(len(self.sequences), self.graph, self._lengths, self.seconds, self.seconds_alone)
-
-    @_extent.setter
-    def _extent(self, extent: Extent) -> None:
-        del self.sequences[extent.size :]
-        if extent.graph is not self.graph:
-            self._call_seconds = self.model.cost(extent.graph).call
-        _, self.graph, self._lengths, self.seconds, self.seconds_alone = extent
 
     def choose_threads(self, other_seconds: float) -> None:
         """Runs the batch on all threads if it gains by that and nobody else needs them.
@@ -225,7 +199,7 @@ class Batch:
         Args:
             other_seconds: Work that is queued or running beside the batch.
         """
-        if other_seconds > OTHER_WORK_SHARE * self.seconds:
+        if not self.model.parallel_costs or other_seconds > OTHER_WORK_SHARE * self.seconds:
             return
         seconds = self.model.parallel_seconds(self.graph, len(self.sequences), *self._lengths)
         if seconds < self.seconds:

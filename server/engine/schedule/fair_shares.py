@@ -3,8 +3,8 @@
 Each caller with queued sequences has a clock, which advances by the expected duration of what it has run,
 divided by its weight. The caller whose clock is furthest behind is next. The clock of a caller that comes
 (back) is set to that of the caller which was served last, unless its own is ahead: what was not used is not
-saved up, and what was used is not forgotten. With one caller, it is always that one's turn.
-Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
+saved up, and what was used is not forgotten until the queue is empty. With one caller, it is always that
+one's turn. Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
 """
 
 from typing import NamedTuple
@@ -34,23 +34,17 @@ class CallerShare:
     Attributes:
         caller: Who it is.
         clock: What it has run, in seconds of weight 1.
-        turn: The present turn among its own requests; see `server.engine.schedule.batch_queue`.
+        turn: The present turn among its own requests; see `server.engine.schedule.queue`.
         sequences: Number of its queued sequences.
         seconds: Sum of their expected durations.
     """
 
     __slots__ = ("caller", "clock", "seconds", "sequences", "turn")
 
-    def __init__(self, caller: Caller, clock: float) -> None:
+    def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self.clock = clock
-        self.turn = 0.0
+        self.clock = self.turn = self.seconds = 0.0
         self.sequences = 0
-        self.seconds = 0.0
-
-    def ran(self, seconds: float) -> None:
-        """One sequence became part of a run."""
-        self.clock += seconds / self.caller.weight
 
 
 class FairShares:
@@ -58,47 +52,30 @@ class FairShares:
 
     Attributes:
         clock: That of the caller which was served last, when its turn came.
-        is_single: Whether all queued sequences are of one caller. Its clock then stands still.
     """
 
     def __init__(self) -> None:
         self.clock = 0.0
-        self.is_single = True
         self._shares: dict[Caller, CallerShare] = {}
-        # That of the last request: most requests are of the same caller as the one before.
-        self._recent = CallerShare(ANYONE, 0.0)
 
     def of(self, caller: Caller) -> CallerShare:
         """The share of a caller that queues sequences now."""
-        share = self._recent
-        if share.caller is not caller or not self._shares:
-            share = self._recent = self._found(caller)
+        share = self._shares.get(caller)
+        if share is None:
+            if len(self._shares) >= MAX_IDLE:
+                self._shares = {each: own for each, own in self._shares.items() if own.sequences}
+            share = self._shares[caller] = CallerShare(caller)
         if not share.sequences:
             # Rounding errors do not add up.
             share.seconds, share.clock = 0.0, max(share.clock, self.clock)
         return share
 
-    def _found(self, caller: Caller) -> CallerShare:
-        share = self._shares.get(caller)
-        if share is None:
-            if self.is_single or len(self._shares) >= MAX_IDLE:
-                self._forget_idle()
-            share = self._shares[caller] = CallerShare(caller, self.clock)
-            self.is_single = len(self._shares) == 1
-        return share
-
-    def served(self, share: CallerShare) -> None:
-        """It is a caller's turn."""
-        self.clock = max(self.clock, share.clock)
-
-    def clear(self) -> None:
-        """The queue is empty: all callers begin anew, together."""
-        if not self.is_single:
+    def begin_anew(self) -> None:
+        """The queue is empty: all callers begin together."""
+        if len(self._shares) > 1:
             self._shares.clear()
-            self.is_single = True
-        self.clock = 0.0
-        for share in self._shares.values():  # the one that stays keeps the turn of its requests
-            share.clock, share.sequences, share.seconds = 0.0, 0, 0.0
+        for share in self._shares.values():  # one at most, which keeps the turn of its requests
+            self.clock = share.clock
 
     def seconds_before(self, caller: Caller, work: float) -> float:
         """What other callers run before a caller has run so much work, all of it queued, in seconds.
@@ -120,7 +97,3 @@ class FairShares:
         """Sum of the expected durations of a caller's queued sequences."""
         share = self._shares.get(caller)
         return share.seconds if share is not None and share.sequences else 0.0
-
-    def _forget_idle(self) -> None:
-        self._shares = {caller: share for caller, share in self._shares.items() if share.sequences}
-        self.is_single = len(self._shares) <= 1

@@ -18,6 +18,7 @@ from attention_serving.server.engine.types import Array, MaskKind
 from tests.server.api.messages import answered, decode_infer, raw_request, text_request
 from tests.server.samples import CROSS, HEADS, SELF, WIDTHS, eager_module
 from tests.support import eager
+from tests.support.coroutines import submitted
 
 rng = np.random.default_rng(0)
 
@@ -37,7 +38,7 @@ def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array
     decoded = decode_infer(message, model)
     shapes, types, regions, texts, _ = decoded.reply
     engine = Engine(Repository([model]))
-    result = engine.submit(model, decoded.request).result()
+    result = submitted(engine, model, decoded.request).result()
     response = pb.ModelInferResponse.FromString(
         encode(result, shapes, model, message.id, types, regions, texts)
     )

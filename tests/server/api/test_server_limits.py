@@ -20,7 +20,7 @@ from attention_serving.server.transport import TransportKind, options
 from attention_serving.server.transport.options import RpcOptions
 from tests.server.api.messages import attend_request
 from tests.server.samples import HEADS
-from tests.server.seams import PATIENCE_SECONDS, Gate, tapped
+from tests.server.seams import PATIENCE_SECONDS, Gate, WatchedEngine, tapped
 
 MAX_BYTES = 1 << 20
 RESULT_BYTES = MAX_BYTES - HEADER_BYTES
@@ -47,7 +47,7 @@ def channel(self_model: LoadedModel, gate: Gate, transport: TransportKind) -> It
     """Connects to a server with a limit of one call, whose runs wait for the gate."""
     limits = Limits(max_result_bytes=RESULT_BYTES)
     # Runs on the transport's thread would block all calls at the gate.
-    engine = Engine(Repository([tapped(self_model, gate)]), limits, inline_seconds=0)
+    engine = WatchedEngine([tapped(self_model, gate)], limits)
     server = RpcServer(dataclasses.replace(OPTIONS, transport=transport), Metrics())
     port = server.bind()
     server.start(engine)

@@ -111,7 +111,7 @@ def test_a_sequence_in_blocks_equals_eager_pytorch(
     model = tapped(models[name], tap)
     (sequence,) = validated_of(model, [lengths], kind=kind).sequences
     graph = IN_BLOCKS[GraphKind.PLAIN if kind is None else GraphKind.MASK]
-    (outputs,) = run_batch(model, graph, [sequence]).outputs
+    (outputs,) = run_batch(model, graph, [sequence])[0]
     assert seen == [SMALL_BLOCK]
     assert_outputs(model, sequence, outputs)
 

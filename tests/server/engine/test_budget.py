@@ -19,6 +19,7 @@ from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.types import Result
 from tests.server.samples import assert_answers, bytes_of, request_of, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, tapped
+from tests.support.coroutines import submitted
 
 THREADS, ROUNDS = 8, 500
 
@@ -120,9 +121,9 @@ def test_a_request_holds_its_bytes_until_its_future_ends(self_model: LoadedModel
     size = bytes_of(validated_of(self_model, [(5, 5)]))
     engine = HeldEngine(self_model, 2 * size)
     request = request_of(self_model, [(5, 5)])
-    first, second = (engine.submit(engine.model_held, request) for _ in range(2))
+    first, second = (submitted(engine, engine.model_held, request) for _ in range(2))
     with pytest.raises(OverloadedError):
-        engine.submit(engine.model_held, request)
+        submitted(engine, engine.model_held, request)
     if ending == "result":
         engine.gate.open()
         for future in (first, second):
@@ -132,7 +133,7 @@ def test_a_request_holds_its_bytes_until_its_future_ends(self_model: LoadedModel
     else:
         second.cancel()
         assert engine.budget.held_bytes == size
-        engine.submit(engine.model_held, request)
+        submitted(engine, engine.model_held, request)
         engine.close()
 
 
@@ -170,20 +171,20 @@ def test_a_refused_request_holds_nothing(self_model: LoadedModel) -> None:
     engine = HeldEngine(self_model, 1 << 20)
     engine.close()
     with pytest.raises(EngineError, match="shutting down"):
-        engine.submit(engine.model_held, request_of(self_model, [(5, 5)]))
+        submitted(engine, engine.model_held, request_of(self_model, [(5, 5)]))
     assert engine.budget.held_bytes == 0
 
 
 def test_cancelled_requests_do_not_stay_in_memory(self_model: LoadedModel) -> None:
     engine = HeldEngine(self_model, 4 * bytes_of(validated_of(self_model, [(5, 5)])))
     references = []
-    engine.submit(engine.model_held, request_of(self_model, [(1, 1)]))
+    submitted(engine, engine.model_held, request_of(self_model, [(1, 1)]))
     assert engine.gate.entered.wait(PATIENCE_SECONDS)
     for seed in range(20):
         request = request_of(self_model, [(5, 5)], seed=seed)
         references.append(weakref.ref(request.inputs["query"].rows))
         with suppress(OverloadedError):
-            engine.submit(engine.model_held, request).cancel()
+            submitted(engine, engine.model_held, request).cancel()
         del request
     gc.collect()
     assert not any(reference() is not None for reference in references)

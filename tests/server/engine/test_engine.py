@@ -12,12 +12,12 @@ from attention_serving.server.engine.errors import DeadlineExceededError, Engine
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.reports import ExpiryStage
-from attention_serving.server.engine.statistics import Timeline
+from attention_serving.server.engine.statistics import ExpiryStage, Timeline
 from attention_serving.server.engine.types import Array, Result
 from tests.server.samples import SELF, Sample, assert_answers, request_of, validated_of
 from tests.server.seams import MESSAGE, PATIENCE_SECONDS, Gate, Recorder, tapped
 from tests.support import coroutines
+from tests.support.coroutines import submitted
 
 
 class Expiries(Recorder):
@@ -107,7 +107,7 @@ def test_a_coroutine_gets_the_error_of_its_request(self_model: LoadedModel) -> N
     with pytest.raises(RunFailedError):
         coroutines.run(engine.run(request, engine.budget.reserve(0)))
     with pytest.raises(RunFailedError):
-        engine.queue(validated_of(tapped(self_model, fail), [(2, 2)])).result(PATIENCE_SECONDS)
+        submitted(engine, tapped(self_model, fail), request_of(self_model, [(2, 2)])).result(PATIENCE_SECONDS)
     engine.close()
     assert recorder.failed == [(SELF, "INTERNAL")] * 2
 
@@ -164,7 +164,7 @@ def test_a_deadline_that_passes_after_the_result_changes_nothing(held: Held) -> 
 
 def test_a_future_that_is_cancelled_withdraws_its_request(held: Held) -> None:
     futures = [
-        held.engine.submit(held.model, request_of(held.model, [(2, 2)], seed=seed)) for seed in range(2)
+        submitted(held.engine, held.model, request_of(held.model, [(2, 2)], seed=seed)) for seed in range(2)
     ]
     assert futures[0].cancel()
     assert held.engine.load().queued_sequences == 1
@@ -177,11 +177,11 @@ def test_a_future_that_is_cancelled_withdraws_its_request(held: Held) -> None:
 def test_whoever_waits_may_submit_and_withdraw_when_told(held: Held) -> None:
     """No lock is held, on whichever thread that is."""
     told: SimpleQueue[Future[Result]] = SimpleQueue()
-    first, second = (held.engine.submit(held.model, request_of(held.model, [(2, 2)])) for _ in range(2))
+    first, second = (submitted(held.engine, held.model, request_of(held.model, [(2, 2)])) for _ in range(2))
 
     def react(_: "Future[Result]") -> None:
         assert second.cancel()
-        told.put(held.engine.submit(held.model, request_of(held.model, [(3, 3)])))
+        told.put(submitted(held.engine, held.model, request_of(held.model, [(3, 3)])))
 
     first.add_done_callback(react)
     held.gate.open()

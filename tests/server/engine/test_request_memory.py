@@ -98,31 +98,6 @@ class Asked:
         return "answered"
 
 
-class AskedByFuture(Asked):
-    """A thread that has the future of its request."""
-
-    def start(self, request: ValidatedRequest) -> None:
-        self._refusal = ""
-        try:
-            self._future = self.engine.queue(request)
-        except EngineError as error:
-            self._refusal = type(error).__name__
-
-    def leave(self) -> None:
-        assert self._future.cancel()
-
-    def wait(self) -> str:
-        if self._refusal:
-            return self._refusal
-        future = self.__dict__.pop("_future")
-        try:
-            return self._took(future.result(PATIENCE_SECONDS))
-        except (EngineError, CancelledError) as error:
-            return type(error).__name__
-        finally:
-            del future  # which has the error that refers to this frame
-
-
 class AskedByCoroutine(Asked):
     """A coroutine, which the thread of the test drives."""
 
@@ -155,17 +130,17 @@ class AskedInline(AskedByCoroutine):
     """A coroutine, whose thread runs short batches too."""
 
     def start(self, request: ValidatedRequest) -> None:
-        self.engine.run_inline()
+        self.engine.run_inline(math.inf)
         super().start(request)
 
     def wait(self) -> str:
-        while not self._ended and self.engine.run_inline():
+        while not self._ended and self.engine.run_inline(math.inf):
             while not self._posted.empty():
                 self._posted.get()()
         return super().wait()
 
 
-@pytest.fixture(params=[AskedByFuture, AskedByCoroutine, AskedInline], ids=["future", "coroutine", "inline"])
+@pytest.fixture(params=[AskedByCoroutine, AskedInline], ids=["coroutine", "inline"])
 def kind(request: pytest.FixtureRequest) -> type[Asked]:
     kind: type[Asked] = request.param
     return kind
@@ -174,9 +149,7 @@ def kind(request: pytest.FixtureRequest) -> type[Asked]:
 @contextmanager
 def engine_of(model: LoadedModel) -> Iterator[Engine]:
     """An engine that runs every sequence by itself, one after the other."""
-    engine = Engine(
-        Repository([model]), Limits(max_batch_sequences=1), inline_seconds=math.inf, parallel_runs=1
-    )
+    engine = Engine(Repository([model]), Limits(max_batch_sequences=1), parallel_runs=1)
     try:
         yield engine
     finally:
@@ -224,7 +197,7 @@ def test_a_request_that_is_withdrawn_from_the_queue_is_freed_during_the_run_of_a
 ) -> None:
     gate = Gate()
     with engine_of(cross_model) as engine:
-        held = AskedByFuture(engine, tapped(cross_model, gate))
+        held = AskedByCoroutine(engine, tapped(cross_model, gate))
         assert gate.entered.wait(PATIENCE_SECONDS)
         asked = kind(engine, cross_model)
         asked.leave()
@@ -234,13 +207,10 @@ def test_a_request_that_is_withdrawn_from_the_queue_is_freed_during_the_run_of_a
         assert held.wait() == "answered"
 
 
-@pytest.mark.parametrize("kind", [AskedByFuture, AskedByCoroutine], ids=["future", "coroutine"])
-def test_a_request_that_is_withdrawn_during_its_run_is_freed_after_it(
-    cross_model: LoadedModel, kind: type[Asked]
-) -> None:
+def test_a_request_that_is_withdrawn_during_its_run_is_freed_after_it(cross_model: LoadedModel) -> None:
     gate = Gate()
     with engine_of(cross_model) as engine:
-        asked = kind(engine, tapped(cross_model, gate))
+        asked = AskedByCoroutine(engine, tapped(cross_model, gate))
         assert gate.entered.wait(PATIENCE_SECONDS)
         asked.leave()
         assert asked.wait() == "CancelledError"

@@ -8,13 +8,19 @@ from contextlib import closing
 
 import pytest
 
+from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.schedule.scheduler import Scheduler
-from attention_serving.server.engine.statistics import MOST_WAITING, Durations, ModelStatistics, RunTimes
+from attention_serving.server.engine.statistics import (
+    MOST_WAITING,
+    BatchReport,
+    Durations,
+    ModelStatistics,
+    RunTimes,
+)
 from tests.server.samples import validated_of
-from tests.server.seams import FailOnMarked, Held, Recorder, mark, outcome, tapped, withdraw
+from tests.server.seams import FailOnMarked, Held, Recorder, engine_of, mark, outcome, tapped, withdraw
 
 THREADS = 4
 
@@ -25,16 +31,16 @@ def model(self_model: LoadedModel) -> LoadedModel:
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
-    with closing(Scheduler(Limits(), Recorder(), parallel_runs=1)) as scheduler:
-        yield scheduler
+def engine() -> Iterator[Engine]:
+    with closing(engine_of(Limits(), Recorder(), parallel_runs=1)) as engine:
+        yield engine
 
 
-def test_results_and_runs_are_counted(model: LoadedModel, scheduler: Scheduler) -> None:
+def test_results_and_runs_are_counted(model: LoadedModel, engine: Engine) -> None:
     started = time.time()
     for count in (3, 1):
         request = validated_of(model, [(2, 2)] * count)
-        scheduler.submit(request)
+        engine.submit(request)
         outcome(request)
     found = model.statistics
     found.fold()
@@ -48,13 +54,13 @@ def test_results_and_runs_are_counted(model: LoadedModel, scheduler: Scheduler) 
     assert started <= found.last_run <= time.time()
 
 
-def test_a_run_that_fails_fails_its_request_only(model: LoadedModel, scheduler: Scheduler) -> None:
+def test_a_run_that_fails_fails_its_request_only(model: LoadedModel, engine: Engine) -> None:
     tap = FailOnMarked()
     failing = tapped(model, tap)
     good, bad = validated_of(failing, [(2, 2)]), validated_of(failing, [(2, 2)], seed=1)
     tap.marks.add(mark(bad))
     for request in (good, bad):
-        scheduler.submit(request)
+        engine.submit(request)
     outcome(good)
     with pytest.raises(RunFailedError):
         outcome(bad)
@@ -68,8 +74,8 @@ def test_requests_that_are_cancelled_or_expire_count_as_failed(self_model: Loade
         statistics = held.model.statistics
         before = statistics.failed.count
         cancelled = validated_of(held.model, [(2, 2)])
-        held.scheduler.submit(cancelled)
-        withdraw(held.scheduler, cancelled)
+        held.engine.submit(cancelled)
+        withdraw(held.engine, cancelled)
         assert statistics.failed.count == before + 1
         assert statistics.failed.seconds >= 0
 
@@ -79,14 +85,13 @@ def test_what_waits_to_be_counted_is_bounded_and_nothing_is_lost() -> None:
 
     def add(size: int) -> None:
         for _ in range(MOST_WAITING):
-            found.add_run([0.5] * size, RunTimes(1.0, 2.0, 3.0))
-            found.add_results([0.25] * size)
+            found.add_run(BatchReport("m", 0, 0, [0.5] * size, RunTimes(1.0, 2.0, 3.0), [0.25] * size))
             found.add_failure(4.0)
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(add, range(1, THREADS + 1)))
     total = MOST_WAITING * sum(range(1, THREADS + 1))
-    assert total - found.succeeded.count <= MOST_WAITING + THREADS * THREADS
+    assert total - found.succeeded.count <= (MOST_WAITING + THREADS) * THREADS
     assert THREADS * MOST_WAITING - sum(runs.compute.count for runs in found.runs.values()) <= (
         MOST_WAITING + THREADS
     )

@@ -10,43 +10,17 @@ from functools import partial
 
 import pytest
 
-from attention_serving.server.coroutines import Task
 from attention_serving.server.engine.errors import EngineError, RunFailedError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Result
 from tests.server.samples import Sample, validated_of
-from tests.server.seams import MESSAGE, PATIENCE_SECONDS
+from tests.server.seams import MESSAGE, PATIENCE_SECONDS, wait
 
 ROUNDS = 300
 OUTCOMES: dict[str, Callable[[], Result | EngineError]] = {
     "result": lambda: Result({}),
     "error": lambda: RunFailedError(MESSAGE),
 }
-
-
-Await = Callable[[Sample, Callable[[], object]], None]
-
-
-def then(request: Sample, callback: Callable[[], object]) -> None:
-    request.then(callback)
-
-
-def wait(request: Sample, callback: Callable[[], object]) -> None:
-    """As a coroutine waits, whose task is woken."""
-    work = idle()
-    task = Task(work, lambda _resume: callback())
-    work.close()
-    request.wait(task)
-
-
-async def idle() -> None:
-    """Does nothing."""
-
-
-@pytest.fixture(params=[then, wait])
-def waits_for(request: pytest.FixtureRequest) -> Await:
-    way: Await = request.param
-    return way
 
 
 @pytest.fixture(params=OUTCOMES)
@@ -76,7 +50,7 @@ def taken(request: Sample) -> Result | EngineError:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_whoever_waits_is_told_once(
-    request_of_one: Sample, outcome: Result | EngineError, waits_for: Await, order: str
+    request_of_one: Sample, outcome: Result | EngineError, order: str
 ) -> None:
     told: list[object] = []
 
@@ -84,17 +58,17 @@ def test_whoever_waits_is_told_once(
         told.append(taken(request_of_one))
 
     if order == "before":
-        waits_for(request_of_one, callback)
+        wait(request_of_one, callback)
         assert told == []
     request_of_one.end(outcome)
     if order == "after":
         assert told == []
-        waits_for(request_of_one, callback)
+        wait(request_of_one, callback)
     assert told == [outcome]
 
 
 def test_whichever_thread_comes_first_whoever_waits_is_told_once(
-    self_model: LoadedModel, outcome: Result | EngineError, waits_for: Await
+    self_model: LoadedModel, outcome: Result | EngineError
 ) -> None:
     requests = [validated_of(self_model, [(1, 1)]) for _ in range(ROUNDS)]
     told: list[int] = []
@@ -108,7 +82,7 @@ def test_whichever_thread_comes_first_whoever_waits_is_told_once(
     def waits() -> None:
         for number, request in enumerate(requests):
             together.wait(PATIENCE_SECONDS)
-            waits_for(request, partial(told.append, number))
+            wait(request, partial(told.append, number))
 
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(ends), pool.submit(waits)]:
@@ -140,11 +114,11 @@ def test_an_error_is_raised_when_it_is_taken(request_of_one: Sample) -> None:
     ]
 
 
-def test_nobody_is_told_of_a_request_that_was_withdrawn(request_of_one: Sample, waits_for: Await) -> None:
+def test_nobody_is_told_of_a_request_that_was_withdrawn(request_of_one: Sample) -> None:
     told: list[object] = []
-    waits_for(request_of_one, lambda: told.append("before"))
+    wait(request_of_one, lambda: told.append("before"))
     request_of_one.end(None)
-    waits_for(request_of_one, lambda: told.append("after"))
+    wait(request_of_one, lambda: told.append("after"))
     assert told == []
     with pytest.raises(ValueError, match="has not ended"):
         request_of_one.result()
@@ -158,10 +132,10 @@ def test_an_error_of_whoever_waits_is_logged(
         raise RuntimeError(MESSAGE)
 
     if order == "before":
-        request_of_one.then(fails)
+        wait(request_of_one, fails)
     request_of_one.end(outcome)
     if order == "after":
-        request_of_one.then(fails)
+        wait(request_of_one, fails)
     assert caplog.text.count("callback failed") == 1
     assert taken(request_of_one) is outcome
 
@@ -171,7 +145,7 @@ def test_a_request_is_freed_although_its_error_was_raised(self_model: LoadedMode
     request = validated_of(self_model, [(2, 2)])
     del request.asked
     freed = weakref.ref(request)
-    request.then(lambda: None)
+    wait(request, lambda: None)
     request.end(RunFailedError(MESSAGE))
     with suppress(RunFailedError):
         request.result()

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import values
 
 from attention_serving.server.api.calls import CallLoad
-from attention_serving.server.engine.reports import EngineLoad
+from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.gauges import FOLDER_VARIABLE
 from attention_serving.server.metrics import Metrics
 from attention_serving.server.workers.metrics import MultiprocessMetrics, write_to

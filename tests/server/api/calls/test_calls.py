@@ -26,6 +26,7 @@ from tests.server.api.calls.scripted import UNLIMITED, ScriptedCall, calls_of, s
 from tests.server.api.messages import raw_request
 from tests.server.samples import request_of
 from tests.server.seams import PATIENCE_SECONDS, Gate, WatchedEngine, tapped
+from tests.support.coroutines import submitted
 
 CALL_DEADLINE = 1e9
 LIMITS = replace(UNLIMITED, receive_timeout_seconds=60, stream_idle_seconds=60)
@@ -339,7 +340,7 @@ class TimedRequests:
         handle = service.model_infer if kind is CallKind.UNARY else service.model_stream_infer
         self._method = Method(kind=kind, handle=handle, right=None, budget=self.engine.budget)
         tapped_model = self.engine.model(model.name)
-        self.held = self.engine.submit(tapped_model, request_of(model, [(2, 2)]))
+        self.held = submitted(self.engine, tapped_model, request_of(model, [(2, 2)]))
         assert self.gate.entered.wait(PATIENCE_SECONDS)
 
     def call(self, **timeout: int) -> ScriptedCall:

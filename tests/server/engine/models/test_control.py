@@ -25,6 +25,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Request, Result
 from tests.server.samples import SELF, ragged
 from tests.server.seams import PATIENCE_SECONDS
+from tests.support.coroutines import submitted
 
 DEVICE = Device(threads=1)
 
@@ -174,7 +175,7 @@ def test_a_change_without_memory_is_refused(folder: Path) -> None:
 def ask(engine: Engine, length: int = 3) -> "Future[Result]":
     model = engine.model(SELF)
     query = ragged(np.random.default_rng(0), [length], 4)
-    return engine.submit(model, Request(inputs={"query": query}))
+    return submitted(engine, model, Request(inputs={"query": query}))
 
 
 def test_a_model_that_is_unloaded_is_freed_and_can_be_loaded_again(folder: Path) -> None:

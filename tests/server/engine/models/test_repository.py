@@ -22,6 +22,7 @@ from attention_serving.server.engine.models.repository import FailedModel, Repos
 from attention_serving.server.engine.models.store import RepositoryError
 from attention_serving.server.engine.run.provider import Device
 from tests.server.samples import CROSS, SELF, assert_answers, load_repository, request_of, validated_of
+from tests.support.coroutines import submitted
 
 DEVICE = Device(threads=1)
 MANIFEST, GOLDEN, GRAPH = "manifest.json", "golden.safetensors", "model.lengths.onnx"
@@ -235,7 +236,7 @@ def assert_only_one_failed(repository: Repository) -> FailedModel:
     assert (failed.name, failed.version) == (SELF, "1")
     healthy = validated_of(repository.ready(CROSS), [(2, 3)])
     engine = Engine(repository)
-    assert_answers(healthy, engine.submit(healthy.model, request_of(healthy.model, [(2, 3)])).result())
+    assert_answers(healthy, submitted(engine, healthy.model, request_of(healthy.model, [(2, 3)])).result())
     engine.close()
     return failed
 

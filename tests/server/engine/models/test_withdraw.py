@@ -12,6 +12,7 @@ from attention_serving.server.engine.models.repository import FailedModel, Repos
 from attention_serving.server.engine.models.store import ModelStore
 from tests.server.damage import DEVICE
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
+from tests.support.coroutines import submitted
 
 REASON = "it differs"
 OUT = IndexEntry(SELF, "1", ModelState.UNAVAILABLE, REASON)
@@ -62,7 +63,7 @@ def test_a_request_that_has_found_its_model_is_answered(control: RepositoryContr
     engine = Engine(control.repository)
     request = validated_of(engine.model(SELF), [(3, 3)])
     assert control.withdraw(request.model, REASON)
-    result = engine.submit(request.model, request_of(request.model, [(3, 3)])).result()
+    result = submitted(engine, request.model, request_of(request.model, [(3, 3)])).result()
     assert_answers(request, result)
     engine.close()
 

@@ -11,9 +11,9 @@ from attention_serving.server.engine.model import PAIR_TENSORS, WHOLE_SCORE_BYTE
 from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.run.cost import TIMED_SIZES_ON_DEVICE, RunCost, fit, time_runs
 from attention_serving.server.engine.run.provider import Provider
-from attention_serving.server.engine.schedule.dispatch import Dispatch
+from attention_serving.server.engine.schedule.queue import Queue
 from attention_serving.server.engine.types import Array
-from tests.server.engine.device_timings import LAUNCH_SECONDS, seconds, timed
+from tests.server.engine.run.device_timings import LAUNCH_SECONDS, seconds, timed
 from tests.server.samples import validated_of
 from tests.server.seams import costing, deliver, tapped
 
@@ -45,16 +45,16 @@ def test_predictions_are_close_to_what_was_timed(self_model: LoadedModel, width:
 
 def runs(model: LoadedModel, lengths: list[int]) -> list[int]:
     """Sequences of each run, if so many requests of one sequence are queued at once."""
-    dispatch = Dispatch(LARGE, slots=1)
+    queue = Queue(LARGE, slots=1)
     for length in lengths:
-        dispatch.add(validated_of(model, [(length, length)]), 0.0, inline=False)
+        queue.add(validated_of(model, [(length, length)]), 0.0, inline=False)
     found = []
-    while (batch := dispatch.next(0.0)[0]) is not None:
+    while (batch := queue.next(0.0)[0]) is not None:
         found.append(len(batch))
         for queued in batch:
             assert deliver(queued, {})
-            assert dispatch.release(queued.request)
-        dispatch.ended(batch)
+            assert queue.release(queued.request)
+        queue.ended(batch, 0.0)
     assert sum(found) == len(lengths)
     return found
 

@@ -13,17 +13,16 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.cost import RunCost
-from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import Array, MaskKind
 from tests.server.samples import CROSS, SELF, assert_answers, validated_of
-from tests.server.seams import Held, Recorder, outcome
+from tests.server.seams import Held, Recorder, engine_of, outcome
 
 THREADS, PER_THREAD = 4, 12
 LONG, SHORT = 1000, 1
 
 
 def test_results_go_to_their_requests_from_many_threads(models: dict[str, LoadedModel]) -> None:
-    scheduler = Scheduler(Limits(max_batch_sequences=5), Recorder())
+    engine = engine_of(Limits(max_batch_sequences=5), Recorder())
     together = threading.Barrier(THREADS)
 
     def ask(thread: int) -> None:
@@ -39,14 +38,14 @@ def test_results_go_to_their_requests_from_many_threads(models: dict[str, Loaded
         ]
         together.wait()
         for request in requests:
-            scheduler.submit(request)
+            engine.submit(request)
         for request in requests:
             assert_answers(request, outcome(request))
 
     with ThreadPoolExecutor(THREADS) as pool:
         for future in [pool.submit(ask, thread) for thread in range(THREADS)]:
             future.result()
-    scheduler.close()
+    engine.close()
 
 
 def test_queued_requests_run_together(self_model: LoadedModel) -> None:

@@ -9,11 +9,11 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.engine.run.cost import RunCost
-from attention_serving.server.engine.schedule import batch_queue
+from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.batch_queue import BatchQueue
+from attention_serving.server.engine.schedule.queue import Queue
 from tests.server.samples import CROSS, SELF, validated_of
-from tests.server.seams import SAME_FOR_ALL, costing
+from tests.server.seams import SAME_FOR_ALL, costing, take
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def model(self_model: LoadedModel) -> LoadedModel:
     return costing(self_model, SAME_FOR_ALL)
 
 
-def queue_of(limits: Limits, *requests: ValidatedRequest) -> BatchQueue:
+def queue_of(limits: Limits, *requests: ValidatedRequest) -> Queue:
     """A queue of requests that arrived one second apart."""
-    queue = BatchQueue(limits)
+    queue = Queue(limits)
     for second, request in enumerate(requests):
         queue.add(request, float(second))
     return queue
@@ -33,19 +33,19 @@ def requests_of(model: LoadedModel, *lengths: int) -> list[ValidatedRequest]:
     return [validated_of(model, [(length, length)], seed=seed) for seed, length in enumerate(lengths)]
 
 
-def next_lengths(queue: BatchQueue) -> list[int]:
-    batch, _ = queue.next(0)
+def next_lengths(queue: Queue) -> list[int]:
+    batch, _ = take(queue)
     return [queued.lengths[0] for queued in batch] if batch else []
 
 
 def test_an_empty_queue_has_no_batch() -> None:
-    queue = BatchQueue(Limits())
+    queue = Queue(Limits())
     assert not queue
-    assert queue.next(0) == (None, [])
+    assert take(queue) == (None, [])
 
 
 def test_without_a_delay_a_batch_is_due_at_once(model: LoadedModel) -> None:
-    assert queue_of(Limits(), *requests_of(model, 1)).due(7) == 7
+    assert queue_of(Limits(), *requests_of(model, 1)).delay(7) == 0
 
 
 @pytest.mark.parametrize(("count", "due"), [(1, 5), (2, 5), (3, 2), (4, 2)])
@@ -53,15 +53,15 @@ def test_the_delay_counts_from_the_oldest_and_ends_once_its_bucket_is_full(
     model: LoadedModel, count: int, due: float
 ) -> None:
     limits = Limits(batch_delay_seconds=5, max_batch_sequences=3)
-    assert queue_of(limits, *requests_of(model, *[1] * count)).due(2) == due
+    assert queue_of(limits, *requests_of(model, *[1] * count)).delay(2) == due - 2
 
 
 def test_a_full_bucket_waits_for_an_older_one(model: LoadedModel, cross_model: LoadedModel) -> None:
     limits = Limits(batch_delay_seconds=5, max_batch_sequences=2)
     queue = queue_of(limits, *requests_of(cross_model, 1), *requests_of(model, 1, 1))
-    assert queue.due(2) == 5
-    queue.next(2)
-    assert queue.due(2) == 2
+    assert queue.delay(2) == 3
+    take(queue, 5)
+    assert queue.delay(5) == 0
 
 
 def test_sequences_nearest_in_length_join_first_and_the_rest_keep_their_order(model: LoadedModel) -> None:
@@ -72,7 +72,7 @@ def test_sequences_nearest_in_length_join_first_and_the_rest_keep_their_order(mo
 def test_only_a_window_behind_the_oldest_is_considered(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_queue, "LOOK_AHEAD", 2)
+    monkeypatch.setattr(queues, "LOOK_AHEAD", 2)
     queue = queue_of(Limits(max_batch_sequences=3), *requests_of(model, 5, 9, 8, 5, 5))
     assert next_lengths(queue) == [5, 8, 9]
 
@@ -101,16 +101,16 @@ def test_without_a_lengths_graph_only_equal_lengths_run_together(model: LoadedMo
 def test_an_expired_request_of_several_sequences_is_reported_once(model: LoadedModel) -> None:
     expired = validated_of(model, [(2, 2)] * 3, deadline=5)
     queue = queue_of(Limits(), expired, *requests_of(model, 4))
-    batch, reported = queue.next(5)
+    batch, reported = take(queue, 5)
     assert reported == [expired]
     assert batch is not None
     assert [queued.lengths for queued in batch] == [(4, 4)]
-    assert queue.next(5) == (None, [])
+    assert take(queue, 5) == (None, [])
 
 
 def test_a_request_may_be_released_twice(model: LoadedModel) -> None:
     first, second = requests_of(model, 5, 5)
-    queue = BatchQueue(Limits())
+    queue = Queue(Limits())
     for request in (first, second):
         queue.add(request, 0)
     assert [queue.release(first) for _ in range(2)] == [True, False]
@@ -120,7 +120,7 @@ def test_a_request_may_be_released_twice(model: LoadedModel) -> None:
 
 def test_a_released_request_does_not_run(model: LoadedModel, cross_model: LoadedModel) -> None:
     gone, kept, alone = *requests_of(model, 5, 4), *requests_of(cross_model, 3)
-    queue = BatchQueue(Limits())
+    queue = Queue(Limits())
     for request in (gone, kept, alone):
         queue.add(request, 0)
     for request in (gone, alone):
@@ -149,8 +149,8 @@ def test_two_large_requests_take_turns(self_model: LoadedModel) -> None:
 def test_work_before_a_request_leaves_out_the_rest_of_large_ones(self_model: LoadedModel) -> None:
     model = costing(self_model, RunCost(call=1, row=0, pair=0))
     queue = queue_of(Limits(), validated_of(model, [(5, 5)] * 9), validated_of(model, [(2, 2)]))
-    assert queue.seconds == 10
-    assert [queue.seconds_before(own) for own in (0, 2, 8, 100)] == [2, 4, 10, 10]
+    assert queue.work == 10
+    assert [queue.work_before(own) for own in (0, 2, 8, 100)] == [2, 4, 10, 10]
 
 
 def test_several_of_similar_lengths_pay_for_the_lengths_graph_together(cross_model: LoadedModel) -> None:

@@ -14,10 +14,10 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.run.cost import RunCost
 from attention_serving.server.engine.schedule import fair_shares
-from attention_serving.server.engine.schedule.batch_queue import BatchQueue
 from attention_serving.server.engine.schedule.fair_shares import Caller, FairShares
+from attention_serving.server.engine.schedule.queue import Queue
 from tests.server.samples import Lengths, validated_of
-from tests.server.seams import Held, costing
+from tests.server.seams import Held, costing, take
 
 GREEDY, MODEST, HEAVY = Caller("greedy"), Caller("modest"), Caller("heavy", 3.0)
 ALONE = Limits(max_batch_sequences=1)
@@ -35,18 +35,18 @@ def request_of(model: LoadedModel, caller: Caller, lengths: Lengths = ((2, 2),))
     return request
 
 
-def served(queue: BatchQueue, count: int) -> list[str]:
+def served(queue: Queue, count: int) -> list[str]:
     """Names of the callers of the next runs."""
     names = []
     for _ in range(count):
-        batch, _ = queue.next(0)
+        batch, _ = take(queue)
         assert batch is not None
         names.append(batch.sequences[0].request.caller.name)
     return names
 
 
 def test_a_modest_caller_does_not_wait_for_the_queue_of_a_greedy_one(model: LoadedModel) -> None:
-    queue = BatchQueue(ALONE)
+    queue = Queue(ALONE)
     for _ in range(100):
         queue.add(request_of(model, GREEDY), 0)
     assert served(queue, 3) == ["greedy"] * 3
@@ -55,7 +55,7 @@ def test_a_modest_caller_does_not_wait_for_the_queue_of_a_greedy_one(model: Load
 
 
 def test_two_callers_take_turns_by_what_they_ran(model: LoadedModel) -> None:
-    queue = BatchQueue(ALONE)
+    queue = Queue(ALONE)
     for _ in range(40):
         queue.add(request_of(model, GREEDY, [(6, 6)]), 0)
         queue.add(request_of(model, MODEST, [(2, 2)]), 0)
@@ -64,7 +64,7 @@ def test_two_callers_take_turns_by_what_they_ran(model: LoadedModel) -> None:
 
 
 def test_a_weight_is_a_share(model: LoadedModel) -> None:
-    queue = BatchQueue(ALONE)
+    queue = Queue(ALONE)
     for _ in range(40):
         queue.add(request_of(model, HEAVY), 0)
         queue.add(request_of(model, MODEST), 0)
@@ -72,7 +72,7 @@ def test_a_weight_is_a_share(model: LoadedModel) -> None:
 
 
 def test_a_share_that_was_not_used_is_not_saved_up(model: LoadedModel) -> None:
-    queue = BatchQueue(ALONE)
+    queue = Queue(ALONE)
     for _ in range(40):
         queue.add(request_of(model, GREEDY), 0)
     queue.add(request_of(model, MODEST), 0)
@@ -83,7 +83,7 @@ def test_a_share_that_was_not_used_is_not_saved_up(model: LoadedModel) -> None:
 
 
 def test_what_a_caller_ran_is_not_forgotten_while_it_has_nothing_queued(model: LoadedModel) -> None:
-    queue = BatchQueue(ALONE)
+    queue = Queue(ALONE)
     for _ in range(100):
         queue.add(request_of(model, MODEST), 0)
     names = []
@@ -96,14 +96,14 @@ def test_what_a_caller_ran_is_not_forgotten_while_it_has_nothing_queued(model: L
 
 def test_the_requests_of_one_caller_take_turns_as_if_it_were_alone(model: LoadedModel) -> None:
     def order(*others: ValidatedRequest) -> list[tuple[int, int]]:
-        queue = BatchQueue(ALONE)
+        queue = Queue(ALONE)
         queue.add(request_of(model, MODEST, [(5, 5)] * 9), 0)
         for other in others:
             queue.add(other, 0)
         queue.add(request_of(model, MODEST, [(3, 3)]), 0)
         found = []
         while queue:
-            batch, _ = queue.next(0)
+            batch, _ = take(queue)
             assert batch is not None
             found += [own.lengths for own in batch.sequences if own.request.caller == MODEST]
         return found
@@ -112,50 +112,50 @@ def test_the_requests_of_one_caller_take_turns_as_if_it_were_alone(model: Loaded
 
 
 def test_sequences_of_several_callers_run_together(self_model: LoadedModel) -> None:
-    queue = BatchQueue(Limits(max_batch_sequences=8))
+    queue = Queue(Limits(max_batch_sequences=8))
     model = costing(self_model, RunCost(call=1, row=0, pair=0))
     for caller in (GREEDY, MODEST, HEAVY):
         for _ in range(2):
             queue.add(request_of(model, caller), 0)
-    batch, _ = queue.next(0)
+    batch, _ = take(queue)
     assert batch is not None
     assert Counter(own.request.caller.name for own in batch) == {"greedy": 2, "modest": 2, "heavy": 2}
     assert not queue
-    assert (queue.sequences, queue.seconds) == (0, 0.0)
+    assert (queue.sequences, queue.work) == (0, 0.0)
 
 
 def test_work_before_a_request_leaves_out_what_others_run_later(model: LoadedModel) -> None:
     seconds = request_of(model, MODEST).sequences[0].shape.seconds
-    queue = BatchQueue(ALONE)
+    queue = Queue(ALONE)
     for _ in range(100):
         queue.add(request_of(model, GREEDY), 0)
-    assert queue.seconds_before(seconds, GREEDY) == pytest.approx(100 * seconds)
-    assert queue.seconds_before(seconds, MODEST) == pytest.approx(seconds)
+    assert queue.work_before(seconds, GREEDY) == pytest.approx(100 * seconds)
+    assert queue.work_before(seconds, MODEST) == pytest.approx(seconds)
     queue.add(request_of(model, MODEST), 0)
     # Its own run before, and two of the greedy one beside its two.
-    assert queue.seconds_before(seconds, MODEST) == pytest.approx(3 * seconds)
-    assert queue.seconds_before(seconds, HEAVY) == pytest.approx(2 * seconds / 3)
+    assert queue.work_before(seconds, MODEST) == pytest.approx(3 * seconds)
+    assert queue.work_before(seconds, HEAVY) == pytest.approx(2 * seconds / 3)
 
 
 def test_a_released_request_leaves_its_caller(model: LoadedModel) -> None:
-    queue = BatchQueue(ALONE)
+    queue = Queue(ALONE)
     large = request_of(model, GREEDY, [(2, 2)] * 50)
     queue.add(large, 0)
     queue.add(request_of(model, MODEST), 0)
     assert queue.release(large)
     seconds = request_of(model, MODEST).sequences[0].shape.seconds
-    assert queue.seconds_before(seconds, GREEDY) == pytest.approx(seconds)
+    assert queue.work_before(seconds, GREEDY) == pytest.approx(seconds)
     assert served(queue, 1) == ["modest"]
     assert not queue
 
 
 @pytest.mark.parametrize("callers", [[GREEDY], [GREEDY, MODEST]], ids=["one", "two"])
 def test_a_cleared_queue_begins_anew(model: LoadedModel, callers: list[Caller]) -> None:
-    queue = BatchQueue(ALONE)
+    queue = Queue(ALONE)
     for caller in callers:
         queue.add(request_of(model, caller), 0)
     assert len(queue.clear()) == len(callers)
-    assert [queue.seconds_before(1.0, caller) for caller in callers] == [0.0] * len(callers)
+    assert [queue.work_before(1.0, caller) for caller in callers] == [0.0] * len(callers)
 
 
 def test_idle_callers_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,53 +188,51 @@ def test_every_sequence_of_every_caller_runs_once(
     self_model: LoadedModel, steps: Sequence[tuple[int, int, int] | str], batch: int
 ) -> None:
     model = costing(self_model, RunCost(call=1, row=0.1, pair=0))
-    queue = BatchQueue(Limits(max_batch_sequences=batch))
-    live: dict[int, ValidatedRequest] = {}
-    ran: Counter[tuple[int, int]] = Counter()
-    expected: Counter[tuple[int, int]] = Counter()
+    queue = Queue(Limits(max_batch_sequences=batch))
+    live: dict[ValidatedRequest, list[int]] = {}
+    ran: Counter[int] = Counter()
+    expected: Counter[int] = Counter()
 
     def run() -> None:
-        taken, expired = queue.next(0)
+        taken, expired = take(queue)
         assert not expired
         for own in taken or ():
-            ran[own.request.number, own.index] += 1
+            ran[own.number] += 1
 
     for step in steps:
         if isinstance(step, tuple):
             caller, count, length = step
             request = request_of(model, CALLERS[caller], [(length, length)] * count)
             queue.add(request, 0)
-            live[request.number] = request
-            expected.update({(request.number, index): 1 for index in range(count)})
+            live[request] = [sequence.number for sequence in request.sequences]
+            expected.update(live[request])
         elif step == "run":
             run()
         elif live:
-            number, request = live.popitem()
-            count = len(request.sequences)
+            request, numbers = live.popitem()
             assert queue.release(request)
             request.end(None)
-            for index in range(count):
-                expected.pop((number, index), None)
-                ran.pop((number, index), None)
+            for number in numbers:
+                del expected[number], ran[number]
     while queue:
         run()
     assert ran == expected
-    assert (queue.sequences, queue.seconds) == (0, 0.0)
-    assert queue.next(0) == (None, [])
+    assert (queue.sequences, queue.work) == (0, 0.0)
+    assert take(queue) == (None, [])
 
 
 def test_a_deadline_is_predicted_for_the_caller(self_model: LoadedModel) -> None:
     with Held(self_model) as held:  # each run takes a second, of which one is under way
         for _ in range(50):
-            held.scheduler.submit(request_of(held.model, GREEDY))
+            held.engine.submit(request_of(held.model, GREEDY))
         deadline = time.monotonic() + 10
-        held.scheduler.check_deadline(deadline, MODEST)
+        held.engine.check_deadline(deadline, MODEST)
         with pytest.raises(OverloadedError):
-            held.scheduler.check_deadline(deadline, GREEDY)
+            held.engine.check_deadline(deadline, GREEDY)
         late = request_of(held.model, GREEDY)
         late.deadline = deadline
         with pytest.raises(OverloadedError):
-            held.scheduler.submit(late)
+            held.engine.submit(late)
         early = request_of(held.model, MODEST)
         early.deadline = deadline
-        held.scheduler.submit(early)
+        held.engine.submit(early)

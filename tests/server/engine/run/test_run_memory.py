@@ -16,10 +16,9 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.run_memory import peak_bytes
 from attention_serving.server.engine.run.session import RunControl
-from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import Array
 from tests.server.samples import ROOT, request_of, validated_of
-from tests.server.seams import PATIENCE_SECONDS, Gate, Recorder, outcome, tapped, withdraw
+from tests.server.seams import PATIENCE_SECONDS, Gate, Recorder, engine_of, outcome, tapped, withdraw
 
 SIZE = 64 * MIB
 # A run beyond the arena's limit, in a process of its own because the arena belongs to the process.
@@ -68,18 +67,18 @@ def test_runs_that_do_not_fit_together_run_one_after_the_other(self_model: Loade
     model = tapped(self_model, gate)
     limits = Limits(max_run_bytes=int(1.5 * model.run_bytes(GraphKind.PLAIN, 1, 9, 9)))
     recorder = Recorder()
-    scheduler = Scheduler(limits, recorder, parallel_runs=2)
+    engine = engine_of(limits, recorder, parallel_runs=2)
     first, second = (validated_of(model, [(9, 9)], seed=seed) for seed in range(2))
-    scheduler.submit(first)
+    engine.submit(first)
     assert gate.entered.wait(PATIENCE_SECONDS)
-    scheduler.submit(second)
-    load = scheduler.load(in_flight_bytes=0)
+    engine.submit(second)
+    load = engine.load()
     assert (load.running, load.queued_sequences) == (1, 1)
     assert 0 < load.run_bytes <= limits.max_run_bytes
     gate.open()
     for request in (first, second):
         outcome(request)
-    scheduler.close()
+    engine.close()
     assert recorder.sizes == [1, 1]
 
 
@@ -87,12 +86,12 @@ def test_a_run_out_of_memory_is_refused_as_overload(self_model: LoadedModel) -> 
     def fail(_: dict[str, Array]) -> None:
         raise MemoryError
 
-    scheduler = Scheduler(Limits(), Recorder())
+    engine = engine_of(Limits(), Recorder())
     request = validated_of(tapped(self_model, fail), [(2, 2)])
-    scheduler.submit(request)
+    engine.submit(request)
     with pytest.raises(OverloadedError, match="more memory"):
         outcome(request)
-    scheduler.close()
+    engine.close()
 
 
 class TerminationRecorder(Recorder):
@@ -115,22 +114,22 @@ def test_a_run_is_ended_once_all_of_its_callers_have_left(
     gate, recorder = Gate(), TerminationRecorder()
     slow = {kind: dataclasses.replace(cost, call=1.0) for kind, cost in self_model.costs.items()}
     model = dataclasses.replace(tapped(self_model, gate), costs=slow)
-    scheduler = Scheduler(Limits(), recorder, parallel_runs=1)
+    engine = engine_of(Limits(), recorder, parallel_runs=1)
     first = validated_of(dataclasses.replace(model), [(1, 1)])
-    scheduler.submit(first)
+    engine.submit(first)
     assert gate.entered.wait(PATIENCE_SECONDS)
-    withdraw(scheduler, first)
+    withdraw(engine, first)
     requests = [validated_of(model, [(3, 3)], seed=seed) for seed in range(2)]
     for request in requests:
-        scheduler.submit(request)
+        engine.submit(request)
     left = requests if abandoned else requests[:1]
     for request in left:
-        withdraw(scheduler, request)
+        withdraw(engine, request)
     gate.open()
     assert recorder.terminated.wait(PATIENCE_SECONDS)
     if not abandoned:
         outcome(requests[1])
-    scheduler.close()
+    engine.close()
     assert recorder.sizes == ([] if abandoned else [1])
 
 

@@ -15,10 +15,10 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.engine.run.execute import gather
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.batch_queue import BatchQueue
+from attention_serving.server.engine.schedule.queue import Queue
 from attention_serving.server.engine.types import MaskKind, Result
 from tests.server.samples import Sample, validated_of
-from tests.server.seams import deliver
+from tests.server.seams import deliver, take
 
 LONG, SHORT = 40, 6
 one_long_among_short = st.tuples(
@@ -58,7 +58,7 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.models = models
         self.limits = limits
-        self.queue = BatchQueue(limits)
+        self.queue = Queue(limits)
         self.now = 0.0
         self.runs = 0
         self.turn = 0.0
@@ -124,7 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
     def take(self) -> None:
         wanted = [ticket for ticket in self.waiting if ticket.is_wanted(self.now)]
         wanted.sort(key=lambda ticket: ticket.turn)  # which keeps the order of arrival within a turn
-        batch, expired = self.queue.next(self.now)
+        batch, expired = take(self.queue, self.now)
         assert (batch is None) == (not wanted)
         if batch is not None:
             head = batch.sequences[0]
@@ -198,7 +198,7 @@ class QueueMachine(RuleBasedStateMachine):
         """A sequence whose request has ended may stay in the queue until it is found there."""
         queued = [sequence for bucket in self.queue._buckets.values() for sequence in bucket]
         assert self.queue.sequences == len(queued)
-        assert math.isclose(self.queue.seconds, sum(s.shape.seconds for s in queued), abs_tol=1e-6)
+        assert math.isclose(self.queue.work, sum(s.shape.seconds for s in queued), abs_tol=1e-6)
 
     @invariant()
     def runs_nothing_twice(self) -> None:

@@ -11,7 +11,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.run.cost import TIMED_SIZES
-from attention_serving.server.engine.schedule.dispatch import Dispatch
+from attention_serving.server.engine.schedule.queue import Queue
 from attention_serving.server.engine.types import Array
 from tests.server.samples import CROSS, SELF, TEXT, validated_of
 from tests.server.seams import tapped
@@ -116,7 +116,7 @@ def test_a_run_that_is_alone_takes_what_is_faster_also_on_a_busy_machine(
     alone = model.seconds(GraphKind.PLAIN, 1, length, length)
     assert alone == pytest.approx(1e-4 * length)
     assert model.parallel_seconds(GraphKind.PLAIN, 1, length, length) == pytest.approx(share * alone)
-    dispatch = Dispatch(Limits(), slots=2)
+    dispatch = Queue(Limits(), slots=2)
     dispatch.add(validated_of(model, [(length, length)]), 0.0, inline=False)
     batch, _ = dispatch.next(0.0)
     assert batch is not None

@@ -1,4 +1,4 @@
-"""Errors outside a run neither end the scheduler's threads nor leave a request waiting forever."""
+"""Errors outside a run neither end the engine's threads nor leave a request waiting forever."""
 
 import dataclasses
 import time
@@ -8,23 +8,33 @@ from typing import NoReturn
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.engine import LARGE_RUN_BYTES, Engine
 from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.execute import Outputs, gather
-from attention_serving.server.engine.run.run_memory import LARGE_RUN_BYTES
-from attention_serving.server.engine.schedule import batch_queue
-from attention_serving.server.engine.schedule.scheduler import Scheduler
+from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.types import Array
 from tests.server.samples import assert_answers, validated_of
-from tests.server.seams import MESSAGE, SAME_FOR_ALL, FailOnMarked, Held, Recorder, costing, mark, outcome
+from tests.server.seams import (
+    MESSAGE,
+    SAME_FOR_ALL,
+    FailOnMarked,
+    Held,
+    Recorder,
+    costing,
+    engine_of,
+    mark,
+    outcome,
+    wait,
+)
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
-    scheduler = Scheduler(Limits(), Recorder(), parallel_runs=2)
-    yield scheduler
-    scheduler.close()
+def engine() -> Iterator[Engine]:
+    engine = engine_of(Limits(), Recorder(), parallel_runs=2)
+    yield engine
+    engine.close()
 
 
 class BrokenTrim(LoadedModel):
@@ -47,63 +57,63 @@ def as_type(kind: type[LoadedModel], model: LoadedModel) -> LoadedModel:
     return kind(**fields)
 
 
-def assert_still_runs(scheduler: Scheduler, model: LoadedModel) -> None:
-    """Every thread of the scheduler still takes requests."""
+def assert_still_runs(engine: Engine, model: LoadedModel) -> None:
+    """Every thread of the engine still takes requests."""
     requests = [validated_of(model, [(2, 2)], seed=seed) for seed in range(4)]
     for request in requests:
-        scheduler.submit(request)
+        engine.submit(request)
         assert_answers(request, outcome(request))
 
 
 def test_threads_survive_an_arena_that_cannot_be_trimmed(
-    self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attention_serving.server.engine.run.run_memory.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("attention_serving.server.engine.engine.TRIM_SECONDS", 0.0)
     broken = as_type(BrokenTrim, self_model)
     for seed in range(4):
         request = validated_of(broken, [(2, 2)], seed=seed)
-        scheduler.submit(request)
+        engine.submit(request)
         assert_answers(request, outcome(request))
-    assert_still_runs(scheduler, self_model)
+    assert_still_runs(engine, self_model)
 
 
 def test_a_batch_that_cannot_be_planned_fails_its_requests(
-    self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(batch_queue, "Batch", broken)
+        patch.setattr(queues, "Batch", broken)
         for _ in range(3):
             request = validated_of(self_model, [(2, 2)])
-            scheduler.submit(request)
+            engine.submit(request)
             with pytest.raises(RunFailedError):
                 outcome(request)
-    assert_still_runs(scheduler, self_model)
+    assert_still_runs(engine, self_model)
 
 
 def test_a_batch_that_cannot_be_planned_inline_fails_its_requests(
-    self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(batch_queue, "Batch", broken)
+        patch.setattr(queues, "Batch", broken)
         request = validated_of(self_model, [(2, 2)])
-        scheduler.submit(request, wake=False)
-        assert not scheduler.run_inline(1.0)
+        engine.submit(request, wake=False)
+        assert not engine.run_inline(1.0)
         with pytest.raises(RunFailedError):
             outcome(request)
-    assert_still_runs(scheduler, self_model)
+    assert_still_runs(engine, self_model)
 
 
 def test_results_that_cannot_be_delivered_fail_their_requests(
-    self_model: LoadedModel, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = costing(self_model, SAME_FOR_ALL)
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler, "_deliver", broken)
+        patch.setattr(engine, "_deliver", broken)
         request = validated_of(model, [(2, 2), (3, 3)])
-        scheduler.submit(request)
+        engine.submit(request)
         with pytest.raises(RunFailedError):
             outcome(request)
-    assert_still_runs(scheduler, self_model)
+    assert_still_runs(engine, self_model)
 
 
 class Unmade:
@@ -126,7 +136,7 @@ def test_a_result_that_cannot_be_made_fails_its_own_request_only(
     with Held(self_model) as held:
         requests = [held.submit([(2, 2)], seed=seed) for seed in range(3)]
         # The held run is the first to end.
-        monkeypatch.setattr("attention_serving.server.engine.schedule.scheduler.gather", Unmade(2))
+        monkeypatch.setattr("attention_serving.server.engine.engine.gather", Unmade(2))
     assert held.later_sizes == [3]
     for request in (held.first, requests[0]):
         with pytest.raises(RunFailedError):
@@ -144,14 +154,14 @@ def test_a_failing_callback_keeps_no_other_request_waiting(
         requests = [held.submit([(2, 2)], seed=seed) for seed in range(4)]
         late = [held.submit([(2, 2)], deadline=time.monotonic()) for _ in range(2)]
         for request in (requests[0], requests[1], late[0]):
-            request.then(broken)
+            wait(request, broken)
         faults.marks.add(mark(requests[1]))
         held.gate.open()
         for request in (requests[2], requests[3]):
             assert_answers(request, outcome(request))
         with pytest.raises(DeadlineExceededError):
             outcome(late[1])
-        assert_still_runs(held.scheduler, self_model)
+        assert_still_runs(held.engine, self_model)
     assert_answers(requests[0], requests[0].result())
     for request, error in ((requests[1], RunFailedError), (late[0], DeadlineExceededError)):
         with pytest.raises(error):

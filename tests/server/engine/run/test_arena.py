@@ -33,23 +33,24 @@ PROGRAM = """
 import resource, sys, time
 from pathlib import Path
 import numpy as np
-from attention_serving.server.engine.run import run_memory
+from attention_serving.server.engine import engine as engines
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.models.store import ModelStore
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Ragged, Request
+from tests.support.coroutines import submitted
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-run_memory.IDLE_SECONDS = 0.5
+engines.TRIM_SECONDS = 0.5
 store = ModelStore(Path(sys.argv[1]), Device(threads=1))
 engine = Engine(Repository([store.load("tiny-self", "1")]))
 rows = Ragged(np.ones((4096, 4), np.float32), (4096,))
 request = Request(inputs={"query": rows})
 before = resident()
-engine.submit(engine.model("tiny-self"), request).result()
+submitted(engine, engine.model("tiny-self"), request).result()
 held, until = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.monotonic() + 30
 while resident() > (before + held) / 2 and time.monotonic() < until:
     time.sleep(0.05)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.schedule.scheduler import Scheduler
 from tests.server.samples import assert_answers, validated_of
-from tests.server.seams import SAME_FOR_ALL, Recorder, Threads, costing, outcome, tapped
+from tests.server.seams import SAME_FOR_ALL, Recorder, Threads, costing, engine_of, outcome, tapped
 
 BRIEF, AGES = 0.05, 3600.0
 FULL = 2
@@ -26,29 +26,29 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-def patient(recorder: Recorder) -> Iterator[Scheduler]:
-    """A scheduler with a very long batching delay."""
-    scheduler = Scheduler(Limits(batch_delay_seconds=AGES, max_batch_sequences=FULL), recorder)
-    yield scheduler
-    scheduler.close()
+def patient(recorder: Recorder) -> Iterator[Engine]:
+    """A engine with a very long batching delay."""
+    engine = engine_of(Limits(batch_delay_seconds=AGES, max_batch_sequences=FULL), recorder)
+    yield engine
+    engine.close()
 
 
 @pytest.mark.parametrize("wake", [True, False], ids=["thread", "inline"])
 def test_the_oldest_runs_after_the_delay(model: LoadedModel, recorder: Recorder, wake: bool) -> None:
-    scheduler = Scheduler(Limits(batch_delay_seconds=BRIEF), recorder)
+    engine = engine_of(Limits(batch_delay_seconds=BRIEF), recorder)
     threads = Threads()
     request = validated_of(tapped(model, threads), [(3, 3)])
-    scheduler.submit(request, wake=wake)
+    engine.submit(request, wake=wake)
     if not wake:
-        assert not scheduler.run_inline(math.inf)
+        assert not engine.run_inline(math.inf)
     assert_answers(request, outcome(request))
-    scheduler.close()
+    engine.close()
     assert recorder.runs[0].queue_seconds[0] >= BRIEF
     assert threads.names == ["scheduler"]
 
 
 def test_a_sequence_that_arrives_within_the_delay_joins_the_oldest(
-    model: LoadedModel, patient: Scheduler, recorder: Recorder
+    model: LoadedModel, patient: Engine, recorder: Recorder
 ) -> None:
     requests = [validated_of(model, [(length, length)], seed=length) for length in (3, 4)]
     patient.submit(requests[0])
@@ -59,7 +59,7 @@ def test_a_sequence_that_arrives_within_the_delay_joins_the_oldest(
     assert recorder.sizes == [FULL]
 
 
-def test_a_full_batch_does_not_wait(model: LoadedModel, patient: Scheduler) -> None:
+def test_a_full_batch_does_not_wait(model: LoadedModel, patient: Engine) -> None:
     threads = Threads()
     request = validated_of(tapped(model, threads), [(3, 3)] * FULL)
     patient.submit(request, wake=False)
@@ -69,10 +69,10 @@ def test_a_full_batch_does_not_wait(model: LoadedModel, patient: Scheduler) -> N
 
 
 def test_closing_ends_the_delay(model: LoadedModel, recorder: Recorder) -> None:
-    scheduler = Scheduler(Limits(batch_delay_seconds=AGES), recorder)
+    engine = engine_of(Limits(batch_delay_seconds=AGES), recorder)
     request = validated_of(model, [(3, 3)])
-    scheduler.submit(request)
+    engine.submit(request)
     assert not request.is_done
-    scheduler.close()
+    engine.close()
     assert request.outcome is not None
     assert_answers(request, outcome(request))

@@ -19,7 +19,7 @@ from attention_serving.server.engine.run.execute import run_batch
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.types import Array, MaskKind
-from tests.server.engine.test_pinned import Locks
+from tests.server.engine.run.test_pinned import Locks
 from tests.server.samples import CROSS, SELF, assert_outputs, validated_of
 
 
@@ -67,7 +67,7 @@ def test_batches_of_a_bound_model_equal_eager_pytorch(
     same = len(set(lengths)) == 1
     graph = plain.batch_graph(request.form.graph, equal_lengths=same)
     for sequence, outputs in zip(
-        request.sequences, run_batch(model, graph, request.sequences).outputs, strict=True
+        request.sequences, run_batch(model, graph, request.sequences)[0], strict=True
     ):
         assert_outputs(model, sequence, outputs)
 
@@ -76,7 +76,7 @@ def test_inputs_of_a_batch_are_made_in_the_memory_of_the_device(plain: LoadedMod
     locks = Locks()
     model = bound(plain, HostMemory(locks))
     request = validated_of(plain, [(3, 4), (3, 4)], kind=MaskKind.PAIRS)
-    outputs = run_batch(model, request.form.graph, request.sequences).outputs
+    outputs = run_batch(model, request.form.graph, request.sequences)[0]
     # The inputs, the mask, and the output.
     assert locks.total == len(plain.inputs) + 2
     del outputs
@@ -88,7 +88,7 @@ def test_inputs_of_a_batch_are_made_in_the_memory_of_the_device(plain: LoadedMod
 def test_results_stay_as_they_are_while_later_runs_go_on(plain: LoadedModel) -> None:
     model = bound(plain)
     requests = [validated_of(plain, [(4, 5)], seed=seed) for seed in range(6)]
-    outputs = [run_batch(model, each.form.graph, each.sequences).outputs[0] for each in requests]
+    outputs = [run_batch(model, each.form.graph, each.sequences)[0][0] for each in requests]
     for request, found in zip(requests, outputs, strict=True):
         assert_outputs(model, request.sequences[0], found)
 
@@ -99,7 +99,7 @@ def test_several_runs_go_on_at_once(plain: LoadedModel) -> None:
 
     def run(at: int) -> None:
         request = requests[at]
-        (found,) = run_batch(model, request.form.graph, request.sequences).outputs
+        (found,) = run_batch(model, request.form.graph, request.sequences)[0]
         assert_outputs(model, request.sequences[0], found)
 
     with ThreadPoolExecutor(4) as pool:
@@ -158,7 +158,7 @@ def test_what_a_plain_session_refuses_a_bound_one_refuses_too(plain: LoadedModel
             with pytest.raises(Exception, match=r"(?i)inputs?|dimensions|rank"):
                 each.run(GraphKind.PLAIN, inputs)
     good = validated_of(plain, [(4, 6)])
-    assert_outputs(model, good.sequences[0], run_batch(model, GraphKind.PLAIN, good.sequences).outputs[0])
+    assert_outputs(model, good.sequences[0], run_batch(model, GraphKind.PLAIN, good.sequences)[0][0])
 
 
 def test_a_bound_run_can_be_ended_early(plain: LoadedModel) -> None:

@@ -21,7 +21,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.run.cost import RunCost
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.dispatch import Dispatch
+from attention_serving.server.engine.schedule.queue import Queue
 from tests.server.samples import validated_of
 from tests.server.seams import SAME_FOR_ALL, costing
 
@@ -30,7 +30,7 @@ SHORT, LONG = 2, 40
 INLINE_SECONDS = 1.5
 
 
-class DispatchMachine(RuleBasedStateMachine):
+class SlotsMachine(RuleBasedStateMachine):
     """Two threads, and one that submits and runs inline, as the scheduler and a transport do.
 
     Between two rules every thread that is needed may be at any point. The invariants hold at each of them.
@@ -40,7 +40,7 @@ class DispatchMachine(RuleBasedStateMachine):
         super().__init__()
         self.models = models
         self.max_run_bytes = max_run_bytes
-        self.dispatch = Dispatch(Limits(max_run_bytes=max_run_bytes, max_batch_sequences=3), SLOTS)
+        self.queue = Queue(Limits(max_run_bytes=max_run_bytes, max_batch_sequences=3), SLOTS)
         self.requests: list[ValidatedRequest] = []
         self.on_threads: list[Batch] = []
         self.inline: Batch | None = None
@@ -58,7 +58,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def submit(self, model: int, length: int, count: int, inline: bool) -> None:
         inline = inline and self.inline is None
         request = validated_of(self.models[model], [(length, length)] * count)
-        self.dispatch.add(request, 0.0, inline=inline)
+        self.queue.add(request, 0.0, inline=inline)
         self.requests.append(request)
         self.inline_will_ask = self.inline_will_ask or inline
         self.submitted += count
@@ -68,22 +68,22 @@ class DispatchMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.requests))
         self.requests.remove(request)
-        assert self.dispatch.release(request)
+        assert self.queue.release(request)
         request.end(None)
 
     @precondition(lambda self: self.inline is None)
     @rule()
     def ask_inline(self) -> None:
         self.inline_will_ask = False
-        self.inline, expired = self.dispatch.next_inline(0.0, INLINE_SECONDS)
+        self.inline, expired = self.queue.next_inline(0.0, INLINE_SECONDS)
         assert not expired
         self.inline_will_ask = self.inline is not None
         self._note(self.inline)
 
-    @precondition(lambda self: self.dispatch.needs_thread)
+    @precondition(lambda self: self.queue.needs_thread)
     @rule()
     def ask_on_a_thread(self) -> None:
-        batch, expired = self.dispatch.next(0.0)
+        batch, expired = self.queue.next(0.0)
         assert not expired
         if batch:
             self.on_threads.append(batch)
@@ -94,13 +94,13 @@ class DispatchMachine(RuleBasedStateMachine):
     def end_on_a_thread(self, data: st.DataObject) -> None:
         batch = data.draw(st.sampled_from(self.on_threads))
         self.on_threads.remove(batch)
-        self.dispatch.ended(batch)
+        self.queue.ended(batch, 0.0)
 
     @precondition(lambda self: self.inline is not None)
     @rule()
     def end_inline(self) -> None:
         assert self.inline is not None
-        self.dispatch.ended(self.inline)
+        self.queue.ended(self.inline, 0.0)
         self.inline, self.inline_will_ask = None, True
 
     def _note(self, batch: Batch | None) -> None:
@@ -110,33 +110,33 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_while_a_slot_is_free(self) -> None:
-        oldest = [bucket[0] for bucket in self.dispatch.queue._buckets.values()]
-        if not oldest or len(self.dispatch.running) >= SLOTS or self.inline_will_ask:
+        oldest = [bucket[0] for bucket in self.queue._buckets.values()]
+        if not oldest or len(self.queue.running) >= SLOTS or self.inline_will_ask:
             return
-        free = self.max_run_bytes - sum(self.dispatch.running.values())
+        free = self.max_run_bytes - sum(self.queue.running.values())
         first = min(oldest, key=lambda queued: (queued.turn, queued.number))
-        if first.shape.run_bytes <= free or not self.dispatch.running:
-            assert self.dispatch.needs_thread
+        if first.shape.run_bytes <= free or not self.queue.running:
+            assert self.queue.needs_thread
 
     @invariant()
     def the_memory_of_runs_is_bounded(self) -> None:
-        running = self.dispatch.running
+        running = self.queue.running
         assert len(running) <= SLOTS
         assert len(running) == 1 or sum(running.values()) <= self.max_run_bytes
 
     def teardown(self) -> None:
-        """Without further submissions, everything runs, and the dispatch completes."""
-        self.dispatch.close()
+        """Without further submissions, everything runs, and the queue completes."""
+        self.queue.close()
         for _ in range(4 * self.submitted + SLOTS):
             if self.inline:
                 self.end_inline()
-            if self.dispatch.needs_thread and not self.dispatch.is_complete:
+            if self.queue.needs_thread and not self.queue.is_complete:
                 self.ask_on_a_thread()
             for batch in self.on_threads[:1]:
                 self.on_threads.remove(batch)
-                self.dispatch.ended(batch)
-        assert self.dispatch.is_complete
-        assert self.dispatch.work == 0
+                self.queue.ended(batch, 0.0)
+        assert self.queue.is_complete
+        assert self.queue.work == 0
 
 
 @pytest.mark.parametrize("runs", [1, 2, 100], ids=["one long run", "two", "many"])
@@ -144,7 +144,7 @@ def test_no_work_waits_while_a_slot_is_free(self_model: LoadedModel, runs: int) 
     mixed = RunCost(call=1.0, row=3e-4, pair=3e-4)
     models = [costing(self_model, SAME_FOR_ALL), costing(self_model, mixed)]
     long_run = self_model.run_bytes(GraphKind.PLAIN, 1, LONG, LONG)
-    machine: Any = partial(DispatchMachine, models, runs * long_run)  # the stubs ask for a class
+    machine: Any = partial(SlotsMachine, models, runs * long_run)  # the stubs ask for a class
     run_state_machine_as_test(
         machine, settings=settings(max_examples=100, stateful_step_count=40, deadline=None)
     )
@@ -153,15 +153,15 @@ def test_no_work_waits_while_a_slot_is_free(self_model: LoadedModel, runs: int) 
 def test_later_sequences_leave_room_for_the_oldest_one(self_model: LoadedModel) -> None:
     model = costing(self_model, RunCost(call=0, row=1, pair=1))
     size = self_model.run_bytes(GraphKind.PLAIN, 1, LONG, LONG)
-    dispatch = Dispatch(Limits(max_run_bytes=int(1.5 * size)), SLOTS)
+    queue = Queue(Limits(max_run_bytes=int(1.5 * size)), SLOTS)
     for length in (LONG, LONG, LONG - 1, SHORT):
-        dispatch.add(validated_of(model, [(length, length)]), 0.0, inline=False)
+        queue.add(validated_of(model, [(length, length)]), 0.0, inline=False)
     lengths = []
-    while (batch := dispatch.next(0.0)[0]) is not None:
+    while (batch := queue.next(0.0)[0]) is not None:
         lengths.append(batch.sequences[0].lengths[0])
     assert lengths == [LONG, SHORT]
-    for running in list(dispatch.running):
-        dispatch.ended(running)
-    batch, _ = dispatch.next(0.0)
+    for running in list(queue.running):
+        queue.ended(running, 0.0)
+    batch, _ = queue.next(0.0)
     assert batch is not None
     assert batch.sequences[0].lengths[0] == LONG

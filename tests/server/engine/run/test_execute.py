@@ -44,7 +44,7 @@ def run(
         masked = any(sequence.mask is not None for sequence in sequences)
         equal_lengths = len({sequence.lengths for sequence in sequences}) == 1
         graph = model.batch_graph(GraphKind.MASK if masked else GraphKind.PLAIN, equal_lengths=equal_lengths)
-    return run_batch(model, graph, sequences).outputs
+    return run_batch(model, graph, sequences)[0]
 
 
 @given(specs=sequences, name=st.sampled_from([SELF, CROSS]), return_weights=st.booleans())

@@ -20,7 +20,7 @@ from attention_serving.server.engine.run.cost import RunCost
 from attention_serving.server.engine.run.execute import run_batch
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.schedule.batch import Batch
-from attention_serving.server.engine.schedule.dispatch import Dispatch
+from attention_serving.server.engine.schedule.queue import Queue
 from tests.server.samples import SELF, validated_of
 from tests.server.seams import costing, deliver
 
@@ -38,51 +38,51 @@ def model(self_model: LoadedModel) -> LoadedModel:
     return dataclasses.replace(costing(self_model, cost), parallel_costs={GraphKind.PLAIN: halved})
 
 
-def next_batch(dispatch: Dispatch) -> Batch:
-    batch, _ = dispatch.next(0.0)
+def next_batch(queue: Queue) -> Batch:
+    batch, _ = queue.next(0.0)
     assert batch is not None
     return batch
 
 
-def dispatch_of(model: LoadedModel, *lengths: int, slots: int = 2) -> Dispatch:
-    dispatch = Dispatch(Limits(), slots)
+def queue_of(model: LoadedModel, *lengths: int, slots: int = 2) -> Queue:
+    queue = Queue(Limits(), slots)
     for length in lengths:
-        dispatch.add(validated_of(model, [(length, length)]), 0.0, inline=False)
-    return dispatch
+        queue.add(validated_of(model, [(length, length)]), 0.0, inline=False)
+    return queue
 
 
 def test_a_run_that_is_alone_uses_all_threads(model: LoadedModel) -> None:
-    batch = next_batch(dispatch_of(model, ALONE))
+    batch = next_batch(queue_of(model, ALONE))
     assert batch.is_parallel
     assert batch.seconds == model.parallel_seconds(GraphKind.PLAIN, 1, ALONE, ALONE)
 
 
 @pytest.mark.parametrize("others", [(ALONE,), (ALONE // 2, ALONE)], ids=["another", "a shorter one"])
 def test_a_run_that_is_not_alone_uses_one_thread(model: LoadedModel, others: tuple[int, ...]) -> None:
-    dispatch = dispatch_of(model, ALONE, *others)
-    assert [next_batch(dispatch).is_parallel for _ in range(2)] == [False, False]
+    queue = queue_of(model, ALONE, *others)
+    assert [next_batch(queue).is_parallel for _ in range(2)] == [False, False]
 
 
 def test_a_long_run_does_not_give_up_its_threads_for_a_short_one(model: LoadedModel) -> None:
-    assert next_batch(dispatch_of(model, ALONE, 1)).is_parallel
+    assert next_batch(queue_of(model, ALONE, 1)).is_parallel
 
 
 def test_a_run_that_does_not_gain_uses_one_thread(model: LoadedModel) -> None:
     same = dataclasses.replace(model, parallel_costs=model.costs)
-    assert not next_batch(dispatch_of(same, ALONE)).is_parallel
+    assert not next_batch(queue_of(same, ALONE)).is_parallel
     unmeasured = dataclasses.replace(model, parallel_costs={})
-    assert not next_batch(dispatch_of(unmeasured, ALONE)).is_parallel
+    assert not next_batch(queue_of(unmeasured, ALONE)).is_parallel
 
 
 @pytest.mark.parametrize(("slots", "expected"), [(1, [12]), (2, [6, 6])])
 def test_free_slots_share_the_queue(model: LoadedModel, slots: int, expected: list[int]) -> None:
-    dispatch = dispatch_of(model, *[ROWS] * 12, slots=slots)
-    assert [len(next_batch(dispatch)) for _ in expected] == expected
+    queue = queue_of(model, *[ROWS] * 12, slots=slots)
+    assert [len(next_batch(queue)) for _ in expected] == expected
 
 
 def test_what_takes_little_more_than_the_call_itself_is_not_divided(model: LoadedModel) -> None:
     costly = costing(model, dataclasses.replace(model.cost(GraphKind.PLAIN), call=1.0))
-    assert len(next_batch(dispatch_of(costly, *[ROWS] * 16, slots=4))) == 16
+    assert len(next_batch(queue_of(costly, *[ROWS] * 16, slots=4))) == 16
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Simulation:
     _running: list[tuple[float, int, Batch]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._dispatch = Dispatch(Limits(), self.slots)
+        self._queue = Queue(Limits(), self.slots)
         self._rng = np.random.default_rng(self.slots)
         self._order = itertools.count()
 
@@ -107,21 +107,19 @@ class Simulation:
         for _ in range(in_flight):
             self._submit()
         while self.now < seconds:
-            while (batch := self._dispatch.next(self.now)[0]) is not None:
+            while (batch := self._queue.next(self.now)[0]) is not None:
                 self._start(batch)
             self.now, _, ended = heapq.heappop(self._running)
-            self._dispatch.ended(ended)
+            self._queue.ended(ended, self.now)
             for queued in ended:
                 if deliver(queued, {}):
-                    assert self._dispatch.release(queued.request)
+                    assert self._queue.release(queued.request)
                     self._submit()
 
     def _submit(self) -> None:
         """One sequence of 1 to 512 rows; in one of twenty requests, 64 of them."""
         lengths = self._rng.integers(1, 513, 1 if self._rng.random() > 0.05 else 64)
-        self._dispatch.add(
-            validated_of(self.model, [(n, n) for n in lengths.tolist()]), self.now, inline=False
-        )
+        self._queue.add(validated_of(self.model, [(n, n) for n in lengths.tolist()]), self.now, inline=False)
 
     def _start(self, batch: Batch) -> None:
         heapq.heappush(self._running, (self.now + batch.seconds, next(self._order), batch))
@@ -150,7 +148,7 @@ def test_sessions_on_all_threads_give_the_same_results(artifacts: Path) -> None:
     assert set(model.parallel_costs) == set(model.parallel_sessions)
     request = validated_of(model, [(7, 7)])
     one, all_threads = (
-        run_batch(model, GraphKind.PLAIN, request.sequences, parallel=parallel).outputs
+        run_batch(model, GraphKind.PLAIN, request.sequences, parallel=parallel)[0]
         for parallel in (False, True)
     )
     np.testing.assert_allclose(values(one[0]), values(all_threads[0]), rtol=1e-5, atol=1e-6)

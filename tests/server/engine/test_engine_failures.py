@@ -15,8 +15,7 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.reports import BatchReport, NullObserver
-from attention_serving.server.engine.schedule.scheduler import Scheduler
+from attention_serving.server.engine.statistics import BatchReport, Observer
 from attention_serving.server.engine.types import Array
 from tests.server.samples import Sample, assert_answers, validated_of
 from tests.server.seams import (
@@ -25,6 +24,7 @@ from tests.server.seams import (
     FailOnMarked,
     Held,
     Recorder,
+    engine_of,
     mark,
     outcome,
     tapped,
@@ -76,26 +76,26 @@ def test_requests_still_run_after_a_session_that_always_failed(self_model: Loade
             raise RuntimeError(MESSAGE)
 
     model = tapped(self_model, tap)
-    scheduler = Scheduler(Limits(), Recorder())
+    engine = engine_of(Limits(), Recorder())
     broken.set()
     failed = [validated_of(model, [(2, 2), (3, 3)], seed=seed) for seed in range(3)]
     for request in failed:
-        scheduler.submit(request)
+        engine.submit(request)
     for request in failed:
         with pytest.raises(RunFailedError):
             outcome(request)
     broken.clear()
     later = validated_of(model, [(2, 2), (3, 3)])
-    scheduler.submit(later)
+    engine.submit(later)
     assert_answers(later, outcome(later))
-    scheduler.close()
+    engine.close()
 
 
 def test_a_cancelled_request_does_not_run(self_model: LoadedModel) -> None:
     with Held(self_model, max_batch_sequences=2) as held:
         requests = [held.submit([(2, 2)], seed=seed) for seed in range(4)]
         for request in (requests[0], requests[2]):
-            withdraw(held.scheduler, request)
+            withdraw(held.engine, request)
     assert held.later_sizes == [2]
     for request in (requests[0], requests[2]):
         assert request.outcome is None
@@ -105,7 +105,7 @@ def test_a_cancelled_request_does_not_run(self_model: LoadedModel) -> None:
 
 def test_a_request_may_be_cancelled_during_its_run(self_model: LoadedModel) -> None:
     with Held(self_model) as held:
-        withdraw(held.scheduler, held.first)
+        withdraw(held.engine, held.first)
         later = held.submit([(2, 2)])
     assert held.first.outcome is None
     assert_answers(later, outcome(later))
@@ -131,13 +131,13 @@ def test_close_completes_queued_requests_and_then_refuses(self_model: LoadedMode
         assert_answers(request, outcome(request))
     with pytest.raises(ShuttingDownError, match="shutting down"):
         held.submit([(1, 1)])
-    held.scheduler.close()
+    held.engine.close()
 
 
 def test_requests_are_refused_while_accepted_ones_still_run(self_model: LoadedModel) -> None:
     accepted: list[Sample] = []
     with Held(self_model) as held:
-        closing = threading.Thread(target=held.scheduler.close)
+        closing = threading.Thread(target=held.engine.close)
         closing.start()
         with suppress(ShuttingDownError):
             while closing.is_alive():
@@ -149,7 +149,7 @@ def test_requests_are_refused_while_accepted_ones_still_run(self_model: LoadedMo
         assert_answers(request, outcome(request))
 
 
-class FailsOnce(NullObserver):
+class FailsOnce(Observer):
     """An observer that fails at its first report."""
 
     def __init__(self) -> None:
@@ -162,11 +162,11 @@ class FailsOnce(NullObserver):
 
 
 def test_a_failing_observer_does_not_change_results(self_model: LoadedModel) -> None:
-    scheduler = Scheduler(Limits(max_batch_sequences=2), FailsOnce())
+    engine = engine_of(Limits(max_batch_sequences=2), FailsOnce())
     request = validated_of(self_model, [(2, 2), (3, 3), (4, 4)])
-    scheduler.submit(request)
+    engine.submit(request)
     result = outcome(request)
-    scheduler.close()
+    engine.close()
     assert_answers(request, result)
 
 

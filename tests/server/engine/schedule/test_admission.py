@@ -5,7 +5,7 @@ import math
 import pytest
 
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.engine.schedule.admission import RETRY_STEP_SECONDS, WINDOW_SECONDS, Admission
+from attention_serving.server.engine.schedule.queue import RETRY_STEP_SECONDS, WINDOW_SECONDS, Admission
 
 
 def test_a_request_that_would_be_late_is_refused_with_the_time_to_retry() -> None:

@@ -17,12 +17,12 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.cost import RunCost
-from attention_serving.server.engine.schedule import batch_queue
+from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.schedule.batch import FULL_AT_CALL_COSTS, Batch
-from attention_serving.server.engine.schedule.batch_queue import BatchQueue
-from tests.server.engine.test_batch_queue_machine import QueueMachine
+from attention_serving.server.engine.schedule.queue import Queue
+from tests.server.engine.schedule.queue_machine import QueueMachine
 from tests.server.samples import validated_of
-from tests.server.seams import SAME_FOR_ALL, costing
+from tests.server.seams import SAME_FOR_ALL, costing, take
 
 LIMITS = Limits(max_batch_sequences=4, max_batch_bytes=20_000)
 # A call costs as much as a few rows, so that some lengths gain together and others lose.
@@ -45,7 +45,7 @@ def buckets(self_model: LoadedModel, cross_model: LoadedModel) -> list[LoadedMod
 def test_every_sequence_runs_once_and_in_time(
     buckets: list[LoadedModel], look_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_queue, "LOOK_AHEAD", look_ahead)
+    monkeypatch.setattr(queues, "LOOK_AHEAD", look_ahead)
     machine: Any = partial(QueueMachine, buckets, LIMITS)  # the stubs ask for a class
     run_state_machine_as_test(
         machine,
@@ -55,9 +55,9 @@ def test_every_sequence_runs_once_and_in_time(
 
 def test_the_models_differ_in_what_may_join(buckets: list[LoadedModel]) -> None:
     def sizes(model: LoadedModel) -> list[int]:
-        queue = BatchQueue(Limits())
+        queue = Queue(Limits())
         queue.add(validated_of(model, [(40, 40), (1, 1), (40, 40)]), 0)
-        return [len(batch.sequences) for batch in iter(lambda: queue.next(0)[0], None)]
+        return [len(batch.sequences) for batch in iter(lambda: take(queue)[0], None)]
 
     assert [sizes(model) for model in buckets] == [[3], [2, 1], [2, 1], [1, 1, 1]]
 
@@ -70,12 +70,12 @@ def test_a_batch_with_little_to_gain_does_not_take_another_request(
 ) -> None:
     rows, _ = self_model.operations(1, 4, 4)
     one = RunCost(call=1, row=(FULL_AT_CALL_COSTS / 4) / rows, pair=0)
-    queue = BatchQueue(Limits())
+    queue = Queue(Limits())
     model = costing(self_model, one)
     for count in requests:
         queue.add(validated_of(model, [(4, 4)] * count), 0)
     # Beside its call, each sequence costs a quarter of what is enough.
-    assert [len(batch.sequences) for batch in iter(lambda: queue.next(0)[0], None)] == expected
+    assert [len(batch.sequences) for batch in iter(lambda: take(queue)[0], None)] == expected
 
 
 @given(
@@ -93,13 +93,13 @@ def test_sequences_that_are_taken_together_are_those_that_would_be_taken_one_by_
     limits = Limits(max_batch_sequences=most, max_batch_bytes=model.run_bytes(GraphKind.PLAIN, fitting, 1, 1))
 
     def batches(*, alike: bool) -> list[Batch]:
-        queue = BatchQueue(limits)
+        queue = Queue(limits, slots)
         for length in lengths:
             request = validated_of(model, [(length, length)])
             if not alike:  # equal shapes, none of which is another's
                 request.sequences[0].shape = request.sequences[0].shape._replace()
             queue.add(request, 0)
-        return list(iter(lambda: queue.next(0, free_slots=slots)[0], None))
+        return list(iter(lambda: take(queue)[0], None))
 
     for batch, other in zip(batches(alike=True), batches(alike=False), strict=True):
         assert [own.number for own in batch] == [own.number for own in other]

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import Code, DeadlineExceededError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.schedule.scheduler import Scheduler
 from attention_serving.server.engine.types import MaskKind
 from tests.server.samples import Sample, assert_answers, validated_of
-from tests.server.seams import PATIENCE_SECONDS, FailOnMarked, Recorder, mark, outcome, tapped
+from tests.server.seams import PATIENCE_SECONDS, FailOnMarked, Recorder, engine_of, mark, outcome, tapped
 
 CALLERS, PER_CALLER = 4, 40
 LIMITS = Limits(max_batch_sequences=5)
@@ -28,7 +28,7 @@ FATES = ("answered", "answered", "answered", "cancelled", "expired", "failed")
 class Caller:
     """Submits requests, runs inline or wakes a thread, and cancels some."""
 
-    scheduler: Scheduler
+    engine: Engine
     models: list[LoadedModel]
     faults: FailOnMarked
     seed: int
@@ -40,13 +40,13 @@ class Caller:
         together.wait(PATIENCE_SECONDS)
         for request, fate in requests:
             wake = bool(rng.integers(2))
-            self.scheduler.submit(request, wake=wake)
+            self.engine.submit(request, wake=wake)
             if fate == "cancelled":
-                self.scheduler.fail(request, None)
+                self.engine.fail(request, None)
                 assert request.is_done
             self.fates.append((request, fate))
             limit = LIMIT_SECONDS[rng.integers(2)]
-            while not wake and self.scheduler.run_inline(limit):
+            while not wake and self.engine.run_inline(limit):
                 pass
 
     def _work(self, rng: np.random.Generator, number: int) -> tuple[Sample, str]:
@@ -83,8 +83,8 @@ def test_every_caller_gets_its_own_answers(
 ) -> None:
     faults, recorder = FailOnMarked(), Recorder()
     models = [tapped(model, faults) for model in (self_model, cross_model)]
-    scheduler = Scheduler(LIMITS, recorder)
-    callers = [Caller(scheduler, models, faults, CALLERS * seed + number) for number in range(CALLERS)]
+    engine = engine_of(LIMITS, recorder)
+    callers = [Caller(engine, models, faults, CALLERS * seed + number) for number in range(CALLERS)]
     together = threading.Barrier(CALLERS)
     with ThreadPoolExecutor(CALLERS) as pool:
         for started in [pool.submit(caller, together) for caller in callers]:
@@ -94,7 +94,7 @@ def test_every_caller_gets_its_own_answers(
     for request, fate in fates:
         if request not in left:
             check(request, fate)
-    scheduler.close()
+    engine.close()
     answered = [request for request in left if request.outcome is not None]
     for request in answered:
         check(request, "answered")

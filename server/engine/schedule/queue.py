@@ -1,0 +1,510 @@
+"""The queue of validated requests: what runs next, and when. Has no thread, lock or clock of its own.
+
+Sequences run in turns. The turn of a request's first sequence is the present one, and each further sequence
+comes later by the expected duration of those before it. Requests of one sequence therefore run in the order
+of their arrival, and a request of thousands shares the runs with the others instead of stopping them.
+Source: start-time fair queueing, Goyal, Vin and Cheng 1996.
+
+This is the order among the requests of one caller. If several callers have queued sequences, they take turns
+by what each of them has run: see `server.engine.schedule.fair_shares`.
+
+The sequence whose turn is next is part of every batch. Others join its batch if that is expected to cost less
+than a run of their own. Only a sequence whose run does not fit into the memory that is left waits while later
+ones run.
+
+Runs start on the engine's threads, or inline on the one thread that calls `next_inline`. While a slot is
+free and a batch may run, a thread is responsible for the queue: the inline thread if it is about to ask, or
+asks after a short run, and otherwise the engine's threads (`needs_thread`).
+"""
+
+import math
+from bisect import bisect_right
+from collections import deque
+from heapq import merge
+from itertools import chain, islice
+from operator import attrgetter
+
+from attention_serving.artifact.manifest import GraphKind
+from attention_serving.server.engine.errors import OverloadedError
+from attention_serving.server.engine.limits import Limits
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
+from attention_serving.server.engine.schedule.batch import Batch
+from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller, CallerShare, FairShares
+
+# How many sequences behind the oldest are considered for its batch.
+LOOK_AHEAD = 256
+# How much longer an inline run may take if nothing else runs or is queued.
+IDLE_FACTOR = 10
+# How long the engine must have been busy for a measurement, in seconds.
+WINDOW_SECONDS = 0.2
+# Weight of a new measurement beside the earlier ones.
+WEIGHT = 0.3
+# A request must be expected to end this share of its remaining time before its deadline, because the
+# transport needs time as well.
+RESERVE = 0.1
+# The share for a call whose message has not been received. It is larger, so that what is received is rarely
+# refused afterwards: to receive a message costs more than to refuse the call.
+EARLY_RESERVE = 0.3
+# A request is admitted without a closer look if all work takes no more than this share of its remaining time.
+CERTAIN_SHARE = 0.25
+# The advised time before a retry is a multiple of this, in seconds.
+RETRY_STEP_SECONDS = 0.05
+# Sequences of one bucket run on the same graph of the same model, and are of the same caller. They are in the
+# order of their turns.
+BucketKey = tuple[LoadedModel, GraphKind, CallerShare]
+Bucket = deque[SequenceInputs]
+# A batch, or None if none may start; and the requests that cannot be answered in time.
+Next = tuple[Batch | None, list[ValidatedRequest]]
+_turn = attrgetter("turn")
+
+
+class Admission:
+    """Predicts when a request would be answered, so that one that would be late is refused at once.
+
+    Costs of runs are measured on an idle machine, each run alone. Under load, runs share the cores with each
+    other and with the transport, and batches save time. How much expected work is completed per second is
+    therefore measured all the time. Work is measured in seconds that runs are expected to take alone.
+
+    Attributes:
+        rate: Work that is completed per second.
+    """
+
+    def __init__(self) -> None:
+        self.rate = 1.0
+        self._busy_since: float | None = None
+        self._completed = 0.0
+
+    def started(self, now: float) -> None:
+        """Records that a batch starts."""
+        if self._busy_since is None:
+            self._busy_since, self._completed = now, 0.0
+
+    def ended(self, work: float, now: float, *, busy: bool) -> None:
+        """Records that a batch ended.
+
+        Args:
+            work: Its work.
+            now: The current time.
+            busy: Whether other work is running or queued.
+        """
+        self._completed += work
+        if self._busy_since is not None and (elapsed := now - self._busy_since) >= WINDOW_SECONDS:
+            self.rate += WEIGHT * (self._completed / elapsed - self.rate)
+            self._busy_since, self._completed = now, 0.0
+        if not busy:
+            self._busy_since = None
+
+    def seconds(self, work: float) -> float:
+        """How long that much work is expected to take."""
+        return work / self.rate
+
+    def check(
+        self, waiting: float, own: float, deadline: float, now: float, *, reserve: float = RESERVE
+    ) -> None:
+        """Refuses a request that would be late.
+
+        Args:
+            waiting: Work that is done first: what is running and queued.
+            own: Work of the request.
+            deadline: When the caller stops waiting. Requests whose deadline has passed are not checked: they
+                expire in the queue.
+            now: The current time.
+            reserve: Share of the remaining time that must be left.
+
+        Raises:
+            OverloadedError: The result would be too late. Not raised if nothing is waiting: then nobody else
+                is delayed by the attempt.
+        """
+        remaining = deadline - now
+        if remaining == math.inf or remaining <= 0 or not waiting:
+            return
+        late = self.seconds(waiting + own) - remaining * (1 - reserve)
+        if late > 0:
+            raise OverloadedError(
+                f"the result is expected in {self.seconds(waiting + own):.2f} s, which is too late for the "
+                f"deadline in {remaining:.2f} s; try again later",
+                retry_after=math.ceil(late / RETRY_STEP_SECONDS) * RETRY_STEP_SECONDS,
+            )
+
+
+class Queue:
+    """Queued sequences, in buckets of those that may run together, and the slots that their batches run in.
+
+    Attributes:
+        sequences: Number of queued sequences.
+        running: Batches that have started or were handed over to the engine's threads, and the expected
+            memory of each, in bytes.
+        admission: Decides which requests would be late.
+    """
+
+    def __init__(self, limits: Limits, slots: int = 1) -> None:
+        """Creates an empty queue.
+
+        Args:
+            limits: Bounds of batches and of the memory of runs.
+            slots: Number of batches that may run at a time.
+        """
+        self.sequences = 0
+        self.running: dict[Batch, int] = {}
+        self.admission = Admission()
+        self._limits = limits
+        self._slots = slots
+        # Sums of the expected durations of a run for each sequence.
+        self._queued_seconds = self._running_seconds = 0.0
+        self._buckets: dict[BucketKey, Bucket] = {}
+        self._shares = FairShares()
+        self._requests: set[ValidatedRequest] = set()
+        # Those of several sequences.
+        self._bulk: set[ValidatedRequest] = set()
+        self._next_number = 0
+        self._handed_over: deque[Batch] = deque()
+        # Whether the inline thread will ask for a batch without being woken, at once or after a short run.
+        self._inline_is_due = False
+        # Whether another thread has submitted since the queue was last empty: the inline thread may be busy.
+        self._threads_asked = False
+        # Whether the queued work does not fit beside the runs in progress.
+        self._waits_for_memory = False
+        self._closing = False
+
+    def __bool__(self) -> bool:
+        return bool(self._buckets)
+
+    @property
+    def work(self) -> float:
+        """Sum of the expected durations of a run for each queued and each running sequence."""
+        return self._queued_seconds + self._running_seconds
+
+    @property
+    def oldest(self) -> float | None:
+        """When the sequence whose turn is next was queued; None if the queue is empty."""
+        return self._next_bucket()[0].request.queued_at if self._buckets else None
+
+    @property
+    def needs_thread(self) -> bool:
+        """Whether one of the engine's threads must call `next`."""
+        if self._handed_over:
+            return True
+        if not self._buckets:
+            return self._closing and not self.running
+        may_start = len(self.running) < self._slots and not self._waits_for_memory
+        return may_start and (self._threads_asked or not self._inline_is_due)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the queue was closed and everything has run."""
+        return self._closing and not self._buckets and not self.running
+
+    def is_certain(self, deadline: float, now: float) -> bool:
+        """Whether all work is small beside the time until a deadline: then `check` is not needed."""
+        work = self._queued_seconds + self._running_seconds
+        return work / self.admission.rate <= CERTAIN_SHARE * (deadline - now)
+
+    def check(self, deadline: float, now: float, caller: Caller, own: float = 0.0) -> None:
+        """Refuses a request of a caller that would be late.
+
+        Args:
+            deadline: When the caller stops waiting.
+            now: The current time.
+            caller: Whose request it is.
+            own: Expected duration of its runs; 0 before its message is received.
+
+        Raises:
+            OverloadedError: The result would be too late.
+        """
+        reserve = RESERVE if own else EARLY_RESERVE
+        self.admission.check(self.work_before(own, caller), own, deadline, now, reserve=reserve)
+
+    def work_before(self, own: float, caller: Caller = ANYONE) -> float:
+        """Expected duration of the runs that come before the end of a request that is queued now.
+
+        Args:
+            own: Expected duration of the request's own runs. A request of several sequences runs no more
+                than this, and one sequence, before it.
+            caller: Whose request it is. Another caller runs no more before it than its share.
+        """
+        later = [
+            request.queued_seconds - request.form.longest_seconds - own
+            for request in self._bulk
+            if request.caller == caller
+        ]
+        left = self._shares.seconds_of(caller) - sum(more for more in later if more > 0)
+        of_caller = max(0.0, left)
+        return of_caller + self._shares.seconds_before(caller, of_caller + own) + self._running_seconds
+
+    def add(self, request: ValidatedRequest, now: float, *, inline: bool = False) -> None:
+        """Queues a request.
+
+        Args:
+            request: The request.
+            now: The current time.
+            inline: Whether the caller calls `next_inline` next.
+        """
+        number, sequences, form = self._next_number, request.sequences, request.form
+        share = request.share = self._shares.of(request.caller)
+        request.queued_at, request.queued_seconds = now, form.seconds
+        request.missing = count = len(sequences)
+        request.results = [{}] * count
+        turn = share.turn
+        for index, sequence in enumerate(sequences):
+            sequence.request, sequence.index = request, index
+            sequence.number, sequence.turn = number + index, turn
+            turn += sequence.shape.seconds
+        self._requests.add(request)
+        if count > 1:
+            self._bulk.add(request)
+        key = (request.model, form.graph, share)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            self._buckets[key] = deque(sequences)
+        elif bucket[-1].turn <= sequences[0].turn:  # the usual case
+            bucket.extend(sequences)
+        else:
+            _insert(bucket, sequences)
+        self._next_number += count
+        self.sequences += count
+        self._queued_seconds += form.seconds
+        share.sequences += count
+        share.seconds += form.seconds
+        self._waits_for_memory = False
+        if inline and not self._closing:
+            self._inline_is_due = True
+        else:
+            self._threads_asked = True
+
+    def release(self, request: ValidatedRequest) -> bool:
+        """Removes a request that has its result or was given up; returns whether it had not ended before."""
+        if request.is_done:
+            return False
+        request.is_done = True
+        self._requests.discard(request)
+        if request.missing:
+            self._remove(request)
+        if self._bulk:
+            self._bulk.discard(request)
+        return True
+
+    def _remove(self, request: ValidatedRequest) -> None:
+        self._waits_for_memory = False  # the sequence that did not fit may be gone
+        key = (request.model, request.form.graph, request.share)
+        bucket = self._buckets.pop(key, ())
+        kept = deque(queued for queued in bucket if queued.request is not request)
+        if kept:
+            self._buckets[key] = kept
+        self._count_left([queued for queued in bucket if queued.request is request])
+
+    def clear(self) -> list[ValidatedRequest]:
+        """Takes every sequence out of the queue; returns the requests, which are yet to be released."""
+        self._bulk.clear()
+        self._buckets.clear()
+        self._shares = FairShares()
+        self.sequences, self._queued_seconds = 0, 0.0
+        return list(self._requests)
+
+    def close(self) -> None:
+        """Leaves the rest of the queue to the engine's threads, without any batching delay."""
+        self._closing, self._inline_is_due = True, False
+
+    def delay(self, now: float) -> float:
+        """Seconds until the batching delay has passed, which lets others join the oldest sequence."""
+        longest = self._limits.batch_delay_seconds
+        if not longest or self._closing or self._handed_over or not self._buckets:
+            return 0.0
+        bucket = self._next_bucket()
+        is_complete = len(bucket) >= self._limits.max_batch_sequences
+        return 0.0 if is_complete else bucket[0].request.queued_at + longest - now
+
+    def next(self, now: float) -> Next:
+        """Takes a batch to run on one of the engine's threads."""
+        if self._handed_over:
+            return self._handed_over.popleft(), []
+        if not self.needs_thread or self.delay(now) > 0:
+            return None, []
+        return self._take(now)
+
+    def next_inline(self, now: float, limit_seconds: float) -> Next:
+        """Takes a batch to run on the inline thread, which then asks again.
+
+        A batch that is expected to take longer than the limit, or that has spans, is handed over to the
+        engine's threads. If nothing else runs or is queued, the limit is ten times as large.
+        """
+        self._inline_is_due = False
+        if not self._buckets or len(self.running) >= self._slots or self.delay(now) > 0:
+            return None, []
+        batch, expired = self._take(now)
+        if batch is None:
+            return None, expired
+        is_idle = not self._buckets and len(self.running) == 1
+        if batch.seconds > limit_seconds * (IDLE_FACTOR if is_idle else 1) or batch.has_spans:
+            self._handed_over.append(batch)
+            return None, expired
+        self._inline_is_due = not self._closing
+        return batch, expired
+
+    def ended(self, batch: Batch, now: float) -> None:
+        """Frees the slot and the memory of a batch."""
+        del self.running[batch]
+        # Rounding errors do not add up.
+        self._running_seconds = self._running_seconds - batch.seconds_alone if self.running else 0.0
+        self._waits_for_memory = False
+        self.admission.ended(batch.seconds_alone, now, busy=bool(self.running or self._buckets))
+
+    def _take(self, now: float) -> Next:
+        """Takes the batch of the first sequence that still needs its result and can get it in time."""
+        # If nothing runs, a run may start even if its estimate exceeds the limit.
+        free_bytes = self._limits.max_run_bytes - sum(self.running.values()) if self.running else math.inf
+        batch: Batch | None = None
+        expired: list[ValidatedRequest] = []
+        while self._buckets and batch is None:
+            found = self._first_that_fits(free_bytes)
+            if found is None:
+                break
+            bucket, at = found
+            head, share = bucket[at], bucket[at].request.share
+            del bucket[at]
+            unwanted = [head]
+            if _is_wanted(head, now, expired):
+                share.turn = max(share.turn, head.turn)
+                self._shares.clock = max(self._shares.clock, share.clock)
+                own_part = self._queued_seconds / (self._slots - len(self.running))
+                batch = Batch(self._limits, head, free_bytes, own_part)
+                unwanted = self._fill(batch, bucket, now, expired)
+            if not bucket:
+                del self._buckets[head.request.model, head.request.form.graph, share]
+            self._count_left(unwanted)
+        if batch is not None:
+            self._count_left(batch.sequences, run=True)
+            batch.choose_threads(self._queued_seconds + self._running_seconds)
+            self.running[batch] = batch.run_bytes
+            self._running_seconds += batch.seconds_alone
+            self.admission.started(now)
+        self._threads_asked = self._threads_asked and bool(self._buckets)
+        self._waits_for_memory = batch is None and bool(self._buckets)
+        return batch, expired
+
+    def _first_that_fits(self, free_bytes: float) -> tuple[Bucket, int] | None:
+        """The bucket and place of the first sequence whose run fits into the memory.
+
+        While the very first one waits for memory, each run of later ones may take its slot's part of what the
+        first leaves.
+        """
+        bucket = self._next_bucket()
+        if bucket[0].shape.run_bytes <= free_bytes:
+            return bucket, 0
+        limit = min(free_bytes, (self._limits.max_run_bytes - bucket[0].shape.run_bytes) / self._slots)
+        for bucket in sorted(self._buckets.values(), key=_first):
+            for at in range(min(len(bucket), LOOK_AHEAD)):
+                if bucket[at].shape.run_bytes <= limit:
+                    return bucket, at
+        return None
+
+    def _next_bucket(self) -> Bucket:
+        if len(self._buckets) == 1:  # the usual case
+            return next(iter(self._buckets.values()))
+        return min(self._buckets.values(), key=_first)
+
+    def _fill(
+        self, batch: Batch, bucket: Bucket, now: float, expired: list[ValidatedRequest]
+    ) -> list[SequenceInputs]:
+        """Lets sequences join a batch that gain by that, nearest in length first.
+
+        Args:
+            batch: Has its first sequence, and takes others out of the queue.
+            bucket: Where the first one was. It may become empty; other empty buckets are removed.
+            now: The current time.
+            expired: Requests that cannot be answered in time are added.
+
+        Returns:
+            Further sequences that were taken out of the queue, whose results are not needed.
+        """
+        head = batch.sequences[0]
+        request = head.request
+        is_one = len(request.sequences) == 1
+        if is_one and bucket:
+            batch.take_alike(bucket, now)
+        if not bucket and len(self._buckets) == 1:  # the usual case
+            return []
+        if batch.is_full or (batch.is_closed and is_one):
+            return []
+        # Those of all callers, in the order of their turns.
+        kind = request.model, request.form.graph
+        alike = sorted([own for key, own in self._buckets.items() if own and key[:2] == kind], key=_first)
+        unwanted = _join(batch, alike, now, expired)
+        for emptied in [key for key, own in self._buckets.items() if not own and own is not bucket]:
+            del self._buckets[emptied]
+        return unwanted
+
+    def _count_left(self, left: list[SequenceInputs], *, run: bool = False) -> None:
+        """Records that sequences have left the queue, and whether to run."""
+        total = 0.0
+        for queued in left:
+            request, seconds = queued.request, queued.shape.seconds
+            share = request.share
+            request.queued_seconds -= seconds
+            share.sequences -= 1
+            share.seconds -= seconds
+            total += seconds
+            if run:
+                request.started = True
+                share.clock += seconds / share.caller.weight
+        if self._buckets:
+            self.sequences -= len(left)
+            self._queued_seconds -= total
+        else:  # rounding errors do not add up
+            self.sequences, self._queued_seconds = 0, 0.0
+            self._shares.begin_anew()
+
+
+def _join(
+    batch: Batch, buckets: list[Bucket], now: float, expired: list[ValidatedRequest]
+) -> list[SequenceInputs]:
+    """Takes sequences that gain by it out of buckets; see `Queue._fill`."""
+    most = max(1, LOOK_AHEAD // max(1, len(buckets)))
+    query, key = lengths = batch.sequences[0].lengths
+    others, unwanted = [], []
+
+    def is_wanted(queued: SequenceInputs) -> bool:
+        if _is_wanted(queued, now, expired):
+            return True
+        unwanted.append(queued)
+        return False
+
+    for queued in chain.from_iterable(islice(bucket, most) for bucket in buckets):
+        if queued.lengths != lengths:
+            others.append(queued)
+        elif is_wanted(queued):
+            batch.add(queued)
+    if not batch.is_full:
+        others.sort(key=lambda queued: abs(queued.lengths[0] - query) + abs(queued.lengths[1] - key))
+        batch.mix(filter(is_wanted, others))
+    gone = {*batch.sequences, *unwanted}
+    for bucket in buckets:
+        window = [bucket.popleft() for _ in range(min(len(bucket), most))]
+        bucket.extendleft(queued for queued in reversed(window) if queued not in gone)
+    return unwanted
+
+
+def _first(bucket: Bucket) -> tuple[float, float, int]:
+    head = bucket[0]
+    return head.request.share.clock, head.turn, head.number
+
+
+def _insert(bucket: Bucket, queued: tuple[SequenceInputs, ...]) -> None:
+    """Inserts the sequences of a new request, after those with the same turn."""
+    if len(queued) == 1:
+        bucket.insert(bisect_right(bucket, queued[0].turn, key=_turn), queued[0])
+    else:
+        merged = list(merge(bucket, queued, key=_turn))
+        bucket.clear()
+        bucket.extend(merged)
+
+
+def _is_wanted(queued: SequenceInputs, now: float, expired: list[ValidatedRequest]) -> bool:
+    """Whether a sequence still needs its result and can get it in time; notes its request if it cannot."""
+    request = queued.request
+    if request.is_done or request in expired:
+        return False
+    if now + request.form.least_seconds <= request.deadline:
+        return True
+    expired.append(request)
+    return False
