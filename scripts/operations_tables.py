@@ -19,7 +19,7 @@ from attention_serving.server.http.backend import STATUSES
 from attention_serving.server.metrics import Metrics
 from attention_serving.server.process_metrics import PROCESS, ProcessesCollector
 from attention_serving.server.settings import SECTIONS, Settings
-from attention_serving.server.workers.metrics import own_metrics
+from attention_serving.server.workers import own_metrics
 
 # How the values of several workers become one, by prometheus_client's name of it.
 # The supervisor has gauges of its own, of mode `all`.

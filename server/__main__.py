@@ -40,14 +40,14 @@ def serve(settings: Settings) -> int:
 
 def _run(settings: Settings) -> None:
     exposure.check(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
-    # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
-    if settings.workers > 1:
-        from attention_serving.server.workers import supervisor  # noqa: PLC0415
-
-        supervisor.run(settings)
-        return
     inbox = Inbox()
     handle_signals(inbox.put)
+    # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.
+    if settings.workers > 1:
+        from attention_serving.server import workers  # noqa: PLC0415
+
+        workers.run(settings, inbox)
+        return
     from attention_serving.server import application, lifecycle, providers  # noqa: PLC0415
 
     settings = providers.resolve(settings)

@@ -1,7 +1,95 @@
-"""Addresses as gRPC and the log write them."""
+"""Addresses: how they are written, and sockets that are bound to every address of a host."""
+
+import errno
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from attention_serving.server.errors import BindError
+
+BACKLOG = 1024
+# A name's addresses that this machine does not have are skipped, as gRPC does.
+ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def address_of(host: str, port: int) -> str:
     """HOST:PORT; an IPv6 address, given with or without brackets, has them."""
     bare = host.strip("[]")
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listens for HTTP on every address of a host.
+
+    Connections wait in the operating system's queue until a process accepts them.
+
+    Args:
+        host: Address or host name; IPv6 with or without brackets.
+        port: 0 selects a free port, the same for all addresses.
+
+    Raises:
+        BindError: The address is in use, or does not belong to this machine.
+    """
+    return _open(host, port, _listen, " for HTTP")
+
+
+def reserve(host: str, port: int) -> list[socket.socket]:
+    """Binds a port without listening; only this user's sockets with SO_REUSEPORT can then bind it.
+
+    Until the sockets are closed, several processes can begin to listen on the port, and no other service can.
+    Otherwise as `listen`.
+    """
+    return _open(host, port, _reserve, "")
+
+
+def _open(
+    host: str, port: int, bind: Callable[[socket.AddressFamily, tuple[Any, ...]], socket.socket], use: str
+) -> list[socket.socket]:
+    opened: list[socket.socket] = []
+    absent = OSError(errno.EADDRNOTAVAIL, "no such address")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, (numeric, _, *scope) in found:
+            chosen = opened[0].getsockname()[1] if opened else port
+            try:
+                opened.append(bind(family, (numeric, chosen, *scope)))
+            except OSError as error:
+                if error.errno not in ABSENT:
+                    raise
+                absent = error
+        if not opened:
+            raise absent
+    except OSError as error:
+        for each in opened:
+            each.close()
+        raise BindError(f"cannot listen on {host}:{port}{use}: {error.strerror}") from error
+    return opened
+
+
+def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    # The address of all interfaces takes both families, as gRPC's does.
+    dual = family is socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+
+
+def _reserve(family: int, address: tuple[Any, ...]) -> socket.socket:
+    # A socket with SO_REUSEPORT would also join other listeners that set it, such as another server of the
+    # same user. A socket without it, bound first, fails if the port is in use.
+    _bind(family, address, socket.SO_REUSEADDR).close()
+    return _bind(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+
+
+def _bind(family: int, address: tuple[Any, ...], *options: int) -> socket.socket:
+    """A bound socket that does not listen."""
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        for option in options:
+            opened.setsockopt(socket.SOL_SOCKET, option, 1)
+        opened.bind(address)
+        # SO_REUSEADDR is needed to bind while old connections of the port are in TIME_WAIT. If it stayed set,
+        # another server with SO_REUSEADDR could bind the reserved port.
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except OSError:
+        opened.close()
+        raise
+    return opened

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Protocol
 
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.http.options import needs_private_sockets, options_of
-from attention_serving.server.http.process import HttpProcess
+from attention_serving.server.http.child import HttpProcess, http_process
+from attention_serving.server.http.options import needs_private_sockets
+from attention_serving.server.machine import temporary_folder
 from attention_serving.server.metrics import Metrics
 from attention_serving.server.metrics_endpoint import MetricsEndpoint
 from attention_serving.server.models import initial_models, model_store
 from attention_serving.server.process_metrics import ProcessesCollector
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import Inbox
-from attention_serving.server.workers.folder import temporary_folder
 
 log = logging.getLogger(__name__)
-# How long the HTTP process may take to send its answers once the gRPC server has stopped.
-HTTP_EXIT_SECONDS = 2.0
 
 
 class Lifecycle(Protocol):
@@ -84,14 +82,8 @@ class Standalone:
         self._ports = {"host": host, "port": port, "metrics_port": self._endpoint.port}
         if self._settings.unix_socket is not None:
             self._ports["unix_socket"] = self._settings.unix_socket
-        if self._settings.http_port is not None:
-            options = options_of(self._settings, port, [private_socket] if private_socket else [])
-            self._http = HttpProcess(
-                options,
-                host,
-                self._settings.http_port,
-                timeout_seconds=self._settings.worker_timeout_seconds,
-            )
+        self._http = http_process(self._settings, port, [private_socket] if private_socket else [])
+        if self._http is not None:
             self._ports["http_port"] = self._http.port
         log.info("ports bound", extra=self._ports)
 
@@ -123,7 +115,7 @@ class Standalone:
     def close(self) -> None:
         """Ends the HTTP process, and closes the metrics endpoint."""
         if self._http:
-            self._http.close(HTTP_EXIT_SECONDS)
+            self._http.close()
         if self._endpoint:
             self._endpoint.close()
         self._stack.close()

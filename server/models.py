@@ -7,7 +7,7 @@ from functools import partial
 from typing import NoReturn
 
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
-from attention_serving.server import memory
+from attention_serving.server import machine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelChange, RepositoryControl
 from attention_serving.server.engine.models.repository import Key, Repository
@@ -116,5 +116,5 @@ def _lack_of_memory(store: ModelStore, name: str, version: str) -> str:
     """Why an artifact cannot be loaded beside what is there; empty if it can."""
     files = store.signature(name, version) or ()
     needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(size for _, _, size, _ in files)
-    free = memory.free_bytes()
+    free = machine.free_bytes()
     return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""

@@ -17,7 +17,7 @@ import torch
 import typer
 
 from attention_serving.export.precision import Precision
-from attention_serving.server import cores
+from attention_serving.server import machine
 from benchmarks.encoders import table, ways
 from benchmarks.encoders.folder import random_texts, write_folder
 
@@ -30,7 +30,7 @@ def main(
     table_rows: Annotated[int, typer.Option(min=0, help="Rows of a table of short texts; 0 for none.")] = 0,
 ) -> None:
     """Print tokens per second of each way, and how far its embeddings are from those of the first."""
-    torch.set_num_threads(cores.available())
+    torch.set_num_threads(machine.available_cores())
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder, repository = Path(name, "encoder"), Path(name, "repository")
         model = write_folder(folder, layers, width)
@@ -55,7 +55,8 @@ def _report(compared: dict[str, ways.Encode], texts: list[str], rounds: int) -> 
     tokens = sum(text.count(" ") + 3 for text in texts)  # words are tokens; two more at the ends
     first = next(iter(compared))
     typer.echo(
-        f"{len(texts)} texts, {tokens} tokens, {cores.available()} cores, medians of {rounds} rounds\n"
+        f"{len(texts)} texts, {tokens} tokens, {machine.available_cores()} cores, medians of"
+        f" {rounds} rounds\n"
     )
     typer.echo("| way | tokens/s | ratio | largest difference | smallest cosine |\n|---|---|---|---|---|")
     for name, own in seconds.items():

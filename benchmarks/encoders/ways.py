@@ -20,7 +20,7 @@ from attention_serving.export.errors import ParityError
 from attention_serving.export.model_id import ModelId
 from attention_serving.export.precision import Precision
 from attention_serving.model.encoder_folder.loading import load_encoder
-from attention_serving.server import cores
+from attention_serving.server import machine
 from attention_serving.server.engine.in_process import InProcessModel
 from scripts.local_server import serving
 
@@ -82,7 +82,7 @@ def padded_onnx(model: Any, folder: Path) -> dict[str, Encode]:
         verbose=False,
     )
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = cores.available()
+    options.intra_op_num_threads = machine.available_cores()
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 

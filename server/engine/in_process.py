@@ -21,7 +21,7 @@ import numpy as np
 
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.manifest import POSITIONS, TensorSpec
-from attention_serving.server import cores
+from attention_serving.server import machine
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -111,7 +111,7 @@ class InProcessModel:
             raise ModelNotReadyError(str(error)) from error
         if not on_host:
             return cls(model, folder, device.parallel_runs)
-        return cls(model, folder, parallel_runs or cores.available())
+        return cls(model, folder, parallel_runs or machine.available_cores())
 
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, truncate: bool | None = None

@@ -12,8 +12,8 @@ import typer
 from pydantic import ByteSize, ValidationError
 
 from attention_serving.server import logs
+from attention_serving.server.addresses import listen
 from attention_serving.server.errors import ServerError
-from attention_serving.server.http.listener import listen
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.http.server import Stop, serve
 from attention_serving.server.shutdown import StopRequest, handle_signals

@@ -21,9 +21,9 @@ import uvicorn
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.http.app import create_application
 from attention_serving.server.http.exchange import CONNECTION, JSON
-from attention_serving.server.http.listener import BACKLOG
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.tls.context import renewing_context
 from attention_serving.server.tls.files import CurrentCertificates

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from attention_serving.server import cores, memory
+from attention_serving.server import machine
 from attention_serving.server.engine.limits import MIB, Limits
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.settings.sections import (
@@ -54,7 +54,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
 
     @property
     def _memory(self) -> int:
-        share = memory.available_bytes() // (2 * self.workers)
+        share = machine.available_bytes() // (2 * self.workers)
         return self.max_memory or max(share, 2 * self.max_in_flight_bytes)
 
     @property
@@ -81,7 +81,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
         """
         return Device(
             Provider(self.provider),
-            self.threads or cores.available(),
+            self.threads or machine.available_cores(),
             spins=self.latency == "lowest",
             # Beyond what is expected: a bound that holds if an estimate is wrong.
             arena_bytes=int(ARENA_FACTOR * self.memory_for_runs),

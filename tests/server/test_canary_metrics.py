@@ -11,10 +11,10 @@ from attention_serving.server.engine.models.canary import Check, checks_of
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.gauges import FOLDER_VARIABLE
-from attention_serving.server.workers.metrics import MultiprocessMetrics, write_to
+from attention_serving.server.workers import worker_registry, write_metrics_to
 from tests.server.damage import DEVICE
 from tests.server.samples import SELF
-from tests.server.test_metrics import HOST, Samples, published, scrape
+from tests.server.test_metrics import Samples, published
 
 RATIO, REPLAYED_AT = "attention_canary_error_ratio", "attention_canary_last_replay_timestamp_seconds"
 LABELS = frozenset({("model", SELF), ("version", "1")})
@@ -108,24 +108,23 @@ def test_several_workers_show_the_worst_and_nothing_once_all_have_unloaded(
 ) -> None:
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    endpoint = MultiprocessMetrics(tmp_path, HOST, 0)
+    together = worker_registry(tmp_path)
     workers = []
     for worker, ratio in enumerate([0.25, 0.5]):
-        write_to(tmp_path, worker)
+        write_metrics_to(tmp_path, worker)
         metrics, _ = served(model)
         metrics.replayed(model, checks[0], ratio)
         workers.append(metrics)
-    both = gauges(scrape(endpoint.port))
+    both = gauges(published(together))
     workers[1].loaded(Repository([]))
-    one = gauges(scrape(endpoint.port))
+    one = gauges(published(together))
     workers[0].loaded(Repository([]))
-    none = gauges(scrape(endpoint.port))
+    none = gauges(published(together))
     workers[1].loaded(Repository([model]))
     workers[1].replayed(model, checks[0], 0.75)
     workers[0].loaded(Repository([model]))
     workers[0].replayed(model, checks[0], 0.5)
-    again = gauges(scrape(endpoint.port))
-    endpoint.close()
+    again = gauges(published(together))
     assert (both[RATIO], one[RATIO], none, again[RATIO]) == (0.5, 0.25, {}, 0.75)
     # A worker without a time may be the oldest.
     assert REPLAYED_AT not in one

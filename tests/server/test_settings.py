@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from attention_serving.server import VERSION, application, cores, memory
+from attention_serving.server import VERSION, application, machine
 from attention_serving.server.command_line import make_application, unknown_variables
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.settings import AWAKE_SECONDS, SECTIONS, Settings
@@ -426,7 +426,7 @@ def test_several_workers_share_the_port(workers: int, shared: bool) -> None:
 
 
 def test_threads_default_to_the_available_cores() -> None:
-    assert settings().device.threads == cores.available()
+    assert settings().device.threads == machine.available_cores()
 
 
 def test_settings_are_pickled_without_loss() -> None:
@@ -444,7 +444,7 @@ def test_memory_is_divided_between_requests_and_runs() -> None:
 
 def test_the_memory_of_the_machine_is_shared_by_workers() -> None:
     one, four = (settings("--workers", workers) for workers in ("1", "4"))
-    total = memory.available_bytes() // 2
+    total = machine.available_bytes() // 2
     assert one.memory_for_requests + one.memory_for_runs == total
     assert four.memory_for_requests + four.memory_for_runs == total // 4
     large = settings("--max-in-flight-bytes", str(total))

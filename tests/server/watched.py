@@ -40,8 +40,16 @@ class Watched:
         return "".join(self.seen)
 
     def pids(self, workers: int) -> list[int]:
-        """Reads until that many worker processes have been started; returns their ids."""
-        return [int(found[1]) for found in self.matches(r" worker started .*\bpid=(\d+)", workers)]
+        """Reads until that many worker processes have been started; returns their ids.
+
+        The first process of each worker, in the order of their numbers; then those that replaced one.
+        """
+        found = self.matches(r" worker started worker=(\d+) pid=(\d+)", workers)
+        started = [(int(each[1]), int(each[2])) for each in found]
+        first = dict(reversed(started))
+        return [first[number] for number in sorted(first)] + [
+            pid for number, pid in started if pid != first[number]
+        ]
 
     def ports(self, event: str = "serving") -> tuple[int, int]:
         """Reads up to an event that names the ports; returns those for gRPC and for metrics."""

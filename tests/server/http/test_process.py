@@ -76,7 +76,9 @@ def test_it_serves_is_replaced_and_ends(service: Watched) -> None:
     assert ask(port, PATH, REQUEST).status == 200
     first = http_pid(service)
     os.kill(first, signal.SIGKILL)
-    service.until(r" ERROR http process ended .*reason='it was killed by signal 9' restart_in_seconds=0.5")
+    service.until(
+        r" ERROR http process ended .*reason='http process was killed by signal 9' restart_in_seconds=0.5"
+    )
     second = http_pid(service, 2)
     assert ask(port, PATH, REQUEST).status == 200
     service.stop()
@@ -116,7 +118,7 @@ def test_a_terminated_process_answers_and_is_replaced(alone: Watched) -> None:
         assert idle.recv(1) == b""
         connection.sendall(BODY[9:])
         assert answer_on(connection).status == 200
-    alone.until(" http process ended .*reason='it ended with status 0'")
+    alone.until(" http process ended .*reason='http process ended with status 0'")
     assert ask(port, PATH, REQUEST).status == 200
 
 
@@ -270,7 +272,9 @@ def test_a_stopped_http_process_is_killed_and_replaced(artifacts: Path, tmp_path
         port = http_port(service)
         assert ask(port, "/v2").status == 200
         os.kill(http_pid(service), signal.SIGSTOP)
-        service.until(" ERROR http process ended .*reason='it did not answer for .* and was killed' ")
+        service.until(
+            " ERROR http process ended .*reason='http process did not answer for .* and was killed' "
+        )
         assert http_pid(service, 2)
         assert ask(port, "/v2").status == 200
 

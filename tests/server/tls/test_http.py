@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.http.options import HttpOptions
-from attention_serving.server.http.process import HttpProcess
 from attention_serving.server.tls import forwarding
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.tls.reload import CertificateReloader

@@ -1,8 +1,8 @@
-"""Which workers count as failed."""
+"""Which children count as failed, and when the next process of one starts."""
 
 import pytest
 
-from attention_serving.server.watchdog import Watchdog
+from attention_serving.server.supervision import Watchdog, backoff
 
 
 def passed(watchdog: Watchdog, ticks: int, *, responsive: bool | None = None) -> None:
@@ -77,15 +77,18 @@ def test_without_a_timeout_nothing_fails() -> None:
     assert not watchdog.failed
 
 
-def test_a_new_process_begins_anew() -> None:
-    watchdog = Watchdog(5)
-    passed(watchdog, 1, responsive=True)
-    passed(watchdog, 10)
-    watchdog.reset()
-    assert not watchdog.failed
-    assert watchdog.ping()
-
-
 @pytest.mark.parametrize(("timeout", "interval"), [(0, 1), (30, 1), (4, 1), (1, 0.25)])
 def test_pings_are_frequent_enough(timeout: float, interval: float) -> None:
     assert Watchdog(timeout).interval == interval
+
+
+def test_the_delay_doubles_up_to_its_maximum_while_processes_keep_ending() -> None:
+    delays = [0.0]
+    for _ in range(8):
+        delays.append(backoff(delays[-1], served_seconds=0))
+    assert delays[1:] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+
+
+@pytest.mark.parametrize(("served", "delay"), [(29.0, 4), (31.0, 0.5)], ids=["briefly", "long"])
+def test_the_delay_is_reset_after_long_service(served: float, delay: float) -> None:
+    assert backoff(2, served) == delay

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import BindError
-from attention_serving.server.workers.reservation import reserved
 
 HOST = "127.0.0.1"
 
@@ -16,6 +16,13 @@ HOST = "127.0.0.1"
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
+
+
+def reserved(stack: ExitStack, host: str, port: int) -> int:
+    """Reserves a port until the end of the test; returns it."""
+    ports = {stack.enter_context(each).getsockname()[1] for each in reserve(host, port)}
+    (found,) = ports
+    return int(found)
 
 
 def sock(stack: ExitStack, *options: int) -> socket.socket:
@@ -28,7 +35,7 @@ def sock(stack: ExitStack, *options: int) -> socket.socket:
 
 @pytest.mark.parametrize("host", [HOST, "0.0.0.0", "localhost"])  # noqa: S104 - bound for a moment on the test machine
 def test_workers_can_listen_and_share_connections(stack: ExitStack, host: str) -> None:
-    port = stack.enter_context(reserved(host, 0))
+    port = reserved(stack, host, 0)
     workers = [sock(stack, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(2)]
     for worker in workers:
         worker.bind((HOST, port))
@@ -61,25 +68,25 @@ def test_a_port_in_use_is_refused(stack: ExitStack, options: tuple[int, ...]) ->
     other.bind((HOST, 0))
     other.listen()
     port = other.getsockname()[1]
-    with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{port}: .*in use"), reserved(HOST, port):
-        pass
+    with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{port}: .*in use"):
+        reserve(HOST, port)
 
 
 def test_a_reserved_port_is_refused(stack: ExitStack) -> None:
-    port = stack.enter_context(reserved(HOST, 0))
-    with pytest.raises(BindError, match="in use"), reserved(HOST, port):
-        pass
+    port = reserved(stack, HOST, 0)
+    with pytest.raises(BindError, match="in use"):
+        reserve(HOST, port)
 
 
 @pytest.mark.parametrize("options", [(), (socket.SO_REUSEADDR,)], ids=["plain", "reuseaddr"])
 def test_other_sockets_cannot_bind_a_reserved_port(stack: ExitStack, options: tuple[int, ...]) -> None:
-    port = stack.enter_context(reserved(HOST, 0))
+    port = reserved(stack, HOST, 0)
     with pytest.raises(OSError, match="in use"):
         sock(stack, *options).bind((HOST, port))
 
 
 def test_connections_are_refused_until_a_worker_listens(stack: ExitStack) -> None:
-    port = stack.enter_context(reserved(HOST, 0))
+    port = reserved(stack, HOST, 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOST, port))
 
@@ -94,17 +101,16 @@ def test_closing_connections_do_not_block_the_port(stack: ExitStack) -> None:
     accepted.close()  # the first to close is the one whose port stays in TIME_WAIT
     caller.close()
     listener.close()
-    with reserved(HOST, port) as kept:
-        assert kept == port
+    assert reserved(stack, HOST, port) == port
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"], ids=["another machine", "unknown"])
 def test_a_host_of_another_machine_is_refused(host: str) -> None:
-    with pytest.raises(BindError, match=f"cannot listen on {host}:0: "), reserved(host, 0):
-        pass
+    with pytest.raises(BindError, match=f"cannot listen on {host}:0: "):
+        reserve(host, 0)
 
 
 def test_the_port_is_free_afterwards(stack: ExitStack) -> None:
-    with reserved(HOST, 0) as port:
-        pass
+    with ExitStack() as service:
+        port = reserved(service, HOST, 0)
     sock(stack).bind((HOST, port))

@@ -1,34 +1,25 @@
-"""Restarts of a worker, and the assignment of each."""
+"""What each worker is assigned."""
 
 import os
 import pickle
-import time
-from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
-from attention_serving.server import cores
-from attention_serving.server.child_process import State
+from attention_serving.server import machine
 from attention_serving.server.settings import Settings
-from attention_serving.server.workers.handle import WorkerHandle
-from attention_serving.server.workers.supervisor import assignments
+from attention_serving.server.workers import assignments
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five cores, with a quota of four."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 4, 5, 6})
-    monkeypatch.setattr(cores, "available", lambda: 4)
+    monkeypatch.setattr(machine, "available_cores", lambda: 4)
 
 
 def settings(**options: object) -> Settings:
     return Settings.model_validate({"model_repository": "models", **options})
-
-
-def handle() -> WorkerHandle:
-    (assignment,) = assignments(settings(), Path("metrics"))
-    return WorkerHandle(assignment)
 
 
 def test_each_worker_has_its_own_cores_and_its_share_of_the_quota_in_threads() -> None:
@@ -58,31 +49,3 @@ def test_settings_arrive_unchanged(repository: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ATTENTION_HOST", "elsewhere")
     assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - bytes of this test
     assert one.settings.model_repository == Path(repository)
-
-
-def test_the_delay_doubles_up_to_its_maximum_while_processes_keep_ending() -> None:
-    worker = handle()
-    assert [worker.backoff() for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
-
-
-@pytest.mark.parametrize(("served", "delay"), [(29.0, 4), (31.0, 0.5)], ids=["briefly", "long"])
-def test_the_delay_is_reset_after_long_service(
-    monkeypatch: pytest.MonkeyPatch, served: float, delay: float
-) -> None:
-    worker = handle()
-    for _ in range(3):
-        worker.backoff()
-    worker.connection, workers_end = Pipe()
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    workers_end.send(State.SERVING)
-    assert worker.receive()
-    monkeypatch.setattr(time, "monotonic", lambda: now + served)
-    assert worker.backoff() == delay
-
-
-def test_the_next_process_is_due_after_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    worker = handle()
-    worker.backoff()
-    assert worker.restart_at == 100.5

@@ -1,0 +1,273 @@
+"""Several identical servers on one port: starts them, replaces those that end, and drains all of them.
+
+Each worker has its own models, limits and metrics. What they share is the port, this process, which watches
+them, the metrics endpoint, which adds theirs up, and the HTTP process.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics, values
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from attention_serving.server import machine
+from attention_serving.server.addresses import reserve
+from attention_serving.server.errors import WorkerError
+from attention_serving.server.gauges import FOLDER_VARIABLE, NO_VALUE
+from attention_serving.server.http.child import HttpProcess, http_process
+from attention_serving.server.http.options import needs_private_sockets
+from attention_serving.server.identity import guard_of
+from attention_serving.server.metrics_endpoint import MetricsEndpoint
+from attention_serving.server.process_metrics import ProcessesCollector
+from attention_serving.server.settings import Settings
+from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
+from attention_serving.server.supervision import Child, Exit, ExitKind, State
+from attention_serving.server.tls.watch import current_certificates
+
+log = logging.getLogger(__name__)
+
+MODULE = "attention_serving.server.worker"
+# How much longer than `EXIT_SECONDS` a worker may take to end: it begins to drain a moment later, and may
+# have to say why it does not end.
+MARGIN_SECONDS = LAST_SECONDS + 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Supervisor to worker, first: what to serve, and with which resources.
+
+    Attributes:
+        worker: Number of the worker, from 0.
+        settings: Settings of the service, with the bound port and the number of threads of this worker.
+        cores: CPU cores that its threads may use.
+        folder: The service's temporary folder, for the files of its metrics.
+        private_socket: Where it listens for the HTTP process alone, if that needs it.
+    """
+
+    worker: int
+    settings: Settings
+    cores: frozenset[int]
+    folder: Path
+    private_socket: Path | None
+
+
+def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
+    """The assignment of each worker: its own cores, and its share of the threads that the quota allows."""
+    allowed = sorted(os.sched_getaffinity(0))
+    # The cores are divided by affinity, and only the number of threads by quota: a quota does not say which
+    # cores to use, and containers that all chose the first ones would compete for them.
+    threads = range(machine.available_cores())
+    for worker in range(settings.workers):
+        share = settings.threads or len(machine.share_of_cores(threads, settings.workers, worker))
+        yield Assignment(
+            worker=worker,
+            settings=settings.model_copy(update={"threads": share}),
+            cores=frozenset(machine.share_of_cores(allowed, settings.workers, worker)),
+            folder=folder,
+            private_socket=private_socket(folder, worker) if needs_private_sockets(settings) else None,
+        )
+
+
+def private_socket(folder: Path, worker: int) -> Path:
+    """The socket of a worker in the service's temporary folder."""
+    return folder / f"grpc-{worker}"
+
+
+def run(settings: Settings, inbox: Inbox) -> None:
+    """Serves until a `StopRequest` arrives, and returns when the workers have answered every accepted call.
+
+    Raises:
+        BindError: An address cannot be listened on.
+        IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
+        TlsError: A certificate cannot be used.
+        WorkerError: A worker ended before all of them served.
+    """
+    certificates = current_certificates(settings.tls_files)
+    with ExitStack() as stack:
+        guard = guard_of(settings) if settings.protect_metrics else None
+        if guard is not None:
+            stack.callback(guard.close)
+        folder = stack.enter_context(machine.temporary_folder())
+        reserved = [stack.enter_context(each) for each in reserve(settings.host, settings.port)]
+        settings = settings.model_copy(update={"port": reserved[0].getsockname()[1]})
+        registry = worker_registry(folder)
+        endpoint = MetricsEndpoint(
+            registry, settings.host, settings.metrics_port, certificates=certificates, guard=guard
+        )
+        stack.callback(endpoint.close)
+        ports = {"port": settings.port, "metrics_port": endpoint.port}
+        sockets = [private_socket(folder, worker) for worker in range(settings.workers)]
+        http = http_process(settings, settings.port, sockets if needs_private_sockets(settings) else [])
+        if http is not None:
+            stack.callback(http.close)
+            ports["http_port"] = http.port
+        log.info("ports bound", extra={"host": settings.host, **ports})
+        Service(settings, folder, registry, inbox, http).run(ports)
+    log.info("stopped")
+
+
+class Service:
+    """The workers, from their first start until the last exit."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        registry: CollectorRegistry,
+        inbox: Inbox,
+        http: HttpProcess | None,
+    ) -> None:
+        """Starts no process yet.
+
+        Args:
+            settings: Settings of the service.
+            folder: The service's temporary folder.
+            registry: The metrics of all workers, to which those of the supervisor are added.
+            inbox: Delivers the request to stop, and the events of the workers.
+            http: Is started once all workers serve; its owner closes it.
+        """
+        self._settings, self._folder, self._inbox, self._http = settings, folder, inbox, http
+        self._workers = [
+            Child(
+                "worker",
+                MODULE,
+                each,
+                settings.worker_timeout_seconds,
+                number=each.worker,
+                report=lambda worker, event: inbox.put((worker, event)),
+            )
+            for each in assignments(settings, folder)
+        ]
+        registry.register(ProcessesCollector(self._processes))
+        self._states, self._restarts = own_metrics(registry)
+        # Once all workers have been ready at one time, each listens as soon as it is ready.
+        self._all_ready = False
+        # Once all workers have served at one time, one that ends is replaced.
+        self._all_served = False
+
+    def run(self, ports: Mapping[str, int]) -> None:
+        """Returns when every worker has exited.
+
+        Args:
+            ports: Where the service listens, for the log.
+
+        Raises:
+            WorkerError: A worker ended before all of them served.
+        """
+        try:
+            for worker in self._workers:
+                worker.start()
+            self._advance(ports)
+            while not isinstance(message := self._inbox.get(), StopRequest):
+                self._take(message)
+                self._advance(ports)
+            log.info("draining", extra=message.fields)
+        finally:
+            self._drain()
+
+    def _take(self, message: Any) -> None:
+        """Takes what a worker reported: a state, or the end of a process, which it replaces itself."""
+        worker, event = message
+        if not isinstance(event, Exit):
+            return
+        # Its gauges are removed; its counters remain.
+        mark_process_dead(worker.number, str(self._folder))  # type: ignore[no-untyped-call]
+        if not self._all_served:
+            raise WorkerError(event.reason)
+        worker.log_exit(event)
+        self._restarts.labels(event.kind).inc()
+
+    def _advance(self, ports: Mapping[str, int]) -> None:
+        """Lets workers listen once they may, and publishes the states."""
+        states = [worker.state for worker in self._workers]
+        self._all_ready = self._all_ready or states.count(State.READY) == len(states)
+        if self._all_ready:
+            for worker in self._workers:
+                worker.listen()
+        serving = states.count(State.SERVING)
+        self._states.labels("ready").set(serving)
+        self._states.labels("starting").set(len(states) - serving)
+        if not self._all_served and serving == len(states):
+            self._all_served = True
+            if self._http is not None:
+                self._http.start()
+            log.info("serving", extra={"host": self._settings.host, "workers": len(states), **ports})
+
+    def _drain(self) -> None:
+        """Lets every worker drain, and kills those that have not ended some time after the grace."""
+        deadline = time.monotonic() + self._settings.grace_seconds + EXIT_SECONDS + MARGIN_SECONDS
+        if self._http is not None:
+            self._http.drain()
+        for worker in self._workers:
+            worker.drain()
+        for worker in self._workers:
+            worker.close(deadline - time.monotonic())
+
+    def _processes(self) -> Mapping[str, int]:
+        """The processes of the service, by name. For any thread."""
+        pids = {f"worker-{worker.number}": worker.pid for worker in self._workers}
+        pids["http"] = self._http.pid if self._http is not None else None
+        return {"supervisor": os.getpid()} | {name: pid for name, pid in pids.items() if pid is not None}
+
+
+def write_metrics_to(folder: Path, worker: int) -> None:
+    """Makes this process write its metrics to files in a folder. Call it before the first metric is created.
+
+    The files are named after the number of the worker, not after the process as by default: a replacement
+    continues the counts of its predecessor, and restarts do not leave files behind.
+    """
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
+
+
+def worker_registry(folder: Path) -> CollectorRegistry:
+    """The metrics of all workers that write to a folder, added up."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    registry.register(_Collector(folder))
+    return registry
+
+
+def own_metrics(registry: CollectorRegistry) -> tuple[Gauge, Counter]:
+    """The supervisor's own metrics: the number of workers, and that of their restarts."""
+    workers = Gauge(
+        "attention_workers", "Number of worker processes, by state.", ["state"], registry=registry
+    )
+    restarts = Counter(
+        "attention_worker_restarts",
+        "Number of worker processes that ended and were replaced, by the reason.",
+        ["reason"],
+        registry=registry,
+    )
+    for kind in ExitKind:
+        restarts.labels(kind)
+    return workers, restarts
+
+
+class _Collector(MultiProcessCollector):
+    """Skips values that were removed, and files that a worker is creating, which the library cannot read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(None, str(folder))  # type: ignore[no-untyped-call]
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        """The aggregate of all files."""
+        files = [str(file) for file in self._folder.glob("*.db") if _is_written(file)]
+        metrics: Iterable[Metric] = self.merge(files)  # type: ignore[no-untyped-call]
+        for metric in metrics:
+            metric.samples = [sample for sample in metric.samples if sample.value != NO_VALUE]
+            yield metric
+
+
+def _is_written(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:  # the worker has just ended
+        return False
