@@ -2,7 +2,8 @@
 
 calls.py          the life of every call: admission, message, memory, handling, reply, report
 methods.py        every method that the server answers
-attention/        attention.v1: handlers and codec
-open_inference/   the Open Inference Protocol: handlers and codec
+inference.py      how a request of inference is answered, in both protocols
+attention/        attention.v1: methods and codec
+open_inference/   the Open Inference Protocol: methods and codec
 request_cache.py  requests that are recognised by their bytes
 """

@@ -14,11 +14,11 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.server.api.access import check_method
-from attention_serving.server.api.attention.service import AttentionService
+from attention_serving.server.api.attention.service import Attend, AttendStream, ModelMethods
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import CallError
 from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, of_names, of_tensors, parse
-from attention_serving.server.api.open_inference import methods as open_inference
+from attention_serving.server.api.open_inference import service as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.model_control import ModelControl
@@ -57,7 +57,7 @@ def all_methods(
         identify: Checks who calls, and the right for a method: `Admission.identify`.
     """
     methods = {
-        **_attention(AttentionService(engine, threads), engine),
+        **_attention(engine, threads),
         **open_inference.methods(engine, is_serving, threads, control, memory),
         **_health(health),
         **_reflection(ReflectionService((*SERVICES, *REFLECTIONS, HEALTH)), Right.READ),
@@ -65,22 +65,21 @@ def all_methods(
     return {**methods, **check_method(identify, methods)}
 
 
-def _attention(service: AttentionService, engine: Engine) -> dict[str, Method]:
-    pb = attention_pb
+def _attention(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
+    pb, attend, stream = attention_pb, Attend(engine, threads), AttendStream(engine, threads)
+    models = ModelMethods(engine)
     return {
-        f"/{ATTENTION}/Attend": of_tensors(service.attend, engine.budget),
-        f"/{ATTENTION}/AttendStream": of_tensors(
-            service.attend_stream, engine.budget, service.refuse_streamed
-        ),
+        f"/{ATTENTION}/Attend": of_tensors(attend.handle, engine.budget),
+        f"/{ATTENTION}/AttendStream": of_tensors(stream.handle, engine.budget, stream.refuse),
         f"/{ATTENTION}/ListModels": of_names(
             pb.ListModelsRequest.FromString,
-            service.list_models,
+            models.list_models,
             pb.ListModelsResponse.SerializeToString,
             right=Right.READ,
         ),
         f"/{ATTENTION}/GetModel": of_names(
             pb.GetModelRequest.FromString,
-            service.get_model,
+            models.get_model,
             pb.GetModelResponse.SerializeToString,
             right=Right.READ,
         ),

@@ -10,7 +10,6 @@ Source: protobuf.dev/programming-guides/encoding, "Message Structure" and "Last 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -25,10 +24,8 @@ from attention_serving.server.engine.types import Array
 # Field names from the message down to a field that is cut out. The name of a repeated submessage is followed
 # by the index of its occurrence.
 Path: TypeAlias = "tuple[str | int, ...]"
-# The occurrences of each field that was cut out, in the message's order.
-Fields: TypeAlias = "Mapping[Path, Sequence[memoryview]]"
-# Start and end of a field's content in its message.
-Place = tuple[int, int]
+# Start and end of each occurrence of a field, by its path.
+Places: TypeAlias = "Mapping[Path, Sequence[tuple[int, int]]]"
 Buffer: TypeAlias = "bytes | memoryview"
 M = TypeVar("M", bound=Message)
 
@@ -43,6 +40,7 @@ WIRE_TYPES: dict[int, int] = {
     FieldDescriptor.TYPE_FIXED32: FIXED32,
     FieldDescriptor.TYPE_DOUBLE: FIXED64,
 }
+ID = "id"
 CACHED_HEADS = 1024
 MAX_LEADING_BYTES = 1024
 
@@ -57,49 +55,44 @@ class CutField(NamedTuple):
         inner: What is cut out of the submessage; None if the field itself is cut out.
         repeated: Whether each occurrence is a submessage of its own; otherwise they are merged.
         replaced: Paths of the fields in other members of its oneof, which an occurrence replaces.
+        stays: Whether it stays in the message, and only its place is found.
     """
 
     name: str
     wire_types: frozenset[int]
-    inner: "Submessage | None"
+    inner: "CutFields | None"
     repeated: bool
     replaced: Sequence[Path]
+    stays: bool
 
 
-@dataclass(frozen=True)
-class Submessage:
-    """A message from which fields are cut out. Its other fields are left.
+# What is cut out of a message, by field number. Its other fields are left.
+CutFields: TypeAlias = "Mapping[int, CutField]"
 
-    Attributes:
-        fields: What is cut out, by field number.
+
+def cut_fields(message: Descriptor, paths: Iterable[str]) -> CutFields:
+    """Selects fields of a message that are to be cut out.
+
+    Args:
+        message: The type of the message.
+        paths: Names of fields from the message down, such as "query.data". They are `bytes`, strings or
+            repeated numbers; members of a oneof have no repeated submessages. The field `id` stays.
     """
-
-    fields: Mapping[int, CutField]
-
-    @classmethod
-    def of(cls, message: Descriptor, paths: Iterable[str]) -> "Submessage":
-        """Selects fields of a message.
-
-        Args:
-            message: The type of the message.
-            paths: Names of fields from the message down, such as "query.data". They are `bytes`, strings or
-                repeated numbers; members of a oneof have no repeated submessages.
-        """
-        members: dict[str, list[str]] = defaultdict(list)
-        for path in paths:
-            name, _, rest = path.partition(".")
-            members[name] += [rest] if rest else []
-        fields = {}
-        for name, own in members.items():
-            field = message.fields_by_name[name]
-            inner = cls.of(field.message_type, own) if own else None
-            oneof = field.containing_oneof
-            others = [] if oneof is None else [other.name for other in oneof.fields if other.name != name]
-            replaced = [(other, *path.split(".")) for other in others for path in members.get(other, ())]
-            kinds = frozenset({LENGTH_DELIMITED, WIRE_TYPES.get(field.type, VARINT)})
-            repeated = inner is not None and field.is_repeated
-            fields[field.number] = CutField(name, kinds, inner, repeated, replaced)
-        return cls(fields)
+    members: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        name, _, rest = path.partition(".")
+        members[name] += [rest] if rest else []
+    fields = {}
+    for name, own in members.items():
+        field = message.fields_by_name[name]
+        inner = cut_fields(field.message_type, own) if own else None
+        oneof = field.containing_oneof
+        others = [] if oneof is None else [other.name for other in oneof.fields if other.name != name]
+        replaced = [(other, *path.split(".")) for other in others for path in members.get(other, ())]
+        kinds = frozenset({LENGTH_DELIMITED, WIRE_TYPES.get(field.type, VARINT)})
+        repeated = inner is not None and field.is_repeated
+        fields[field.number] = CutField(name, kinds, inner, repeated, replaced, name == ID)
+    return fields
 
 
 class Bounds(NamedTuple):
@@ -113,74 +106,79 @@ class Bounds(NamedTuple):
     fields: int
     rest_bytes: int
 
-    @classmethod
-    def for_sequences(cls, max_sequences: int) -> "Bounds":
-        """Bounds that fit the longest encoding of a request with so many sequences.
 
-        A sequence may have a text or up to three lengths of its own, in a field each; names, shapes and
-        parameters are few.
-        """
-        return cls(fields=1024 + 8 * max_sequences, rest_bytes=(64 << 10) + 32 * max_sequences)
-
-
-class Parsed(NamedTuple, Generic[M]):
-    """A request.
+class Parsed(Generic[M]):
+    """A request whose tensors, numbers and texts were cut out.
 
     Attributes:
-        message: Its message, without the fields that were cut out.
-        fields: The fields that were cut out.
-        data: The message as it was received.
+        message: The request, without what was cut out.
+        data: What was received.
+        places: Start and end in `data` of the occurrences of each field that was cut out, and of the id.
+        id: The caller's name for the request; empty if it has none.
     """
 
-    message: M
-    fields: Fields
-    data: bytes
+    def __init__(self, message: M, data: bytes, places: Places, request_id: str = "") -> None:
+        self.message, self.data, self.places, self.id = message, data, places, request_id
+
+    def contents(self, *path: str | int) -> list[memoryview]:
+        """The contents of a field, as views."""
+        view = memoryview(self.data)
+        return [view[start:end] for start, end in self.places.get(path, ())]
+
+    def last(self, *path: str | int) -> memoryview:
+        """The content of a field that is not repeated: its last occurrence, or nothing."""
+        return self.contents(*path)[-1] if path in self.places else memoryview(b"")
+
+    def numbers(self, dtype: np.dtype[Any], *path: str | int, is_fixed: bool = False) -> "PackedNumbers":
+        """The numbers of a repeated field; see `PackedNumbers`."""
+        return PackedNumbers(self.contents(*path), dtype, is_fixed=is_fixed)
 
 
-def reader(parse: Callable[[bytes], M], root: Submessage, bounds: Bounds) -> Callable[[bytes], Parsed[M]]:
-    """Returns a function that parses requests of one type.
+def reader(
+    kind: Any, paths: Iterable[str], max_sequences: int, within: str = ""
+) -> Callable[[bytes], Parsed[Any]]:
+    """A function that parses requests of one type.
 
-    It raises DecodeError if they do not parse, and LimitExceededError if they exceed the bounds.
+    It raises DecodeError if they do not parse, and LimitExceededError if they have more fields, or more that
+    is not cut out, than the longest encoding of a request with so many sequences: each may have a text or up
+    to three lengths of its own, in a field each; names, shapes and parameters are few.
+
+    Args:
+        kind: The type of the messages.
+        paths: What is cut out of a request; see `cut_fields`.
+        max_sequences: Sequences of one request.
+        within: The field of the message that is the request, to which the paths refer; empty if the message
+            is the request.
     """
+    bounds = Bounds(fields=1024 + 8 * max_sequences, rest_bytes=(64 << 10) + 32 * max_sequences)
+    ids = [ID] if ID in kind.DESCRIPTOR.fields_by_name else []
+    root = cut_fields(kind.DESCRIPTOR, ids + [f"{within}.{path}" if within else path for path in paths])
 
-    def read(data: bytes) -> Parsed[M]:
-        rest, fields = cut(data, root, bounds)
-        return Parsed(parse(rest), fields, data)
+    def read(data: bytes) -> Parsed[Any]:
+        rest, places = cut(data, root, bounds)
+        message = kind.FromString(rest)
+        request_id = getattr(message, ID, "")
+        if within:
+            message = getattr(message, within)
+            places = {path[1:] if path[0] == within else path: own for path, own in places.items()}
+        return Parsed(message, data, places, request_id)
 
     return read
 
 
-def cut(message: bytes, root: Submessage, bounds: Bounds) -> tuple[bytes, Fields]:
+def cut(message: bytes, root: CutFields, bounds: Bounds) -> tuple[bytes, Places]:
     """Cuts fields out of a serialized message without copying them.
 
     Returns:
-        The message without the fields, and views of the fields.
-
-    Raises:
-        DecodeError: The bytes are not a message.
-        LimitExceededError: The message exceeds the bounds.
-    """
-    cutter, view = _Cutter(bounds), memoryview(message)
-    rest = b"".join(cutter.rest(view, root, ()))
-    return rest, {path: [view[start:end] for start, end in own] for path, own in cutter.places.items()}
-
-
-def last(fields: Fields, path: Path) -> bytes | memoryview:
-    """The content of a `bytes` field that is not repeated: its last occurrence, or nothing."""
-    return fields[path][-1] if path in fields else b""
-
-
-def places(message: bytes, root: Submessage, bounds: Bounds) -> list[tuple[Path, Place]]:
-    """Where the contents of fields begin and end in a serialized message, in its order.
+        The message without the fields, and where the contents of the fields begin and end.
 
     Raises:
         DecodeError: The bytes are not a message.
         LimitExceededError: The message exceeds the bounds.
     """
     cutter = _Cutter(bounds)
-    cutter.rest(memoryview(message), root, ())
-    found = [(path, place) for path, own in cutter.places.items() for place in own]
-    return sorted(found, key=lambda each: each[1])
+    rest = b"".join(cutter.rest(memoryview(message), root, ()))
+    return rest, cutter.places
 
 
 class _Cutter:
@@ -191,13 +189,13 @@ class _Cutter:
     """
 
     def __init__(self, bounds: Bounds) -> None:
-        self.places: dict[Path, list[Place]] = {}
+        self.places: dict[Path, list[tuple[int, int]]] = {}
         self._bounds = bounds
         self._fields_left = bounds.fields
         self._rest_left = bounds.rest_bytes
         self._occurrences: Counter[Path] = Counter()
 
-    def rest(self, message: memoryview, node: Submessage, path: Path, offset: int = 0) -> list[Buffer]:
+    def rest(self, message: memoryview, node: CutFields, path: Path, offset: int = 0) -> list[Buffer]:
         """The parts of a message that are left; adds what is cut out to the places.
 
         `offset` is where the message begins in that which contains it.
@@ -212,18 +210,21 @@ class _Cutter:
             end, at = _extent(message, at, kind)
             # Unknown fields may be groups, whose fields are not those of the message.
             depth += (kind == START_GROUP) - (kind == END_GROUP)
-            own = None if depth else node.fields.get(number)
+            own = None if depth else node.get(number)
             if own is None or kind not in own.wire_types:
+                at = end
+                continue
+            own_path: Path = (*path, own.name)
+            if own.inner is None:
+                self.places.setdefault(own_path, []).append((offset + at, offset + end))
+            if own.stays:
                 at = end
                 continue
             if kept_from < start:
                 parts.append(self._kept(message[kept_from:start]))
             for other in own.replaced:
                 self.places.pop((*path, *other), None)
-            own_path: Path = (*path, own.name)
-            if own.inner is None:
-                self.places.setdefault(own_path, []).append((offset + at, offset + end))
-            else:
+            if own.inner is not None:
                 if own.repeated:
                     self._occurrences[own_path] += 1
                     own_path = (*own_path, self._occurrences[own_path] - 1)
@@ -308,6 +309,12 @@ def field(path: tuple[int, ...], content: Sequence[Buffer]) -> list[Buffer]:
     """
     size = sum([len(part) if isinstance(part, bytes) else part.nbytes for part in content])
     return [head(path, size), *content]
+
+
+def text_field(number: int, text: str) -> bytes:
+    """Encodes a string field, which is left out if it is empty."""
+    content = text.encode()
+    return head((number,), len(content)) + content if content else b""
 
 
 @lru_cache(maxsize=CACHED_HEADS)

@@ -4,19 +4,18 @@ FP16 and BF16 halve the bytes of the vectors that models take and return as FP32
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_serving.artifact.manifest import Manifest
 from attention_serving.server.api.protobuf_bytes import Buffer
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
-from attention_serving.server.engine.types import Array, MaskKind
+from attention_serving.server.engine.types import Array, Result
 
 Shape = tuple[int, ...]
 # The types of elements that are arrays as they are, by the name that both protocols have for them.
@@ -137,9 +136,73 @@ def datatype_of(array: Array, wire: WireFloat) -> str:
     return wire.name if array.dtype == FLOAT32 else DATATYPES[array.dtype]
 
 
-def to_bytes(arrays: Iterable[Array], wire: WireFloat = WireFloat.FP32) -> list[Buffer]:
-    """The elements of arrays in row-major order. Arrays in that order and type are not copied."""
-    return [np.ascontiguousarray(narrowed(array, wire)).data for array in arrays]
+def to_bytes(
+    arrays: Iterable[Array], wire: WireFloat = WireFloat.FP32, shape: Shape | None = None
+) -> list[Buffer]:
+    """The elements of arrays in row-major order. Arrays in that order and type are not copied.
+
+    Args:
+        arrays: The arrays.
+        wire: The type in which real numbers are sent.
+        shape: The shape to which each is padded with zeros; None for their own.
+    """
+    return [np.ascontiguousarray(narrowed(_padded(array, shape), wire)).data for array in arrays]
+
+
+def _padded(array: Array, shape: Shape | None) -> Array:
+    if shape is None or array.shape == shape:
+        return array
+    return np.pad(array, [(0, size - own) for own, size in zip(array.shape, shape, strict=True)])
+
+
+class Output(NamedTuple):
+    """The place of an output in a reply; see `to_bytes`."""
+
+    name: str
+    wire: WireFloat = WireFloat.FP32
+    shape: Shape | None = None
+
+    def size(self, arrays: Sequence[Array]) -> int:
+        """Size of its elements, in bytes."""
+        dtype = self.wire.value if arrays[0].dtype == FLOAT32 else arrays[0].dtype
+        sizes = [array.size if self.shape is None else math.prod(self.shape) for array in arrays]
+        return int(sum(sizes) * dtype.itemsize)
+
+
+Piece: TypeAlias = bytes | Output
+
+
+class Reply:
+    """Encodes the replies to requests of one form: their bytes are the same but for outputs and ids.
+
+    Attributes:
+        is_kept: Whether nothing but the bytes around its vectors decides what a request of this form is.
+    """
+
+    __slots__ = ("_encode", "_pieces", "is_kept")
+
+    def __init__(self, encode: Callable[[Result], Sequence[Piece]], *, is_kept: bool = True) -> None:
+        """Creates an encoder; `encode` is called once, with the first result."""
+        self._encode, self.is_kept = encode, is_kept
+        self._pieces: Sequence[Piece] | None = None
+
+    def parts(self, result: Result) -> list[Any]:
+        """The parts of the reply to one request, without its id: bytes, and arrays."""
+        pieces = self._pieces
+        if pieces is None:
+            pieces = self._pieces = self._encode(result)
+        parts: list[Any] = []
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                parts.append(piece)
+                continue
+            name, wire, shape = piece
+            arrays = result.outputs[name]
+            if wire is WireFloat.FP32 and shape is None:  # those of a run with padding are views with gaps
+                parts += [own if own.flags.c_contiguous else np.ascontiguousarray(own) for own in arrays]
+            else:
+                parts += to_bytes(arrays, wire, shape)
+        return parts
 
 
 def narrowed(array: Array, wire: WireFloat) -> Array:
@@ -166,21 +229,3 @@ def _bfloat16(array: Array) -> NDArray[np.uint16]:
         rounded[nan] = bits[nan] | QUIET_NAN
     upper: NDArray[np.uint16] = (rounded >> HALF_BITS).astype(WireFloat.BF16.value)
     return upper
-
-
-def mask_shapes(manifest: Manifest, queries: int, keys: int, *batch: int) -> dict[Shape, MaskKind]:
-    """The shapes that a mask may have: (..., Tk), (..., Tq, Tk), (..., 1, Tq, Tk) and (..., H, Tq, Tk)."""
-    kinds = {
-        (*batch, keys): MaskKind.KEYS,
-        (*batch, queries, keys): MaskKind.PAIRS,
-        (*batch, 1, queries, keys): MaskKind.PAIRS,
-    }
-    if manifest.num_heads:
-        kinds[*batch, manifest.num_heads, queries, keys] = MaskKind.HEADS
-    return kinds
-
-
-def alternatives(shapes: Sequence[Shape] | dict[Shape, MaskKind]) -> str:
-    """Shapes in words."""
-    *others, last = map(str, shapes)
-    return f"{', '.join(others)} or {last}"

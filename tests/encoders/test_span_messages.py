@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 
 from attention_serving.artifact.encoder import EMBEDDING
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api.attention import codec, fields
-from attention_serving.server.api.protobuf_bytes import Fields, field
+from attention_serving.server.api.attention import codec
+from attention_serving.server.api.protobuf_bytes import field
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import Code, EngineError, LimitExceededError, OverloadedError
@@ -24,6 +24,7 @@ from attention_serving.server.engine.requests.validated_request import Validated
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
 from tests.encoders.repository import SENTENCE
+from tests.server.api.messages import read_attend
 from tests.server.seams import engine_of, outcome
 from tests.support import encoders
 from tests.support.mutations import ATTEND, Good, mutated
@@ -51,9 +52,7 @@ def prepare(
 ) -> ValidatedRequest:
     """Reads, decodes and validates a request as the server does."""
     allowance = Allowance(limits, (budget or MemoryBudget(64 * MIB)).reserve(len(data)))
-    parsed = fields.reader(limits)(data)
-    codec.check_embedding(model)
-    request = codec.decode(parsed.message, math.inf, codec.input_names(model), parsed.fields, allowance)
+    request = codec.decode(read_attend(data, limits), codec.input_names(model), math.inf, allowance)
     return validate(request, model, limits)
 
 
@@ -77,14 +76,9 @@ def test_numbers_that_are_not_packed_read_the_same() -> None:
     unpacked = [b"\x08\x02", b"\x15\0\0\0\0", b"\x15\1\0\0\0", b"\x1d\3\0\0\0", b"\x1d\2\0\0\0"]
     without_lengths = long.replace(numbers(1, b"\0"), b"")
     data = without_lengths + b"".join(field((12, 2), unpacked))
-    request = codec.decode(*_read(data))
+    request = codec.decode(read_attend(data, LIMITS), {}, math.inf)
     assert request.spans is not None
     assert (request.spans.rows.tolist(), request.spans.lengths) == ([[0, 3], [1, 2]], (2,))
-
-
-def _read(data: bytes) -> tuple[pb.AttendRequest, float, dict[str, str], Fields]:
-    parsed = fields.reader(LIMITS)(data)
-    return parsed.message, math.inf, {}, parsed.fields
 
 
 def after_a_good_request(*content: bytes) -> bytes:

@@ -15,7 +15,6 @@ from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server.api.attention import codec as attention_codec
-from attention_serving.server.api.open_inference.response import encode
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.run.provider import Device
@@ -237,14 +236,12 @@ def test_both_protocols_carry_a_pooled_output(engine: Engine) -> None:
     rows, ids = random_case([(4, 7)] * 3)
     pooled = np.stack([expected(*pair)[0] for pair in zip(rows, ids, strict=True)])
     model = engine.model(POOLING)
-    encoded_answer = attention_codec.encode(answer(engine, rows, ids), model)
-    response = attention_pb2.AttendResponse.FromString(encoded_answer)
+    reply = attention_codec.reply(attention_codec.facts(Request(), model), model)
+    response = attention_pb2.AttendResponse.FromString(b"".join(reply.parts(answer(engine, rows, ids))))
     vectors = response.context_vectors
     assert (vectors.width, list(vectors.lengths)) == (WIDTH, [1, 1, 1])
     assert_parity(np.frombuffer(vectors.data, np.float32).reshape(3, WIDTH), pooled)
     message = raw_request(model, {"ids": np.stack(ids), "rows": np.stack(rows)}, ["pooled"])
-    decoded = decode_infer(message, model)
-    shapes, types, regions, texts, _ = decoded.reply
-    result = submitted(engine, model, decoded.request).result(60)
-    encoded = encode(result, shapes, model, "", types, regions, texts)
+    request, reply = decode_infer(message, model)
+    encoded = b"".join(reply.parts(submitted(engine, model, request).result(60)))
     assert_parity(answered(pb.ModelInferResponse.FromString(encoded))["pooled"], pooled)

@@ -18,9 +18,10 @@ from starlette.exceptions import HTTPException
 
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.attention import codec, fields
+from attention_serving.server.api.attention import codec
 from attention_serving.server.api.open_inference import codec as open_inference
 from attention_serving.server.api.open_inference.tensors import KNOWN_DATATYPES
+from attention_serving.server.api.protobuf_bytes import reader
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import EngineError
@@ -34,6 +35,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.http import embeddings
 from attention_serving.server.http import infer as http
 from tests.encoders.repository import ENCODERS, SENTENCE
+from tests.server.api.messages import read_attend, read_infer
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.support.artifacts import cached_repositories
 
@@ -102,10 +104,9 @@ def encoder() -> LoadedModel:
 
 def infer(data: bytes, model: LoadedModel) -> None:
     """Decodes and validates a request of the Open Inference Protocol."""
-    parsed = open_inference.reader(LIMITS)(data)
     allowance = Allowance(LIMITS, MemoryBudget(64 * MIB).reserve(len(data)))
-    decoded = open_inference.decode(parsed.message, model, math.inf, parsed.fields, allowance)
-    validate(decoded.request, model, LIMITS)
+    request, _ = open_inference.decode(read_infer(data), model, math.inf, allowance)
+    validate(request, model, LIMITS)
 
 
 names = st.sampled_from(("query", "key", "value", "token_ids", "text", "attention_mask", "key_lengths"))
@@ -149,10 +150,9 @@ def shown(message: typed.AttendRequest) -> Message:
 
 def attend(data: bytes, model: LoadedModel) -> None:
     """Decodes and validates a request of attention.v1."""
-    parsed = fields.reader(LIMITS)(data)
     allowance = Allowance(LIMITS, MemoryBudget(64 * MIB).reserve(len(data)))
     names = codec.input_names(model)
-    request = codec.decode(parsed.message, math.inf, names, parsed.fields, allowance)
+    request = codec.decode(read_attend(data), names, math.inf, allowance)
     if len(request.texts) <= FEW_TEXTS or len(request.texts) > LIMITS.max_sequences:
         validate(request, model, LIMITS)  # others are tokenized on threads of their own
 
@@ -226,7 +226,7 @@ def test_a_query_that_is_replaced_again_and_again() -> None:
     inputs = typed.AttendRequest(inputs=[typed.NamedTensors(data=b"0")] * 5000).SerializeToString()
     data = inputs + b"\x1a\x00\x2a\x00" * 5000
     assert len(data) < MAX_MESSAGE
-    cheap(lambda: fields.reader(LIMITS)(data))
+    cheap(lambda: read_attend(data))
 
 
 def http_infer(body: bytes) -> None:
@@ -276,13 +276,11 @@ def test_token_lists_of_embeddings(lengths: list[int], count: int) -> None:
 def test_many_short_texts_are_not_tokenized_on_the_thread_that_takes_calls(count: int) -> None:
     message = pb.ModelInferRequest()
     message.inputs.add(name="text", datatype="BYTES", shape=[count])
-    streamed = typed.AttendStreamRequest(
-        request=typed.AttendRequest(text=typed.TextSequences(texts=["a"] * count))
-    )
-    attend = fields.reader(LIMITS)(streamed.request.SerializeToString())
+    request = typed.AttendRequest(text=typed.TextSequences(texts=["a"] * count))
+    streamed = reader(typed.AttendStreamRequest, codec.PATHS, LIMITS.max_sequences, within="request")
     found = [
-        open_inference.is_slow(open_inference.reader(LIMITS)(message.SerializeToString())),
-        fields.is_slow(attend),
-        fields.is_slow_streamed(fields.streamed_reader(LIMITS)(streamed.SerializeToString())),
+        open_inference.is_slow(read_infer(message.SerializeToString())),
+        codec.is_slow(read_attend(request.SerializeToString())),
+        codec.is_slow(streamed(typed.AttendStreamRequest(request=request).SerializeToString())),
     ]
     assert found == [count > FEW_TEXTS] * 3

@@ -1,29 +1,28 @@
-"""Converts attention.v1 messages to the engine's types and back."""
+"""Requests of attention.v1 as the engine's, and results as its replies, but for inputs by name."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Mapping
 
 import numpy as np
 
-from attention_serving.artifact.encoder import CONTEXT_VECTORS, EMBEDDING
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS, POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api import protobuf_bytes
-from attention_serving.server.api.attention.fields import TEXTS
-from attention_serving.server.api.protobuf_bytes import Buffer, Fields, PackedNumbers, Path, last
-from attention_serving.server.api.request_cache import ModelReference
+from attention_serving.server.api.protobuf_bytes import Parsed, head
 from attention_serving.server.api.tensors import (
     UNCOUNTED,
     Allowance,
+    Output,
+    Piece,
+    Reply,
     Shape,
     WireFloat,
     datatype_of,
     from_bytes,
-    to_bytes,
 )
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import SPANS
+from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS, LITTLE_TEXT_BYTES
 from attention_serving.server.engine.types import (
     BITS_PER_BYTE,
     Array,
@@ -32,10 +31,14 @@ from attention_serving.server.engine.types import (
     MaskKind,
     Ragged,
     Request,
-    Result,
-    Text,
 )
 
+# The fields that are cut out of requests.
+PATHS = (
+    "query.data", "key.data", "value.data", "inputs.data", "mask.bits", "text.texts",
+    "query.lengths", "key.lengths", "value.lengths", "token_ids.lengths", "embedding.spans.lengths",
+    "token_ids.ids", "positions", "embedding.spans.starts", "embedding.spans.ends", "inputs.shapes",
+)  # fmt: skip
 # The types that models take, and that vectors are sent in, by name.
 DATA_TYPES = {
     name: pb.DataType.Value(f"DATA_TYPE_{name}") for name in ("FP32", "FP16", "BF16", "INT64", "BOOL")
@@ -48,7 +51,6 @@ OFFSET_STARTS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.STARTS_F
 OFFSET_ENDS = (pb.AttendResponse.TOKEN_OFFSETS_FIELD_NUMBER, pb.Spans.ENDS_FIELD_NUMBER)
 # (B, T, d).
 MAX_OUTPUT_AXES = 3
-STREAMED = (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
 
 UINT32, INT64 = np.dtype("<u4"), np.dtype("<i8")
 
@@ -75,33 +77,25 @@ def input_names(model: LoadedModel) -> dict[str, str]:
     return {**dict(zip(("query", "key", "value"), names, strict=False)), "token_ids": names[0]}
 
 
-def inputs_of(message: pb.AttendRequest, model: LoadedModel, paths: Sequence[Path]) -> list[str]:
-    """The model's input that the vectors of each field are."""
-    if message.inputs:
-        return [message.inputs[int(path[-2])].name for path in paths]
-    names = input_names(model)
-    return [names.get(field, field) for field in (str(path[-2]) for path in paths)]
-
-
-def model_of(message: pb.AttendRequest) -> ModelReference:
-    """The model that a request names."""
-    return ModelReference(message.model_name, message.model_version)
+def is_slow(parsed: Parsed[pb.AttendRequest]) -> bool:
+    """Whether a request takes long to decode even if it is not large: much text, many texts, or spans."""
+    texts = parsed.contents("text", "texts")
+    is_long = len(texts) > FEW_TEXTS or sum(map(len, texts)) > LITTLE_TEXT_BYTES
+    return is_long or (bool(texts) and parsed.message.embedding.HasField(SPANS))
 
 
 def decode(
-    message: pb.AttendRequest,
-    deadline: float,
+    parsed: Parsed[pb.AttendRequest],
     names: Mapping[str, str],
-    fields: Fields,
+    deadline: float,
     allowance: Allowance = UNCOUNTED,
 ) -> Request:
-    """Decodes a request. Its arrays share memory with the message, and with `fields`, where they can.
+    """Decodes a request. Its arrays share memory with the message where they can.
 
     Args:
-        message: The request.
-        deadline: On `time.monotonic`'s clock.
+        parsed: The request.
         names: The result of `input_names`.
-        fields: The fields that were cut out of the message.
+        deadline: On `time.monotonic`'s clock.
         allowance: What the request may take.
 
     Raises:
@@ -109,32 +103,30 @@ def decode(
         LimitExceededError: The message contains too much.
         OverloadedError: The memory for its numbers is not available.
     """
+    message, decoder = parsed.message, _Decoder(parsed, allowance)
     if message.output_names:
         raise InvalidRequestError("output_names", "needs inputs, which name every input")
-    decoder = _Decoder(fields, allowance)
     inputs = {}
-    match message.WhichOneof("query_input"):
-        case "query":
-            inputs["query"] = decoder.vectors("query", message.query)
-        case "token_ids":
-            inputs["token_ids"] = decoder.tokens()
-    if message.HasField("key"):
-        inputs["key"] = decoder.vectors("key", message.key)
-    if message.HasField("value"):
-        inputs["value"] = decoder.vectors("value", message.value)
-    if (POSITIONS,) in fields:
+    if message.HasField("token_ids"):
+        inputs["token_ids"] = decoder.tokens()
+    for field in ("query", "key", "value"):
+        if message.HasField(field):
+            inputs[field] = decoder.vectors(field, getattr(message, field))
+    if (POSITIONS,) in parsed.places:
         inputs[POSITIONS] = decoder.positions(next(iter(inputs.values()), None))
     text, embedding, heads = message.text, message.embedding, message.head_selection
-    has_heads = message.HasField("head_selection")
+    has_heads, texts = message.HasField("head_selection"), parsed.contents("text", "texts")
+    if message.HasField("text") and not texts:
+        raise InvalidRequestError("text", "has no sequences; at least one is required")
     return Request(
         inputs={names.get(name, name): ragged for name, ragged in inputs.items()},
-        texts=decoder.texts() if message.HasField("text") else (),
+        texts=tuple(texts),
         mask=decoder.mask(message.mask.kind) if message.HasField("mask") else None,
         return_weights=message.return_weights,
         head_selection=HeadSelection(tuple(heads.layers), tuple(heads.heads)) if has_heads else None,
         return_tokens=not message.HasField("embedding"),
         dimensions=embedding.dimensions,
-        spans=decoder.spans() if embedding.HasField("spans") else None,
+        spans=decoder.spans() if embedding.HasField(SPANS) else None,
         return_offsets=message.return_offsets,
         prompt=text.prompt if text.HasField("prompt") else None,
         truncate=text.truncate if text.HasField("truncate") else None,
@@ -174,68 +166,60 @@ def elements(
 
 
 class _Decoder:
-    """Decodes the inputs of one request from the fields that were cut out of its message."""
+    """Decodes the inputs of one request. Their sizes are checked before anything is built."""
 
-    def __init__(self, fields: Fields, allowance: Allowance) -> None:
-        self._fields = fields
-        self._allowance = allowance
+    def __init__(self, parsed: Parsed[pb.AttendRequest], allowance: Allowance) -> None:
+        self._parsed, self._allowance = parsed, allowance
 
     def vectors(self, field: str, message: pb.VectorSequences) -> Ragged:
         if message.width == 0:
             raise InvalidRequestError(f"{field}.width", "must be at least 1")
         lengths = self._lengths(field)
-        shape = (sum(lengths), message.width)
-        data = last(self._fields, (field, "data"))
+        shape, data = (sum(lengths), message.width), self._parsed.last(field, "data")
         return Ragged(elements(field, message.data_type, data, shape, self._allowance), lengths)
 
     def tokens(self) -> Ragged:
         lengths = self._lengths("token_ids")
         says = f"the lengths sum to {sum(lengths)}"
-        return Ragged(self._numbers("token_ids.ids", ("token_ids", "ids"), sum(lengths), says), lengths)
+        return Ragged(self._integers(("token_ids", "ids"), sum(lengths), says), lengths)
 
     def positions(self, query: Ragged | None) -> Ragged:
         if query is None:
             raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
         rows = sum(query.lengths)
-        positions = self._numbers(POSITIONS, (POSITIONS,), rows, f"the query has {rows} rows")
-        return Ragged(positions, query.lengths)
+        return Ragged(self._integers((POSITIONS,), rows, f"the query has {rows} rows"), query.lengths)
 
     def spans(self) -> Ragged:
         path = ("embedding", SPANS)
         lengths = self._lengths(*path)
-        bounds = {}
-        for noun in ("starts", "ends"):
-            bounds[noun] = PackedNumbers(self._fields.get((*path, noun), ()), UINT32, is_fixed=True)
-            if (count := len(bounds[noun])) != sum(lengths):
-                says = f"have {count} {noun}; the lengths sum to {sum(lengths)}"
+        bounds = {
+            noun: self._parsed.numbers(UINT32, *path, noun, is_fixed=True) for noun in ("starts", "ends")
+        }
+        for noun, numbers in bounds.items():
+            if len(numbers) != sum(lengths):
+                says = f"have {len(numbers)} {noun}; the lengths sum to {sum(lengths)}"
                 raise InvalidRequestError(SPANS, says)
         self._allowance.take(SPANS, 2 * sum(lengths) * INT64.itemsize)
         arrays = [numbers.array() for numbers in bounds.values()]
         return Ragged(np.stack(arrays, axis=1, dtype=INT64), lengths)
 
-    def texts(self) -> tuple[Text, ...]:
-        texts = self._fields.get(TEXTS)
-        if not texts:
-            raise InvalidRequestError("text", "has no sequences; at least one is required")
-        return tuple(texts)
-
     def mask(self, kind: pb.AttentionMask.Kind.ValueType) -> Mask:
         if kind not in MASK_KINDS:
             raise InvalidRequestError("mask.kind", f"is {kind}; must be one of {', '.join(MaskKind)}")
-        bits = np.frombuffer(last(self._fields, ("mask", "bits")), np.uint8)
+        bits = np.frombuffer(self._parsed.last("mask", "bits"), np.uint8)
         # A flag of a mask takes one byte. The unused bits of the last byte are not flags.
         self._allowance.check_bytes("mask.bits", (len(bits) - 1) * BITS_PER_BYTE)
         return Mask(MASK_KINDS[kind], bits)
 
-    def _numbers(self, field: str, path: Path, expected: int, says: str) -> Array:
-        numbers = PackedNumbers(self._fields.get(path, ()), INT64)
+    def _integers(self, path: tuple[str, ...], expected: int, says: str) -> Array:
+        numbers, field = self._parsed.numbers(INT64, *path), ".".join(path)
         if len(numbers) != expected:
             raise InvalidRequestError(field, f"has {len(numbers)} {path[-1]}; {says}")
         self._allowance.take(field, expected * INT64.itemsize)
         return numbers.array()
 
     def _lengths(self, *path: str) -> tuple[int, ...]:
-        numbers = PackedNumbers(self._fields.get((*path, "lengths"), ()), UINT32)
+        numbers = self._parsed.numbers(UINT32, *path, "lengths")
         self._allowance.limits.check_sequences(path[-1], len(numbers))
         return tuple(numbers.array().tolist())
 
@@ -256,100 +240,62 @@ def output_type(message: pb.AttendRequest) -> WireFloat:
     return wire
 
 
-class TextFacts(NamedTuple):
-    """What a response says about the texts of its request.
-
-    Attributes:
-        token_counts: Number of tokens of each text; empty if the request had no texts, or not to an encoder.
-        truncated: Indices of the texts that were cut.
-        offsets: The characters of each token; None unless the request asked for them.
-    """
-
-    token_counts: tuple[int, ...] = ()
-    truncated: tuple[int, ...] = ()
-    offsets: Ragged | None = None
-
-    @classmethod
-    def of(cls, request: Request, model: LoadedModel) -> Self:
-        """The facts of a request whose texts have been encoded."""
-        if model.encoder is None:
-            return cls(offsets=request.offsets)
-        return cls(request.inputs[model.inputs[0].name].lengths, request.truncated, request.offsets)
-
-
-NO_FACTS = TextFacts()
-
-
-def encode(
-    result: Result,
-    model: LoadedModel,
-    wire: WireFloat = WireFloat.FP32,
-    facts: TextFacts = NO_FACTS,
-    *,
-    embeds: bool = False,
-) -> bytes:
-    """Serializes a result as an AttendResponse.
+def facts(request: Request, model: LoadedModel, *, has_texts: bool = False) -> bytes:
+    """What is known of the response to a request before the run: an AttendResponse.
 
     Args:
-        result: The outputs of each sequence.
+        request: The request; its texts are token ids.
+        model: The model.
+        has_texts: Whether it had texts.
+    """
+    response = pb.AttendResponse(model_name=model.name, model_version=model.version)
+    if has_texts and model.encoder is not None:
+        response.token_counts.extend(request.inputs[model.inputs[0].name].lengths)
+        response.truncated.extend(request.truncated)
+    bounds = b""
+    if request.offsets is not None:
+        response.token_offsets.lengths.extend(request.offsets.lengths)
+        for path, column in zip((OFFSET_STARTS, OFFSET_ENDS), request.offsets.rows.T, strict=True):
+            content = column.astype(UINT32).tobytes()
+            bounds += head(path, len(content)) + content
+    return response.SerializeToString() + bounds
+
+
+def reply(
+    known: bytes, model: LoadedModel, wire: WireFloat = WireFloat.FP32, *, embeds: bool = False
+) -> Reply:
+    """Encodes results as AttendResponses.
+
+    Args:
+        known: The result of `facts`.
         model: The model.
         wire: The type of real numbers in the response.
-        facts: What the response says about texts.
         embeds: Whether the request asked for embeddings.
     """
-    return b"".join(_parts(result, model, wire, facts, embeds=embeds))
+    has_heads = bool(model.manifest.num_heads)
+    return Reply(lambda result: [known, *_pieces(result.outputs, wire, embeds=embeds, has_heads=has_heads)])
 
 
-def encode_streamed(
-    request_id: str,
-    result: Result,
-    model: LoadedModel,
-    wire: WireFloat = WireFloat.FP32,
-    facts: TextFacts = NO_FACTS,
-    *,
-    embeds: bool = False,
-) -> bytes:
-    """Serializes a result as an AttendStreamResponse; otherwise as `encode`."""
-    return streamed(request_id, _parts(result, model, wire, facts, embeds=embeds))
-
-
-def streamed(request_id: str, response: Sequence[Buffer]) -> bytes:
-    """Serializes an AttendStreamResponse, given the parts of its AttendResponse."""
-    own = pb.AttendStreamResponse(id=request_id).SerializeToString()
-    return b"".join([own, *protobuf_bytes.field(STREAMED, response)])
-
-
-def _parts(
-    result: Result, model: LoadedModel, wire: WireFloat, facts: TextFacts, *, embeds: bool
-) -> list[Buffer]:
-    """The parts of a serialized AttendResponse."""
-    rows = result.outputs[EMBEDDING] if embeds else result.outputs.get(CONTEXT_VECTORS)
+def _pieces(
+    outputs: Mapping[str, list[Array]], wire: WireFloat, *, embeds: bool, has_heads: bool
+) -> list[Piece]:
+    response = pb.AttendResponse()
+    first = EMBEDDING if embeds else CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs))
     # The first output of a non-attention module may be one row for each sequence.
-    context = [np.atleast_2d(array) for array in rows or next(iter(result.outputs.values()))]
-    # A module may have an output of this name that is not the weights of heads.
-    weights = result.outputs.get("attention_weights", ()) if model.manifest.num_heads else ()
-    response = pb.AttendResponse(
-        model_name=model.name,
-        model_version=model.version,
-        token_counts=facts.token_counts,
-        truncated=facts.truncated,
-    )
+    rows = [np.atleast_2d(array) for array in outputs[first]]
     vectors = response.context_vectors
-    vectors.data_type = DATA_TYPES[datatype_of(context[0], wire)]
-    vectors.width = context[0].shape[-1]
-    vectors.lengths.extend([len(array) for array in context])
-    if weights:
+    vectors.data_type, vectors.width = DATA_TYPES[datatype_of(rows[0], wire)], rows[0].shape[-1]
+    vectors.lengths.extend([len(array) for array in rows])
+    output = Output(first, wire)
+    contents: list[Piece] = [head(CONTEXT_DATA, output.size(rows)), output]
+    # A module may have an output of this name that is not the weights of heads.
+    if weights := outputs.get(ATTENTION_WEIGHTS, ()) if has_heads else ():
         described = response.attention_weights
         described.data_type = DATA_TYPES[wire.name]
         *layers, described.num_heads, _, _ = weights[0].shape  # those of an encoder have layers
         described.num_layers = layers[0] if layers else 0
         described.query_lengths.extend([array.shape[-2] for array in weights])
         described.key_lengths.extend([array.shape[-1] for array in weights])
-    contents = protobuf_bytes.field(CONTEXT_DATA, to_bytes(context, wire))
-    if weights:
-        contents += protobuf_bytes.field(WEIGHTS_DATA, to_bytes(weights, wire))
-    if facts.offsets is not None:
-        response.token_offsets.lengths.extend(facts.offsets.lengths)
-        for path, bounds in zip((OFFSET_STARTS, OFFSET_ENDS), facts.offsets.rows.T, strict=True):
-            contents += protobuf_bytes.field(path, to_bytes([bounds.astype(UINT32)]))
+        output = Output(ATTENTION_WEIGHTS, wire)
+        contents += [head(WEIGHTS_DATA, output.size(weights)), output]
     return [response.SerializeToString(), *contents]

@@ -1,103 +1,73 @@
-"""Converts requests and results of the Open Inference Protocol to the engine's types and back.
+"""Requests of the Open Inference Protocol as the engine's, and how their results become replies.
 
 The protocol's tensors are rectangular: (B, T, ...). If a request contains key lengths, its padding is
 removed before anything is computed, and the outputs are padded with zeros to the request's length.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
+
+import numpy as np
 
 from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
-from attention_serving.artifact.manifest import ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS
+from attention_serving.artifact.manifest import (
+    ATTENTION_MASK,
+    BATCH_AXIS,
+    KEY_LENGTHS,
+    QUERY_LENGTHS,
+    GraphKind,
+)
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api import protobuf_bytes
+from attention_serving.server.api import inputs
 from attention_serving.server.api.open_inference import parameters, response, tensors
 from attention_serving.server.api.open_inference.parameters import RegionSlice
-from attention_serving.server.api.open_inference.rectangle import Rectangle
-from attention_serving.server.api.protobuf_bytes import Bounds, Fields, Parsed, Submessage
-from attention_serving.server.api.request_cache import KnownFields, ModelReference
+from attention_serving.server.api.protobuf_bytes import Parsed
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import UNCOUNTED, Allowance, Shape, WireFloat
+from attention_serving.server.api.tensors import UNCOUNTED, Allowance, Reply, Shape, WireFloat
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import check_dimensions
 from attention_serving.server.engine.requests.texts import encode_texts
 from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS, LITTLE_TEXT_BYTES, TEXT
-from attention_serving.server.engine.types import Request
+from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
 
-ID = ("id",)
-# The fields in which requests may differ that are otherwise the same.
-KNOWN_FIELDS = Submessage.of(pb.ModelInferRequest.DESCRIPTOR, (*ID, *tensors.RAW_CONTENTS))
-KNOWN = KnownFields(KNOWN_FIELDS, ID)
-# The same of replies.
-KNOWN_REPLY = KnownFields(Submessage.of(pb.ModelInferResponse.DESCRIPTOR, (*ID, "raw_output_contents")), ID)
 # Inputs that a request may have beside those of its model.
 OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
+# The length of each sequence without its padding, by symbolic axis.
+Cuts = Mapping[str, tuple[int, ...]]
+# Marks, in a stream, the response that is the only one to its request, if the client wants to know.
+FINAL = pb.ModelInferResponse(
+    parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
+).SerializeToString()
 
 
-def is_slow(request: Parsed[pb.ModelInferRequest]) -> bool:
+def is_slow(parsed: Parsed[pb.ModelInferRequest]) -> bool:
     """Whether a request takes long to decode even if it is not large: much text, or many texts."""
-    is_long = len(request.data) > LITTLE_TEXT_BYTES
-    texts = [tensor for tensor in request.message.inputs if tensor.datatype == tensors.BYTES]
+    is_long = len(parsed.data) > LITTLE_TEXT_BYTES
+    texts = [tensor for tensor in parsed.message.inputs if tensor.datatype == tensors.BYTES]
     return any(is_long or math.prod(islice(own.shape, tensors.MAX_AXES)) > FEW_TEXTS for own in texts)
 
 
-class Reply(NamedTuple):
-    """What encodes the reply to a request, beside its result.
-
-    Attributes:
-        shapes: Shape of each requested output in the response, in the order of the request.
-        types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
-        regions: Where outputs are written to shared memory, by name.
-        texts: What the response says about texts.
-        wants_final: Whether the response in a stream is to say that it is the last one.
-    """
-
-    shapes: Mapping[str, Shape]
-    types: Mapping[str, WireFloat]
-    regions: Mapping[str, RegionSlice]
-    texts: response.TextReply
-    wants_final: bool
-
-
-class Decoded(NamedTuple):
-    """A decoded request, without texts, and what encodes its reply."""
-
-    request: Request
-    reply: Reply
-
-
-def reader(limits: Limits) -> Callable[[bytes], Parsed[pb.ModelInferRequest]]:
-    """A function that parses requests within the limits."""
-    bounds = Bounds.for_sequences(limits.max_sequences)
-    return protobuf_bytes.reader(pb.ModelInferRequest.FromString, tensors.REQUEST, bounds)
-
-
-def model_of(message: pb.ModelInferRequest) -> ModelReference:
-    """The model that a request names."""
-    return ModelReference(message.model_name, message.model_version)
-
-
 def decode(
-    message: pb.ModelInferRequest,
+    parsed: Parsed[pb.ModelInferRequest],
     model: LoadedModel,
     deadline: float,
-    fields: Fields,
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory | None = None,
-) -> Decoded:
-    """Decodes a request. Its arrays share memory with raw contents.
+    *,
+    in_stream: bool = False,
+) -> tuple[Request, Reply]:
+    """Decodes a request, whose arrays share memory with raw contents, and finds how it is replied to.
 
     Args:
-        message: The request.
+        parsed: The request.
         model: The model that it names.
         deadline: The call's deadline on `time.monotonic`'s clock.
-        fields: The fields that were cut out of the message.
         allowance: What the request may take.
         memory: The regions of shared memory that tensors may be in; None if there are none.
+        in_stream: Whether it belongs to a stream.
 
     Raises:
         InvalidRequestError: The message contradicts itself or does not fit the model.
@@ -106,54 +76,115 @@ def decode(
         RegionNotFoundError: A tensor is in shared memory that is not registered.
         UnsupportedError: A tensor is in shared memory, which is switched off.
     """
-    parameters.check_request(message.parameters)
+    message, given = parsed.message, parameters.read(parsed.message.parameters)
+    parameters.check_request(given)
     types = _requested(message, model)
     if len(message.inputs) > (most := len(model.inputs) + len(OTHER_INPUTS)):
-        raise InvalidRequestError(
-            "inputs", f"has {len(message.inputs)} entries; the model takes {most} at most"
-        )
-    arrays = tensors.decode_tensors(message, fields, allowance, memory)
+        says = f"has {len(message.inputs)} entries; the model takes {most} at most"
+        raise InvalidRequestError("inputs", says)
+    arrays = tensors.decode_tensors(parsed, allowance, memory)
     texts, *others = (arrays.pop(name, None) for name in OTHER_INPUTS)
-    given = {name: other for name, other in zip(OTHER_INPUTS[1:], others, strict=True) if other is not None}
-    if texts is not None and given:
-        raise InvalidRequestError(next(iter(given)), "cannot be combined with text; send token ids instead")
-    rectangle = Rectangle(model, arrays)
-    mask = given.pop(ATTENTION_MASK, None)
-    cuts = rectangle.cuts(given)
+    beside = {name: other for name, other in zip(OTHER_INPUTS[1:], others, strict=True) if other is not None}
+    if texts is not None and beside:
+        raise InvalidRequestError(next(iter(beside)), "cannot be combined with text; send token ids instead")
+    sizes, mask = _sizes(arrays, model), beside.pop(ATTENTION_MASK, None)
+    cuts = _cuts(beside, sizes, model)
+    whole = {
+        spec.name: inputs.ragged(
+            spec.name, [arrays[spec.name].shape], arrays[spec.name], len(spec.axes) - 1, allowance.limits
+        )
+        for spec in model.inputs
+        if spec.name in arrays
+    }
     request = Request(
-        inputs={spec.name: rectangle.rows(spec, cuts) for spec in model.inputs if spec.name in arrays},
+        inputs={
+            spec.name: _cut(whole[spec.name], cuts.get(str(spec.axes[1])))
+            for spec in model.inputs
+            if spec.name in arrays
+        },
         texts=() if texts is None else tensors.decode_texts(TEXT, texts),
-        mask=None if mask is None else rectangle.mask(mask, cuts),
+        mask=None if mask is None else _mask(mask, model, whole, cuts),
         return_weights=ATTENTION_WEIGHTS in types and ATTENTION_WEIGHTS not in model.default_outputs,
         return_tokens=CONTEXT_VECTORS in types,
-        dimensions=parameters.dimensions(message.parameters),
-        prompt=parameters.typed(message.parameters, "prompt", str, "a string"),
-        truncate=parameters.typed(message.parameters, "truncate", bool, "a boolean"),
-        deadline=min(deadline, parameters.timeout(message.parameters)),
+        dimensions=parameters.dimensions(given),
+        prompt=parameters.typed(given, "prompt", str, "a string"),
+        truncate=parameters.typed(given, "truncate", bool, "a boolean"),
+        deadline=min(deadline, parameters.timeout(given)),
     )
     if request.dimensions:
         check_dimensions(request.dimensions, model)
-    encoded = encode_texts(request, model, allowance.limits, allowance.reservation)
-    wants_tokens = response.TOKENS in types and response.has_tokens(model)
-    computed = [name for name in types if not (wants_tokens and name == response.TOKENS)]
     field = TEXT if request.texts else model.inputs[0].name
     if request.return_weights:
         field = f"outputs[{ATTENTION_WEIGHTS}]"
-    id_bytes, tokens = len(message.id.encode()), None
-    shapes = response.layout(computed, encoded, model, rectangle.sizes, field, id_bytes, allowance)
-    if wants_tokens:
-        length = rectangle.query_length
-        shapes[response.TOKENS], tokens = response.token_texts(encoded, model, length, allowance)
-        shapes = {name: shapes[name] for name in types}
-    first = next(iter(encoded.inputs.values()), None)
-    reply = Reply(
-        shapes,
-        {name: wire for name, wire in types.items() if wire is not WireFloat.FP32},
-        _regions(message, model, shapes, types, memory),
-        response.TextReply(first.lengths if first else (), encoded.truncated, tokens),
-        parameters.wants_final(message.parameters),
+    request = encode_texts(request, model, allowance.limits, allowance.reservation)
+    id_bytes = len(parsed.id.encode())
+    shapes, contents = response.layout(types, request, model, sizes, field, id_bytes, allowance)
+    regions = _regions(message, model, shapes, types, memory)
+    known = response.known(request, model)
+    if in_stream and parameters.wants_final(given):
+        known += FINAL
+    encode = partial(
+        response.encode, known=known, shapes=shapes, types=types, regions=regions, contents=contents
     )
-    return Decoded(encoded, reply)
+    # A timeout counts from the arrival of its request, and regions can be replaced.
+    return request, Reply(encode, is_kept=parameters.TIMEOUT not in given and not regions)
+
+
+def _sizes(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, int]:
+    """The size of each symbolic axis, padding included, on which the inputs agree."""
+    sizes: dict[str, int] = {}
+    for name, array in arrays.items():
+        inputs.check_input(name, model)
+        spec = model.inputs_by_name[name]
+        if array.dtype == object:
+            raise InvalidRequestError(name, f"is BYTES; the model takes {spec.data_type}")
+        if array.ndim != len(spec.axes):
+            raise InvalidRequestError(name, f"has {array.ndim} axes; the model takes {len(spec.axes)}")
+        for axis, size in zip(spec.axes, array.shape, strict=True):
+            if isinstance(axis, str) and sizes.setdefault(axis, size) != size:
+                raise InvalidRequestError(
+                    name, f"has {axis} {size}; it must be {sizes[axis]}, as in another input"
+                )
+    return sizes
+
+
+def _cuts(given: Mapping[str, Array], sizes: Mapping[str, int], model: LoadedModel) -> Cuts:
+    """Checks `query_lengths` and `key_lengths`, each B lengths."""
+    axes = {QUERY_LENGTHS: str(model.inputs[0].axes[1]), KEY_LENGTHS: str(model.inputs[-1].axes[1])}
+    batch, cuts = sizes.get(BATCH_AXIS, 0), {}
+    for name, lengths in given.items():
+        longest = sizes.get(axes[name], 0)
+        if lengths.dtype.kind not in "iu" or lengths.shape != (batch,) or batch == 0:
+            raise InvalidRequestError(name, f"must be integers, one for each of {batch} sequences")
+        if not 1 <= lengths.min() <= lengths.max() <= longest:
+            raise InvalidRequestError(name, f"must lie in 1..{longest}")
+        cuts[axes[name]] = tuple(lengths.tolist())
+    return cuts
+
+
+def _cut(whole: Ragged, lengths: tuple[int, ...] | None) -> Ragged:
+    """Sequences of one length without their padding."""
+    if lengths is None:
+        return whole
+    ends = zip(range(0, len(whole.rows), whole.lengths[0]), lengths, strict=True)
+    return Ragged(np.concatenate([whole.rows[start : start + length] for start, length in ends]), lengths)
+
+
+def _mask(array: Array, model: LoadedModel, whole: Mapping[str, Ragged], cuts: Cuts) -> Mask | None:
+    """The flags of (B, Tk), (B, Tq, Tk) or (B, 1 or H, Tq, Tk) without padding."""
+    masked = model.manifest.graphs.get(GraphKind.MASK)
+    if masked is None:
+        raise InvalidRequestError(ATTENTION_MASK, f"model {model.name!r} does not take a mask")
+    found = inputs.mask([array.shape], array, model, whole, has_batch=True)
+    if found is None or not cuts:
+        return found
+    all_of_them = (None,) * len(array)
+    query, key = (cuts.get(str(axis), all_of_them) for axis in masked.inputs[-1].axes[-2:])
+    parts = [
+        (part[:end] if found.kind is MaskKind.KEYS else part[..., :last, :end]).ravel()
+        for part, last, end in zip(array, query, key, strict=True)
+    ]
+    return Mask(found.kind, np.concatenate(parts))
 
 
 def _regions(
@@ -183,24 +214,18 @@ def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> dict[str, W
     names = response.default_outputs(model)
     if not message.outputs:
         return dict.fromkeys(names, WireFloat.FP32)
-    known = dict.fromkeys((*names, *model.outputs))
+    known = list(dict.fromkeys((*names, *model.outputs)))
     if response.has_tokens(model):
-        known[response.TOKENS] = None
+        known.append(response.TOKENS)
     requested: dict[str, WireFloat] = {}
     for output in message.outputs:
         name, field = output.name, f"outputs[{output.name}]"
         if name not in known:
-            raise _unknown_output(name, model, ", ".join(known))
+            says = f"is unknown; must be one of {', '.join(known)}"
+            if name == EMBEDDING and model.encoder is None:
+                says = f"model {model.name!r} is not a text encoder; its outputs are {', '.join(known)}"
+            raise InvalidRequestError(field, says)
         if name in requested:
             raise InvalidRequestError(field, "is requested twice; each output must be requested once")
         requested[name] = parameters.output_type(field, output.parameters)
     return requested
-
-
-def _unknown_output(name: str, model: LoadedModel, known: str) -> InvalidRequestError:
-    field = f"outputs[{name}]"
-    if name == EMBEDDING and model.encoder is None:
-        return InvalidRequestError(
-            field, f"model {model.name!r} is not a text encoder; its outputs are {known}"
-        )
-    return InvalidRequestError(field, f"is unknown; must be one of {known}")

@@ -15,7 +15,8 @@ from attention_serving.server.engine.errors import InvalidRequestError, Unsuppor
 from attention_serving.server.transport.call import deadline_after
 
 T = TypeVar("T")
-Parameters = Mapping[str, pb.InferParameter]
+# Values by name; None for a parameter without a value.
+Parameters = Mapping[str, object]
 TIMEOUT = "timeout"
 # Extensions of the protocol that this server lacks, by their parameters.
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
@@ -48,12 +49,20 @@ class RegionSlice(NamedTuple):
     size: int
 
 
-def wants_final(parameters: Parameters) -> bool:
+def read(parameters: Mapping[str, pb.InferParameter]) -> Parameters:
+    """The values of parameters."""
+    choices = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
+    return {name: choice and getattr(parameters[name], choice) for name, choice in choices.items()}
+
+
+def wants_final(given: Parameters) -> bool:
     """Whether the last response of a stream to a request is to be marked as such."""
-    return WANTS_FINAL in parameters and parameters[WANTS_FINAL].bool_param
+    return given.get(WANTS_FINAL) is True
 
 
-def region_slice(field: str, parameters: Parameters, memory: SharedMemory | None) -> RegionSlice | None:
+def region_slice(
+    field: str, parameters: Mapping[str, pb.InferParameter], memory: SharedMemory | None
+) -> RegionSlice | None:
     """Where a tensor's parameters say that it is in shared memory; None if they do not.
 
     Raises:
@@ -61,97 +70,86 @@ def region_slice(field: str, parameters: Parameters, memory: SharedMemory | None
         RegionNotFoundError: The region is not registered.
         UnsupportedError: Shared memory is switched off.
     """
-    if not any(name in parameters for name in (REGION, REGION_OFFSET, REGION_SIZE)):
+    given = read(parameters)
+    if not {REGION, REGION_OFFSET, REGION_SIZE} & given.keys():
         return None
-    region = _value(parameters, REGION)
+    region = given.get(REGION)
     if not isinstance(region, str) or not region:
         raise InvalidRequestError(f"{field}.parameters[{REGION}]", "must be the name of a region")
-    if REGION_SIZE not in parameters:
+    if REGION_SIZE not in given:
         raise InvalidRequestError(f"{field}.parameters[{REGION_SIZE}]", "is missing")
-    offset, size = _bytes(field, parameters, REGION_OFFSET), _bytes(field, parameters, REGION_SIZE)
+    bounds = []
+    for name in (REGION_OFFSET, REGION_SIZE):
+        found = given.get(name, 0)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+            raise InvalidRequestError(f"{field}.parameters[{name}]", "must be a number of bytes, at least 0")
+        bounds.append(found)
     if memory is None:
         raise UnsupportedError(SHARED_MEMORY_IS_OFF)
-    return RegionSlice(memory.find(field, region), offset, size)
+    return RegionSlice(memory.find(field, region), *bounds)
 
 
-def _bytes(field: str, parameters: Parameters, name: str) -> int:
-    found = _value(parameters, name) if name in parameters else 0
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise InvalidRequestError(f"{field}.parameters[{name}]", "must be a number of bytes, at least 0")
-    return found
-
-
-def check_request(parameters: Parameters) -> None:
+def check_request(given: Parameters) -> None:
     """Checks the parameters of a request.
 
     Raises:
         InvalidRequestError: The request belongs to a stateful sequence.
     """
     for name in SEQUENCE:
-        if _value(parameters, name):
+        if given.get(name):
             raise InvalidRequestError(
                 f"parameters[{name}]", "is not supported by this server: its models keep no state"
             )
 
 
-def output_type(field: str, parameters: Parameters) -> WireFloat:
+def output_type(field: str, parameters: Mapping[str, pb.InferParameter]) -> WireFloat:
     """Checks the parameters of a requested output; the type of `datatype`, FP32 if it has none.
 
     Raises:
         InvalidRequestError: The output is to be classified, or the type is not one of real numbers.
     """
-    if _value(parameters, CLASSIFICATION):
-        raise InvalidRequestError(
-            f"{field}.parameters[{CLASSIFICATION}]",
-            "is not supported by this server; request the output without it",
-        )
-    if DATATYPE not in parameters:
-        return WireFloat.FP32
-    wire = WireFloat.__members__.get(str(_value(parameters, DATATYPE)))
+    given = read(parameters)
+    if given.get(CLASSIFICATION):
+        says = "is not supported by this server; request the output without it"
+        raise InvalidRequestError(f"{field}.parameters[{CLASSIFICATION}]", says)
+    wire = WireFloat.__members__.get(str(given.get(DATATYPE, WireFloat.FP32.name)))
     if wire is None:
-        raise InvalidRequestError(
-            f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(WireFloat.__members__)}"
-        )
+        says = f"must be one of {', '.join(WireFloat.__members__)}"
+        raise InvalidRequestError(f"{field}.parameters[{DATATYPE}]", says)
     return wire
 
 
-def dimensions(parameters: Parameters) -> int:
+def dimensions(given: Parameters) -> int:
     """Number of leading elements of each embedding; 0 for all.
 
     Raises:
         InvalidRequestError: The parameter is not a positive integer.
     """
-    found = typed(parameters, DIMENSIONS, int, "a positive integer")
+    found = typed(given, DIMENSIONS, int, "a positive integer")
     if found is not None and not 0 < found <= MAX_DIMENSIONS:
         raise InvalidRequestError(DIMENSIONS, f"is {found}; must be a positive integer")
     return found or 0
 
 
-def timeout(parameters: Parameters) -> float:
+def timeout(given: Parameters) -> float:
     """The deadline of the parameter `timeout`, which is in microseconds; infinite for 0 and below.
 
     Raises:
         InvalidRequestError: The timeout is not an integer.
     """
-    microseconds = typed(parameters, TIMEOUT, int, "an integer: microseconds, or 0 for no timeout")
+    microseconds = typed(given, TIMEOUT, int, "an integer: microseconds, or 0 for no timeout")
     return deadline_after(microseconds / 1e6) if microseconds and microseconds > 0 else math.inf
 
 
-def typed(parameters: Parameters, name: str, kind: type[T], words: str) -> T | None:
+def typed(given: Parameters, name: str, kind: type[T], words: str) -> T | None:
     """The value of a parameter of a type; None if the request does not have it.
 
     Raises:
         InvalidRequestError: It has another type than that which `words` name.
     """
-    if name not in parameters:
+    if name not in given:
         return None
-    value = _value(parameters, name)
+    value = given[name]
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         raise InvalidRequestError(name, f"must be {words}")
     return value
-
-
-def _value(parameters: Parameters, name: str) -> object:
-    """The value of a parameter; None if there is none."""
-    choice = parameters[name].WhichOneof("parameter_choice") if name in parameters else None
-    return None if choice is None else getattr(parameters[name], choice)

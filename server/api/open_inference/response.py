@@ -2,25 +2,32 @@
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
 from attention_serving.artifact.encoder import EMBEDDING
 from attention_serving.artifact.manifest import BATCH_AXIS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api import protobuf_bytes
 from attention_serving.server.api.open_inference import parameters
 from attention_serving.server.api.open_inference.parameters import RegionSlice
 from attention_serving.server.api.open_inference.tensors import BYTES
-from attention_serving.server.api.protobuf_bytes import Buffer
-from attention_serving.server.api.tensors import Allowance, Shape, WireFloat, datatype_of, to_bytes
+from attention_serving.server.api.protobuf_bytes import head
+from attention_serving.server.api.tensors import (
+    DATATYPES,
+    Allowance,
+    Output,
+    Piece,
+    Shape,
+    WireFloat,
+    datatype_of,
+    to_bytes,
+)
 from attention_serving.server.engine.errors import LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.dimensions import DTYPES
-from attention_serving.server.engine.types import Array, Request, Result
+from attention_serving.server.engine.types import Request, Result
 
 # The parameter of a response that names the texts that were cut, by their indices.
 TRUNCATED = "truncated"
@@ -46,15 +53,15 @@ def has_tokens(model: LoadedModel) -> bool:
 
 
 def layout(
-    outputs: Sequence[str],
+    outputs: Iterable[str],
     request: Request,
     model: LoadedModel,
     sizes: Mapping[str, int],
     field: str,
     id_bytes: int,
     allowance: Allowance,
-) -> dict[str, Shape]:
-    """The shapes of a response, padding included, whose size is checked before the request is queued.
+) -> tuple[dict[str, Shape], dict[str, tuple[str, bytes]]]:
+    """What is known of the outputs of a response, whose size is checked before the request is queued.
 
     Args:
         outputs: Names of the requested outputs.
@@ -66,9 +73,12 @@ def layout(
         id_bytes: Size of the request's id.
         allowance: What the response may take. The memory of padding is reserved.
 
+    Returns:
+        Their shapes, padding included, by name; and the datatype and content of those that describe texts.
+
     Raises:
         LimitExceededError: The response would be too large.
-        OverloadedError: The memory of the padding is not available.
+        OverloadedError: The memory of the padding, or of the tokens, is not available.
     """
     lengths = {
         str(spec.axes[1]): request.inputs[spec.name].lengths
@@ -78,8 +88,11 @@ def layout(
     batch = max(map(len, lengths.values()), default=0)
     padded = {axis: sizes.get(axis, max(own, default=0)) for axis, own in lengths.items()}
     is_padded = any(own.count(padded[axis]) < len(own) for axis, own in lengths.items())
-    shapes, size, unpadded = {}, 0, 0
+    shapes, size, unpadded = dict[str, Shape](), 0, 0
     for name in outputs:
+        if name == TOKENS and has_tokens(model):
+            shapes[name] = ()  # in its place
+            continue
         spec = model.outputs.get(name, LENGTHS_SPEC)
         named = {**padded, BATCH_AXIS: batch}
         shape = tuple([named.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
@@ -96,7 +109,23 @@ def layout(
     if is_padded and size > unpadded:
         # The outputs are copied to rectangles, which are then copied to the response.
         allowance.reserve(size + size - unpadded)
-    return shapes
+    contents = {}
+    if LENGTHS in shapes and LENGTHS not in model.outputs:
+        own = next(iter(request.inputs.values())).lengths if request.inputs else ()
+        contents[LENGTHS] = DATATYPES[np.dtype(np.int64)], np.array(own, np.int64).tobytes()
+    if TOKENS in shapes and has_tokens(model):
+        length = sizes.get(str(model.inputs[0].axes[1]), 0)
+        shapes[TOKENS], tokens = token_texts(request, model, length, allowance)
+        contents[TOKENS] = BYTES, tokens
+    return shapes, contents
+
+
+def known(request: Request, model: LoadedModel) -> bytes:
+    """What is known of the response to a request before the run, beside its outputs: a ModelInferResponse."""
+    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version)
+    if request.truncated:
+        response.parameters[TRUNCATED].string_param = ",".join(map(str, request.truncated))
+    return response.SerializeToString()
 
 
 def output_bytes(name: str, model: LoadedModel, shape: Shape, wire: WireFloat = WireFloat.FP32) -> int:
@@ -142,70 +171,46 @@ def token_texts(
     return (len(ids.lengths), length), b"".join(parts)
 
 
-class TextReply(NamedTuple):
-    """What a response says about the texts of its request.
-
-    Attributes:
-        lengths: Number of tokens of each text.
-        truncated: Indices of the texts that were cut.
-        tokens: The elements of the output `tokens`, if it is requested.
-    """
-
-    lengths: tuple[int, ...]
-    truncated: tuple[int, ...]
-    tokens: bytes | None
-
-
 def encode(
     result: Result,
+    known: bytes,
     shapes: Mapping[str, Shape],
-    model: LoadedModel,
-    request_id: str,
     types: Mapping[str, WireFloat],
     regions: Mapping[str, RegionSlice],
-    texts: TextReply,
-) -> bytes:
-    """Serializes a result, with one raw entry for each requested output.
+    contents: Mapping[str, tuple[str, bytes]],
+) -> list[Piece]:
+    """A response without its id, with one raw entry for each requested output.
 
     Args:
         result: The outputs of each sequence.
-        shapes: The result of `layout`.
-        model: The model.
-        request_id: The id of the request.
-        types: The type in which outputs of real numbers are sent, by name, if it is not FP32.
+        known: The result of `known`.
+        shapes: The shapes of `layout`.
+        types: The type in which outputs of real numbers are sent, by name.
         regions: Where outputs are written to shared memory, by name. Their raw entries are empty.
-        texts: What the response says about texts.
+        contents: The contents of `layout`.
 
     Raises:
         InvalidRequestError: A region of shared memory has become smaller.
     """
-    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
-    if texts.truncated:
-        response.parameters[TRUNCATED].string_param = ",".join(map(str, texts.truncated))
-    contents: list[Buffer] = []
+    response, raw = pb.ModelInferResponse(), list[Piece]()
     for name, shape in shapes.items():
-        output = response.outputs.add(name=name, shape=shape)
-        own: list[Buffer] = []
-        if name == TOKENS and texts.tokens is not None:
-            output.datatype, own = BYTES, [texts.tokens]
+        described = response.outputs.add(name=name, shape=shape)
+        own: Piece
+        if name in contents:
+            described.datatype, own = contents[name]
+            size = len(own)
         else:
-            arrays = [np.array(texts.lengths, DTYPES[LENGTHS_SPEC.data_type])]
-            if name in model.outputs:
-                arrays = [_padded(array, shape[1:]) for array in result.outputs[name]]
-            wire = types.get(name, WireFloat.FP32)
-            output.datatype, own = datatype_of(arrays[0], wire), to_bytes(arrays, wire)
+            arrays, wire = result.outputs[name], types[name]
+            is_padded = any(array.shape != shape[1:] for array in arrays)
+            own = Output(name, wire, shape[1:] if is_padded else None)
+            described.datatype, size = datatype_of(arrays[0], wire), own.size(arrays)
         if name in regions:
-            region, offset, size = regions[name]
-            region.write(name, offset, own)
-            output.parameters[parameters.REGION].string_param = region.name
-            output.parameters[parameters.REGION_OFFSET].int64_param = offset
-            output.parameters[parameters.REGION_SIZE].int64_param = size
-            own = []
-        contents += protobuf_bytes.field(RAW_OUTPUT_CONTENTS, own)
-    return b"".join([response.SerializeToString(), *contents])
-
-
-def _padded(array: Array, shape: Shape) -> Array:
-    if array.shape == shape:
-        return array
-    return np.pad(array, [(0, size - own) for own, size in zip(array.shape, shape, strict=True)])
+            region, offset, space = regions[name]
+            content = [own] if isinstance(own, bytes) else to_bytes(result.outputs[name], own.wire, own.shape)
+            region.write(name, offset, content)
+            described.parameters[parameters.REGION].string_param = region.name
+            described.parameters[parameters.REGION_OFFSET].int64_param = offset
+            described.parameters[parameters.REGION_SIZE].int64_param = space
+            own, size = b"", 0
+        raw += [head(RAW_OUTPUT_CONTENTS, size), own]
+    return [known, response.SerializeToString(), *raw]

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
+from attention_serving.server.api.inputs import check_once
 from attention_serving.server.api.open_inference import parameters
 from attention_serving.server.api.open_inference.parameters import RegionSlice
-from attention_serving.server.api.protobuf_bytes import Fields, PackedNumbers, Submessage
+from attention_serving.server.api.protobuf_bytes import PackedNumbers, Parsed
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import DTYPES, UNCOUNTED, Allowance, from_bytes
 from attention_serving.server.engine.errors import InvalidRequestError
@@ -29,10 +30,9 @@ CONTENTS = {
 # The type of a typed field is the widest that it has elements of, which comes last.
 CONTENT_TYPES = {CONTENTS[name]: dtype for name, dtype in DTYPES.items()}
 TYPED_FIELDS = [field.name for field in pb.InferTensorContents.DESCRIPTOR.fields]
-RAW_CONTENTS = ("raw_input_contents",)
-REQUEST = Submessage.of(
-    pb.ModelInferRequest.DESCRIPTOR, [*RAW_CONTENTS, *[f"inputs.contents.{name}" for name in TYPED_FIELDS]]
-)
+RAW_CONTENTS = "raw_input_contents"
+# The fields that are cut out of requests.
+PATHS = (RAW_CONTENTS, *[f"inputs.contents.{name}" for name in TYPED_FIELDS])
 # NumPy's own limit.
 MAX_AXES = 64
 Raw: TypeAlias = "bytes | memoryview"
@@ -40,16 +40,14 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 
 
 def decode_tensors(
-    message: pb.ModelInferRequest,
-    fields: Fields,
+    parsed: Parsed[pb.ModelInferRequest],
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory | None = None,
 ) -> dict[str, Array]:
     """Decodes the inputs of a request, by name. BYTES become arrays of `bytes` objects or views.
 
     Args:
-        message: The request.
-        fields: The fields that were cut out of the message.
+        parsed: The request.
         allowance: What the request may take.
         memory: The regions of shared memory that inputs may be in; None if there are none.
 
@@ -60,15 +58,14 @@ def decode_tensors(
         RegionNotFoundError: An input is in shared memory that is not registered.
         UnsupportedError: An input is in shared memory, which is switched off.
     """
-    contents = fields.get(RAW_CONTENTS, ())
+    contents = parsed.contents(RAW_CONTENTS)
     raw = iter(contents)
     tensors: dict[str, Array] = {}
     shared = 0
-    for index, tensor in enumerate(message.inputs):
+    for index, tensor in enumerate(parsed.message.inputs):
         name = tensor.name
-        if name in tensors:
-            raise InvalidRequestError(name, "is given twice; each input must be given once")
-        decoder = _TensorDecoder(tensor, index, fields, allowance)
+        check_once(name, tensors)
+        decoder = _TensorDecoder(tensor, index, parsed, allowance)
         if (where := parameters.region_slice(name, tensor.parameters, memory)) is not None:
             tensors[name] = decoder.shared(where)
             shared += 1
@@ -77,31 +74,31 @@ def decode_tensors(
     if next(raw, None) is not None:
         elsewhere = " outside shared memory" if shared else ""
         has = f"has {len(contents)} entries; the request has {len(tensors) - shared} inputs{elsewhere}"
-        raise InvalidRequestError("raw_input_contents", has)
+        raise InvalidRequestError(RAW_CONTENTS, has)
     return tensors
 
 
 class _TensorDecoder:
     """Decodes one input. Its size is checked against its shape before anything is built."""
 
-    def __init__(self, tensor: InputTensor, index: int, fields: Fields, allowance: Allowance) -> None:
+    def __init__(
+        self, tensor: InputTensor, index: int, parsed: Parsed[pb.ModelInferRequest], allowance: Allowance
+    ) -> None:
         # Each access to a field of a message makes a new object.
-        name, shape = tensor.name, tensor.shape
-        if tensor.datatype not in KNOWN_DATATYPES:
+        name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape[: MAX_AXES + 1])
+        if datatype not in KNOWN_DATATYPES:
             known = ", ".join(KNOWN_DATATYPES)
-            raise InvalidRequestError(
-                name, f"datatype {tensor.datatype!r} is unknown; must be one of {known}"
-            )
+            raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; must be one of {known}")
         if len(shape) > MAX_AXES:
-            raise InvalidRequestError(name, f"has {len(shape)} axes; the limit is {MAX_AXES}")
+            raise InvalidRequestError(name, f"has {len(tensor.shape)} axes; the limit is {MAX_AXES}")
         # If a size was 0, the number of bytes would not bound the others.
         if min(shape, default=1) < 1:
             raise InvalidRequestError(name, f"has shape {list(shape)}; every size must be 1 or more")
         # The first axis counts sequences.
         allowance.limits.check_sequences(name, shape[0] if shape else 0)
-        self._name, self._datatype, self._shape = name, tensor.datatype, tuple(shape)
+        self._name, self._datatype, self._shape = name, datatype, shape
         self._allowance = allowance
-        own = {field: fields.get(("inputs", index, "contents", field), ()) for field in TYPED_FIELDS}
+        own = {field: parsed.contents("inputs", index, "contents", field) for field in TYPED_FIELDS}
         # An element of BYTES may be empty, an occurrence of numbers has none then.
         self._typed = {
             field: found for field, found in own.items() if found and (field == CONTENTS[BYTES] or any(found))
@@ -118,7 +115,7 @@ class _TensorDecoder:
             raise InvalidRequestError(self._name, "has contents, but the request has raw_input_contents too")
         data = next(entries, None)
         if data is None:
-            raise InvalidRequestError("raw_input_contents", f"has no entry for input {self._name!r}")
+            raise InvalidRequestError(RAW_CONTENTS, f"has no entry for input {self._name!r}")
         return self._elements(data)
 
     def _elements(self, data: Raw) -> Array:

@@ -10,11 +10,11 @@ from google.protobuf.message import Message
 from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.attention import codec as attention_codec
-from attention_serving.server.api.attention import fields
 from attention_serving.server.api.open_inference import codec
-from attention_serving.server.api.open_inference.tensors import BYTES, decode_tensors
+from attention_serving.server.api.open_inference.tensors import BYTES, PATHS, decode_tensors
+from attention_serving.server.api.protobuf_bytes import Parsed, reader
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import DATATYPES, UNCOUNTED, Allowance
+from attention_serving.server.api.tensors import DATATYPES, UNCOUNTED, Allowance, Reply
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
@@ -61,28 +61,35 @@ def reserved_bytes(message: Message, validated: ValidatedRequest) -> int:
     return len(message.SerializeToString()) + validated.form.held_bytes
 
 
+def read_infer(data: bytes, limits: Limits | None = None) -> Parsed[pb.ModelInferRequest]:
+    """Parses a message of the Open Inference Protocol as the server does."""
+    return reader(pb.ModelInferRequest, PATHS, (limits or Limits()).max_sequences)(data)
+
+
+def read_attend(data: bytes, limits: Limits | None = None) -> Parsed[attention_pb.AttendRequest]:
+    """Parses a message of attention.v1 as the server does."""
+    return reader(attention_pb.AttendRequest, attention_codec.PATHS, (limits or Limits()).max_sequences)(data)
+
+
 def decode_infer(
     message: pb.ModelInferRequest,
     model: LoadedModel,
     deadline: float = math.inf,
     allowance: Allowance = UNCOUNTED,
     memory: SharedMemory | None = None,
-) -> codec.Decoded:
+) -> tuple[Request, Reply]:
     """Decodes a message as it is received."""
-    parsed = codec.reader(Limits())(message.SerializeToString())
-    return codec.decode(parsed.message, model, deadline, parsed.fields, allowance, memory)
+    return codec.decode(read_infer(message.SerializeToString()), model, deadline, allowance, memory)
 
 
 def decode_inputs(message: pb.ModelInferRequest, memory: SharedMemory | None = None) -> dict[str, Array]:
     """Decodes the inputs of a message as it is received."""
-    parsed = codec.reader(Limits())(message.SerializeToString())
-    return decode_tensors(parsed.message, parsed.fields, memory=memory)
+    return decode_tensors(read_infer(message.SerializeToString()), memory=memory)
 
 
 def decode_attend(message: attention_pb.AttendRequest, deadline: float = math.inf) -> Request:
     """Decodes a message as it is received."""
-    parsed = fields.reader(Limits())(message.SerializeToString())
-    return attention_codec.decode(parsed.message, deadline, {}, parsed.fields)
+    return attention_codec.decode(read_attend(message.SerializeToString()), {}, deadline)
 
 
 def packed(elements: Sequence[bytes]) -> bytes:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_serving.server.api.attention.codec import DATA_TYPES, MASK_KINDS, encode, input_names
+from attention_serving.server.api.attention.codec import DATA_TYPES, MASK_KINDS, facts, input_names, reply
 from attention_serving.server.api.tensors import DTYPES as ELEMENTS
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.types import MaskKind, Result
+from attention_serving.server.engine.types import MaskKind, Request, Result
 from tests.server.api.messages import attend_request, decode_attend
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, Served
@@ -169,6 +169,10 @@ def test_an_inconsistent_message_is_refused_and_names_the_field(
     assert (caught.value.field, caught.value.message) == (field, f"{field}: {says}")
 
 
+def encoded(result: Result, model: LoadedModel) -> bytes:
+    return b"".join(reply(facts(Request(), model), model).parts(result))
+
+
 pairs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
 
 
@@ -180,7 +184,7 @@ def test_a_result_is_serialized_without_padding(
     outputs = {"context_vectors": [rng.standard_normal((tq, 3), np.float32) for tq, _ in lengths]}
     if weights:
         outputs["attention_weights"] = [rng.random((2, tq, tk), np.float32) for tq, tk in lengths]
-    response = pb.AttendResponse.FromString(encode(Result(outputs), self_model))
+    response = pb.AttendResponse.FromString(encoded(Result(outputs), self_model))
     context = response.context_vectors
     assert (response.model_name, response.model_version) == (self_model.name, self_model.version)
     assert (context.data_type, context.width, list(context.lengths)) == (1, 3, [tq for tq, _ in lengths])
@@ -245,7 +249,7 @@ def test_a_model_that_returns_no_vectors_is_refused_before_it_runs(
 
 def test_one_row_per_sequence_is_serialized_as_sequences_of_one_row(self_model: LoadedModel) -> None:
     rows = [np.arange(4, dtype=np.float32), np.ones(4, np.float32)]
-    data = encode(Result({"context_vectors": rows}), with_output(self_model, "batch", 4))
+    data = encoded(Result({"context_vectors": rows}), with_output(self_model, "batch", 4))
     context = pb.AttendResponse.FromString(data).context_vectors
     assert (context.width, list(context.lengths)) == (4, [1, 1])
     assert context.data == b"".join(row.tobytes() for row in rows)
@@ -256,6 +260,6 @@ def test_an_output_of_a_module_that_is_called_attention_weights_is_not_the_weigh
 ) -> None:
     manifest = self_model.manifest.model_copy(update={"num_heads": 0})
     result = Result({"context": [np.ones((2, 4), np.float32)], "attention_weights": [np.ones(2, np.float32)]})
-    found = pb.AttendResponse.FromString(encode(result, dataclasses.replace(self_model, manifest=manifest)))
+    found = pb.AttendResponse.FromString(encoded(result, dataclasses.replace(self_model, manifest=manifest)))
     assert list(found.context_vectors.lengths) == [2]
     assert not found.HasField("attention_weights")

@@ -14,15 +14,15 @@ from torch import nn
 from attention_serving.export import export_module
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.attention.service import AttentionService
+from attention_serving.server.api.attention.service import Attend
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.open_inference.codec import decode, reader
-from attention_serving.server.api.open_inference.service import OpenInferenceService
+from attention_serving.server.api.open_inference.codec import decode
+from attention_serving.server.api.open_inference.service import ModelInfer
 from attention_serving.server.api.shared_memory import FOLDER, SharedMemory
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.engine.limits import MIB, Limits
+from attention_serving.server.engine.limits import MIB
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import Repository
@@ -30,7 +30,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Array
 from attention_serving.server.http import infer as http
 from tests.server.api.calls.scripted import ScriptedCall
-from tests.server.api.messages import decode_infer, raw_request
+from tests.server.api.messages import decode_infer, raw_request, read_infer
 from tests.server.http.clients import binary_body
 from tests.server.samples import CROSS, HEADS, SELF, WIDTHS
 from tests.support.coroutines import run
@@ -133,7 +133,7 @@ def test_a_mask_of_other_bytes_is_refused(
     model = models[name]
     mask = np.resize(FLAGS, shape)
     good = way(request(model, mask.view(np.bool_), output), memory)
-    found = decode_infer(good, model, memory=memory).request.mask
+    found = decode_infer(good, model, memory=memory)[0].mask
     assert found is not None
     np.testing.assert_array_equal(found.data.view(np.uint8), mask.ravel())
     with pytest.raises(InvalidRequestError) as caught:
@@ -153,8 +153,7 @@ def test_a_typed_boolean_beyond_one_is_true(self_model: LoadedModel) -> None:
     assert data != expected
     flags = []
     for each in (expected, data):
-        parsed = reader(Limits())(each)
-        found = decode(parsed.message, self_model, inf, parsed.fields).request.mask
+        found = decode(read_infer(each), self_model, inf)[0].mask
         assert found is not None
         flags.append(found.data.tobytes())
     assert flags == [b"\1\1\0\0"] * 2
@@ -184,10 +183,10 @@ def test_a_boolean_input_of_other_bytes_is_refused_after_an_equal_request(
     """A request that was answered is recognised by the bytes around its tensors, but not with booleans."""
     field = "flags"
     build: Callable[[bytes], Message] = gate_request
-    handle: Callable[..., Any] = OpenInferenceService(engine, threads, lambda: True).model_infer
+    handle: Callable[..., Any] = ModelInfer(engine, threads).handle
     if protocol == "attention.v1":
         build, field = gate_vectors, "key.data"
-        handle = AttentionService(engine, threads).attend
+        handle = Attend(engine, threads).handle
 
     def answer(flags: bytes) -> bytes:
         data = build(flags).SerializeToString()

@@ -8,13 +8,12 @@ import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_serving.server.api.attention.fields import reader
 from attention_serving.server.api.attention.named_tensors import decode
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from tests.server.api.messages import attend_request
+from tests.server.api.messages import attend_request, read_attend
 from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.support.eager import Array
 from tests.support.mutations import named
@@ -90,9 +89,9 @@ def test_a_message_that_contradicts_itself_or_is_too_large_is_refused(
     says: str,
 ) -> None:
     message = pb.AttendRequest(inputs=inputs, **options)
-    parsed = reader(LIMITS)(message.SerializeToString())
+    parsed = read_attend(message.SerializeToString(), LIMITS)
     with pytest.raises(kind) as caught:
-        decode(parsed.message, self_model, math.inf, parsed.fields, Allowance(LIMITS))
+        decode(parsed, self_model, math.inf, Allowance(LIMITS))
     assert says in caught.value.message
 
 

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.open_inference.codec import Decoded
-from attention_serving.server.api.open_inference.response import encode
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
@@ -35,20 +33,13 @@ def rectangles(model: LoadedModel, batch: int, query_length: int, key_length: in
 
 def answer(model: LoadedModel, message: pb.ModelInferRequest) -> dict[str, Array]:
     """Decodes a request, computes it and encodes the result."""
-    decoded = decode_infer(message, model)
-    shapes, types, regions, texts, _ = decoded.reply
+    request, reply = decode_infer(message, model)
     engine = Engine(Repository([model]))
-    result = submitted(engine, model, decoded.request).result()
-    response = pb.ModelInferResponse.FromString(
-        encode(result, shapes, model, message.id, types, regions, texts)
-    )
+    result = submitted(engine, model, request).result()
+    response = pb.ModelInferResponse.FromString(b"".join(reply.parts(result)))
     engine.close()
-    assert (response.model_name, response.model_version, response.id) == (model.name, "1", message.id)
+    assert (response.model_name, response.model_version) == (model.name, "1")
     return answered(response)
-
-
-def decoded_of(model: LoadedModel, **tensors: Array) -> Decoded:
-    return decode_infer(raw_request(model, tensors), model)
 
 
 @given(
@@ -61,9 +52,9 @@ def test_without_lengths_every_row_is_used(
     models: dict[str, LoadedModel], batch: int, lengths: tuple[int, int], name: str
 ) -> None:
     tensors = rectangles(models[name], batch, *lengths)
-    decoded = decoded_of(models[name], **dict(reversed(tensors.items())))
+    request, _ = decode_infer(raw_request(models[name], dict(reversed(tensors.items()))), models[name])
     for spec in models[name].inputs:
-        found, tensor = decoded.request.inputs[spec.name], tensors[spec.name]
+        found, tensor = request.inputs[spec.name], tensors[spec.name]
         np.testing.assert_array_equal(found.rows, tensor.reshape(-1, tensor.shape[2]))
         assert list(found.lengths) == [tensor.shape[1]] * batch
         assert not found.rows.flags.owndata
@@ -141,14 +132,13 @@ def test_the_timeout_parameter_is_a_deadline(
     message = raw_request(self_model, rectangles(self_model, 1, 2, 2))
     message.parameters["timeout"].int64_param = microseconds
     before = time.monotonic()
-    deadline = decode_infer(message, self_model).request.deadline
+    deadline = decode_infer(message, self_model)[0].deadline
     assert before + seconds <= deadline <= time.monotonic() + seconds
-    assert decode_infer(message, self_model, before).request.deadline == before
+    assert decode_infer(message, self_model, before)[0].deadline == before
 
 
 def test_weights_are_computed_only_on_request(self_model: LoadedModel) -> None:
     tensors = rectangles(self_model, 1, 2, 2)
-    plain = decode_infer(raw_request(self_model, tensors), self_model)
-    weights = decode_infer(raw_request(self_model, tensors, ["attention_weights"]), self_model)
-    assert (list(plain.reply.shapes), plain.request.return_weights) == (["context_vectors"], False)
-    assert (list(weights.reply.shapes), weights.request.return_weights) == (["attention_weights"], True)
+    plain, _ = decode_infer(raw_request(self_model, tensors), self_model)
+    weights, _ = decode_infer(raw_request(self_model, tensors, ["attention_weights"]), self_model)
+    assert (plain.return_weights, weights.return_weights) == (False, True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.open_inference.codec import decode, reader
+from attention_serving.server.api.open_inference.codec import decode
 from attention_serving.server.api.tensors import Allowance
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
@@ -15,7 +15,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.types import Array
-from tests.server.api.messages import decode_infer, raw_request, text_request
+from tests.server.api.messages import decode_infer, raw_request, read_infer, text_request
 from tests.server.samples import CROSS, SELF, TEXT
 
 Message = Callable[[LoadedModel], pb.ModelInferRequest]
@@ -213,19 +213,19 @@ def test_a_request_that_does_not_fit_the_model_is_refused_and_names_the_field(
 def test_an_empty_tensor_is_refused(self_model: LoadedModel, build: Message) -> None:
     message = build(self_model)
     with pytest.raises(InvalidRequestError):
-        validate(decode_infer(message, self_model).request, self_model, Limits())
+        validate(decode_infer(message, self_model)[0], self_model, Limits())
 
 
 def test_a_key_shorter_than_its_lengths_is_refused(cross_model: LoadedModel) -> None:
     message = tensors(key=KEY[:, :2], key_lengths=np.array([3, 3]))(cross_model)
     with pytest.raises(InvalidRequestError):
-        validate(decode_infer(message, cross_model).request, cross_model, Limits())
+        validate(decode_infer(message, cross_model)[0], cross_model, Limits())
 
 
 def test_a_mask_of_another_batch_than_the_texts_is_refused(text_model: LoadedModel) -> None:
     message = text(b"Life", b"is short", attention_mask=np.ones((1, 3), np.bool_))(text_model)
     with pytest.raises(InvalidRequestError):
-        validate(decode_infer(message, text_model).request, text_model, Limits())
+        validate(decode_infer(message, text_model)[0], text_model, Limits())
 
 
 LIMITED: dict[str, tuple[str, Message, Limits, str, str]] = {
@@ -281,9 +281,9 @@ def test_numbers_of_a_large_message_are_counted_before_they_are_decoded(self_mod
         [1] * 40_000
     )
     limits, budget = Limits(max_input_bytes=319_999), MemoryBudget(10**6)
-    parsed = reader(limits)(message.SerializeToString())
+    parsed = read_infer(message.SerializeToString(), limits)
     with pytest.raises(LimitExceededError) as caught:
-        decode(parsed.message, self_model, math.inf, parsed.fields, Allowance(limits, budget.reserve(0)))
+        decode(parsed, self_model, math.inf, Allowance(limits, budget.reserve(0)))
     assert caught.value.message == "query: would have 320000 bytes decoded; the limit is 319999"
     assert budget.held_bytes == 0
 
@@ -291,4 +291,4 @@ def test_numbers_of_a_large_message_are_counted_before_they_are_decoded(self_mod
 def test_an_empty_contents_message_beside_raw_contents_is_accepted(self_model: LoadedModel) -> None:
     message = raw_request(self_model, {"query": QUERY})
     message.inputs[0].contents.SetInParent()
-    assert decode_infer(message, self_model).request.inputs["query"].lengths == (3, 3)
+    assert decode_infer(message, self_model)[0].inputs["query"].lengths == (3, 3)

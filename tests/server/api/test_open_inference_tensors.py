@@ -133,7 +133,7 @@ REFUSALS = {
     "input twice": (
         prepared(lambda message: setattr(message.inputs[1], "name", "query")),
         "query",
-        "is given twice; each input must be given once",
+        "is sent twice; each input must be sent once",
     ),
     "shared memory": (
         prepared(lambda m: setattr(m.inputs[1].parameters["shared_memory_region"], "string_param", "r")),

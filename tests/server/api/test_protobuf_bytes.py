@@ -11,22 +11,27 @@ from hypothesis import strategies as st
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.attention import codec as attention_codec
-from attention_serving.server.api.attention import fields as attention_fields
+from attention_serving.server.api.attention.service import RESPONSE
 from attention_serving.server.api.open_inference import response as open_inference_response
 from attention_serving.server.api.open_inference import tensors as open_inference_tensors
 from attention_serving.server.api.protobuf_bytes import (
     Bounds,
-    Fields,
-    Submessage,
+    CutFields,
     cut,
+    cut_fields,
     field,
     leading_text,
     reader,
 )
 from attention_serving.server.engine.errors import LimitExceededError
 
-INFER, ATTEND = open_inference_tensors.REQUEST, attention_fields.REQUEST
+INFER = cut_fields(pb.ModelInferRequest.DESCRIPTOR, open_inference_tensors.PATHS)
+ATTEND = cut_fields(typed.AttendRequest.DESCRIPTOR, attention_codec.PATHS)
+STREAMED = cut_fields(
+    typed.AttendStreamRequest.DESCRIPTOR, [f"request.{path}" for path in attention_codec.PATHS]
+)
 RAW = open_inference_tensors.RAW_CONTENTS
+Fields = dict[tuple[str | int, ...], list[bytes]]
 WIDE = Bounds(fields=10_000, rest_bytes=100_000)
 content = st.binary(max_size=300)
 # Fields are found by their names' numbers, with the wire type of a submessage, a string or packed numbers.
@@ -83,8 +88,13 @@ def put_back(rest: Message, fields: Fields) -> None:
         message.MergeFromString(b"".join(b"".join(field((number,), [found])) for found in occurrences))
 
 
-def assert_cut(data: bytes, root: Submessage, parse: Callable[[bytes], Message]) -> None:
-    rest, fields = cut(data, root, WIDE)
+def cut_out(data: bytes, root: CutFields, bounds: Bounds = WIDE) -> tuple[bytes, Fields]:
+    rest, places = cut(data, root, bounds)
+    return rest, {path: [data[start:end] for start, end in own] for path, own in places.items()}
+
+
+def assert_cut(data: bytes, root: CutFields, parse: Callable[[bytes], Message]) -> None:
+    rest, fields = cut_out(data, root)
     found = parse(rest)
     put_back(found, fields)
     assert found == parse(data)
@@ -97,8 +107,8 @@ def test_what_is_cut_out_and_what_is_left_are_what_the_library_parses(
     # Messages in a row are one message: their fields are merged, and repeated fields are joined.
     data = b"".join(message.SerializeToString() for message in messages)
     assert_cut(data, INFER, pb.ModelInferRequest.FromString)
-    _, fields = cut(data, INFER, WIDE)
-    found = [bytes(entry) for entry in fields.get(RAW, [])]
+    _, fields = cut_out(data, INFER)
+    found = [bytes(entry) for entry in fields.get((RAW,), [])]
     assert found == [entry for message in messages for entry in message.raw_input_contents]
 
 
@@ -112,9 +122,7 @@ def test_the_last_of_several_query_inputs_replaces_the_others(messages: list[typ
 def test_fields_are_cut_out_of_submessages(query: bytes, key: bytes, text: str) -> None:
     request = typed.AttendRequest(model_name=text, query=vectors(query), key=vectors(key), positions=[1, 2])
     streamed = typed.AttendStreamRequest(id=text, request=request)
-    assert_cut(
-        streamed.SerializeToString(), attention_fields.STREAMED_REQUEST, typed.AttendStreamRequest.FromString
-    )
+    assert_cut(streamed.SerializeToString(), STREAMED, typed.AttendStreamRequest.FromString)
 
 
 def test_numbers_with_a_key_each_are_cut_out_like_packed_numbers() -> None:
@@ -122,7 +130,7 @@ def test_numbers_with_a_key_each_are_cut_out_like_packed_numbers() -> None:
     data = b"\x22" + bytes([len(ids) & 0x7F | 0x80, len(ids) >> 7]) + ids
     expected = typed.AttendRequest.FromString(data)
     assert list(expected.token_ids.ids) == list(range(100))
-    rest, fields = cut(data, ATTEND, WIDE)
+    rest, fields = cut_out(data, ATTEND)
     assert typed.AttendRequest.FromString(rest).token_ids == typed.TokenSequences()
     assert b"".join(fields["token_ids", "ids"]) == bytes(range(100))
 
@@ -131,14 +139,14 @@ def test_fields_of_an_unknown_group_are_not_those_of_the_message() -> None:
     group = b"\x9b\x06" + b"\x3a\x01a" + b"\x9b\x06\x9c\x06" + b"\x9c\x06"
     data = b"".join([b"\x3a\x01b", group, b"\x3a\x01c"])
     assert_cut(data, INFER, pb.ModelInferRequest.FromString)
-    rest, fields = cut(data, INFER, WIDE)
-    assert (rest, [bytes(found) for found in fields[RAW]]) == (group, [b"b", b"c"])
+    rest, fields = cut_out(data, INFER)
+    assert (rest, [bytes(found) for found in fields[RAW,]]) == (group, [b"b", b"c"])
 
 
 @given(data=st.binary(max_size=400), root=st.sampled_from([INFER, ATTEND]))
-def test_arbitrary_bytes_are_refused_or_kept(data: bytes, root: Submessage) -> None:
+def test_arbitrary_bytes_are_refused_or_kept(data: bytes, root: CutFields) -> None:
     try:
-        rest, fields = cut(data, root, WIDE)
+        rest, fields = cut_out(data, root)
     except DecodeError:
         return
     kept = sum(len(found) for occurrences in fields.values() for found in occurrences)
@@ -206,7 +214,7 @@ def test_a_field_that_is_appended_is_parsed_by_the_library(contents: list[bytes]
 def test_a_field_of_a_submessage_merges_with_it(data: bytes) -> None:
     head = typed.AttendStreamResponse(id="7", response=typed.AttendResponse(context_vectors=vectors(b"")))
     context = field(attention_codec.CONTEXT_DATA, [data])
-    appended = b"".join(field(attention_codec.STREAMED, context))
+    appended = b"".join(field(RESPONSE, context))
     found = typed.AttendStreamResponse.FromString(head.SerializeToString() + appended)
     assert found.id == "7"
     assert found.response.context_vectors == vectors(data)
@@ -214,8 +222,8 @@ def test_a_field_of_a_submessage_merges_with_it(data: bytes) -> None:
 
 def test_a_message_is_read_without_its_contents() -> None:
     data = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"first", b""]).SerializeToString()
-    found = reader(pb.ModelInferRequest.FromString, INFER, WIDE)(data)
-    assert [bytes(entry) for entry in found.fields[RAW]] == [b"first", b""]
+    found = reader(pb.ModelInferRequest, open_inference_tensors.PATHS, 1)(data)
+    assert [bytes(entry) for entry in found.contents(RAW)] == [b"first", b""]
     assert (found.message, found.data) == (pb.ModelInferRequest(model_name="m"), data)
 
 

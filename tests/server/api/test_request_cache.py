@@ -4,7 +4,7 @@ import dataclasses
 import math
 import random
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,11 @@ from google.protobuf.message import Message
 from attention_serving.protos.attention.v1 import attention_pb2 as typed
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import request_cache
-from attention_serving.server.api.attention.service import AttentionService
+from attention_serving.server.api.attention.service import Attend, AttendStream
 from attention_serving.server.api.codec_threads import CodecThreads
+from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.method import LARGE_BYTES, CallKind
-from attention_serving.server.api.open_inference.service import OpenInferenceService
+from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
 from attention_serving.server.api.request_cache import MAX_ALIKE, RequestCache
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.engine import Engine
@@ -46,12 +47,15 @@ CALL = ScriptedCall(math.inf)
 class Method(NamedTuple):
     """A method of a service, without a transport."""
 
-    cache: RequestCache[Any]
-    handle: Callable[..., Coroutine[Any, Any, bytes]]
+    method: Inference
+
+    @property
+    def cache(self) -> RequestCache:
+        return self.method._cache
 
     def answer(self, data: bytes) -> bytes:
         """Handles a request."""
-        return run(self.handle(data, CALL, MemoryBudget(64 * MIB).reserve(len(data))))
+        return run(self.method.handle(data, CALL, MemoryBudget(64 * MIB).reserve(len(data))))
 
     def hits(self, data: bytes) -> bool:
         """Whether the cache has the request."""
@@ -66,7 +70,7 @@ class Method(NamedTuple):
     def recognised(self, data: bytes) -> bytes:
         """The answer to a message that the cache has, which is not decoded."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.cache, "store", _not_decoded)
+            patch.setattr(self.cache, "keep", _not_decoded)
             return self.answer(data)
 
 
@@ -83,30 +87,22 @@ def engine(loaded: Repository) -> Iterator[Engine]:
 
 @pytest.fixture
 def infer(engine: Engine, threads: CodecThreads) -> Method:
-    return infer_method(engine, threads)
+    return Method(ModelInfer(engine, threads))
 
 
 @pytest.fixture
 def stream_infer(engine: Engine, threads: CodecThreads) -> Method:
-    service = OpenInferenceService(engine, threads, lambda: True)
-    return Method(service._cache, service.model_stream_infer)
+    return Method(ModelStreamInfer(engine, threads))
 
 
 @pytest.fixture
 def attend(engine: Engine, threads: CodecThreads) -> Method:
-    service = AttentionService(engine, threads)
-    return Method(service._cache, service.attend)
+    return Method(Attend(engine, threads))
 
 
 @pytest.fixture
 def attend_stream(engine: Engine, threads: CodecThreads) -> Method:
-    service = AttentionService(engine, threads)
-    return Method(service._streamed, service.attend_stream)
-
-
-def infer_method(engine: Engine, threads: CodecThreads) -> Method:
-    service = OpenInferenceService(engine, threads, lambda: True)
-    return Method(service._cache, service.model_infer)
+    return Method(AttendStream(engine, threads))
 
 
 def infer_request(model: LoadedModel, batch: int = 1, rows: int = 3, *outputs: str) -> pb.ModelInferRequest:
@@ -177,17 +173,13 @@ def test_a_recognised_request_whose_run_was_padded(
 ) -> None:
     """Its outputs are views of padded ones, with gaps between their rows."""
     engine = Engine(Repository([costing(models[CROSS], SAME_FOR_ALL)]))
-    service = AttentionService(engine, threads)
 
     def make(at: int) -> Message:
         request = cross_request(2, 3)
         request.return_weights = True
         return typed.AttendStreamRequest(id=f"{at}", request=request) if is_streamed else request
 
-    if is_streamed:
-        asserted_alike(Method(service._streamed, service.attend_stream), make)
-    else:
-        asserted_alike(Method(service._cache, service.attend), make)
+    asserted_alike(Method((AttendStream if is_streamed else Attend)(engine, threads)), make)
     engine.close()
 
 
@@ -304,7 +296,11 @@ def as_numbers(model: LoadedModel) -> pb.ModelInferRequest:
     return message
 
 
-@pytest.mark.parametrize("make", [with_lengths, with_timeout, in_half_precision, as_numbers])
+def test_vectors_as_numbers(infer: Method, self_model: LoadedModel) -> None:
+    asserted_alike(infer, lambda _: as_numbers(self_model))
+
+
+@pytest.mark.parametrize("make", [with_lengths, with_timeout, in_half_precision])
 def test_what_its_vectors_or_the_time_decide_is_not_kept(
     infer: Method, self_model: LoadedModel, make: Callable[[LoadedModel], pb.ModelInferRequest]
 ) -> None:
@@ -402,8 +398,8 @@ def test_unknown_messages_displace_none(attend: Method, monkeypatch: pytest.Monk
 def test_a_valid_request_that_cannot_be_learned_is_answered(
     name: str, infer: Method, attend: Method, self_model: LoadedModel
 ) -> None:
-    """It has more fields than those of which requests are kept."""
-    unknown = b"\x98\x06\x01" * request_cache.BOUNDS.fields
+    """It has more beside its vectors than requests that are kept."""
+    unknown = b"\x98\x06\x01" * request_cache.MAX_REST_BYTES
     method = infer if name == "infer" else attend
     request = infer_request(self_model) if name == "infer" else self_request(2)
     data = request.SerializeToString()
@@ -422,7 +418,7 @@ def test_an_id_that_is_no_text_is_refused_as_ever(infer: Method, self_model: Loa
 def test_a_model_that_was_replaced_is_not_used(threads: CodecThreads, self_model: LoadedModel) -> None:
     repository = Repository([self_model])
     engine = Engine(repository)
-    infer = infer_method(engine, threads)
+    infer = Method(ModelInfer(engine, threads))
     data = infer_request(self_model).SerializeToString()
     infer.decoded(data)
     assert infer.hits(data)
@@ -443,7 +439,7 @@ def test_a_model_that_is_still_in_use_keeps_no_other_out_and_is_freed_after_its_
     freed = weakref.ref(last_request)
     control = RepositoryControl(ModelStore(artifacts, Device()), Repository([last_request, models[CROSS]]))
     engine = Engine(control.repository)
-    method = infer_method(engine, threads)
+    method = Method(ModelInfer(engine, threads))
     data = {name: infer_request(models[name]).SerializeToString() for name in (SELF, CROSS)}
     for one in data.values():
         method.decoded(one)

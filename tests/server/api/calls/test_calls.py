@@ -16,7 +16,7 @@ import pytest
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind, Method
-from attention_serving.server.api.open_inference.service import OpenInferenceService
+from attention_serving.server.api.open_inference.service import ModelInfer, ModelStreamInfer
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
@@ -336,9 +336,8 @@ class TimedRequests:
         self.gate, self.model = Gate(), model
         self.engine = WatchedEngine([tapped(model, self.gate)], Limits())
         self.threads = CodecThreads(1)
-        service = OpenInferenceService(self.engine, self.threads, lambda: True)
-        handle = service.model_infer if kind is CallKind.UNARY else service.model_stream_infer
-        self._method = Method(kind=kind, handle=handle, right=None, budget=self.engine.budget)
+        method = (ModelInfer if kind is CallKind.UNARY else ModelStreamInfer)(self.engine, self.threads)
+        self._method = Method(kind=kind, handle=method.handle, right=None, budget=self.engine.budget)
         tapped_model = self.engine.model(model.name)
         self.held = submitted(self.engine, tapped_model, request_of(model, [(2, 2)]))
         assert self.gate.entered.wait(PATIENCE_SECONDS)

@@ -5,13 +5,15 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from attention_serving.server.api.codec_threads import LARGE_REPLY_BYTES, CodecThreads
+from attention_serving.server.api.codec_threads import CodecThreads
+from attention_serving.server.api.inference import LARGE_REPLY_BYTES, Inference
 from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, of_names
 from attention_serving.server.api.protobuf_bytes import Parsed
 from attention_serving.server.coroutines import Task, result_of
@@ -35,17 +37,20 @@ LIMIT = 10 * LARGE_BYTES
 CODEC = "codec"
 
 
-class Handler:
-    """Parses, decodes, awaits a result and encodes, as a service does. Notes on which thread."""
+class Handler(Inference):
+    """A method whose models and results the test provides. Notes on which thread it does what."""
 
     def __init__(self, threads: CodecThreads) -> None:
         self._threads = threads
+        self._read = self._parse
+        self._cache: Any = SimpleNamespace(get=lambda *_: None, keep=lambda *_: None)
+        self._engine: Any = SimpleNamespace(run=self._run)
         self.futures: list[Future[Result]] = []
         self.parsed_on: list[str] = []
         self.decoded_on: list[str] = []
         self.encoded_on: list[str] = []
         self.error: Exception | None = None
-        self.is_slow = False
+        self.has_many_texts = False
         self.result_bytes = 0
         self.may_decode = threading.Event()
         self.may_decode.set()
@@ -53,35 +58,36 @@ class Handler:
         self.may_encode.set()
         self.entered = threading.Event()
 
-    async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
-        threads, deadline = self._threads, call.deadline
-        parsed = await threads.parse(self._parse, message, deadline)
-        decode = partial(self._decode, parsed, reservation)
-        name = await threads.decode(decode, parsed, deadline, is_slow=self.is_slow)
-        future: Future[Result] = Future()
-        self.futures.append(future)
-        result = await result_of(future)
-        return await threads.encode(partial(self._encode, name), result, reservation, deadline)
-
     def _parse(self, message: bytes) -> Parsed[Any]:
         self.parsed_on.append(threading.current_thread().name)
-        return Parsed(message, {}, message)
+        return Parsed(message, message, {})
 
-    def _decode(self, parsed: Parsed[Any], reservation: Reservation) -> bytes:
+    def _is_slow(self, _parsed: Parsed[Any]) -> bool:
+        return self.has_many_texts
+
+    def _validated(self, parsed: Parsed[Any], _call: Call, reservation: Reservation) -> Any:
         self.decoded_on.append(threading.current_thread().name)
         reservation.add(self.result_bytes)
         self.entered.set()
         assert self.may_decode.wait(PATIENCE_SECONDS)
         if self.error is not None:
             raise self.error
-        name: bytes = parsed.message[:1]
-        return name
+        return None, SimpleNamespace(model=SimpleNamespace(name=""), deadline=math.inf), parsed.message[:1]
 
-    def _encode(self, name: bytes, result: Result) -> bytes:
+    async def _run(self, *_: object) -> Result:
+        future: Future[Result] = Future()
+        self.futures.append(future)
+        return await result_of(future)
+
+    def _encode(self, reply: Any, result: Result, _request_id: str) -> bytes:
         self.encoded_on.append(threading.current_thread().name)
         self.entered.set()
         assert self.may_encode.wait(PATIENCE_SECONDS)
+        name: bytes = reply
         return name + bytes([len(result.outputs)])
+
+    def _decode(self, *_: object) -> Any:
+        raise AssertionError("`_validated` is replaced")
 
     @property
     def threads(self) -> list[str]:
@@ -168,7 +174,7 @@ def test_a_small_reply_with_a_large_reservation_is_encoded_at_once(
 
 
 def test_a_slow_request_is_decoded_on_a_codec_thread(unary: Method, handler: Handler) -> None:
-    handler.is_slow = True
+    handler.has_many_texts = True
     call = started(unary)
     call.deliver(SMALL)
     call.run_posted()
