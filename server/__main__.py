@@ -9,7 +9,7 @@ from attention_serving.server.command_line import make_application, unknown_vari
 from attention_serving.server.errors import ServerError
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import Inbox, end, handle_signals
-from attention_serving.server.tls import exposure
+from attention_serving.server.tls.files import check_exposure
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def serve(settings: Settings) -> int:
 
 
 def _run(settings: Settings) -> None:
-    exposure.check(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
+    check_exposure(settings.host, encrypted=settings.tls_files is not None, insecure=settings.insecure)
     inbox = Inbox()
     handle_signals(inbox.put)
     # ONNX Runtime and gRPC are imported here: --help and a supervisor need neither.

@@ -20,7 +20,7 @@ from attention_serving.server.models import load_models, model_control
 from attention_serving.server.recorder import call_recorder
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
-from attention_serving.server.tls.watch import current_certificates
+from attention_serving.server.tls import current_certificates
 from attention_serving.server.transport import TransportKind
 from attention_serving.server.transport.options import RpcOptions
 

@@ -1,17 +1,19 @@
 """The guard that the settings ask for."""
 
 from functools import partial
-from pathlib import Path
+from typing import Protocol
 
-from attention_serving.server.errors import IdentityError
-from attention_serving.server.security.errors import SecurityFileError
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.identities import IdentityLimits
-from attention_serving.server.security.token_file import TokenTable, read_table
-from attention_serving.server.security.watched_file import NullSecurityObserver, SecurityObserver, WatchedFile
+from attention_serving.server.security.token_file import parse_table, read_bytes
 from attention_serving.server.settings import Settings
+from attention_serving.server.watched import Watched
 
-TOKENS = "tokens"
+
+class SecurityObserver(Protocol):
+    """Receives reports of tokens and keys that were read again. Called on any thread."""
+
+    def reloaded(self, what: str, *, success: bool) -> None:
+        """Tokens or keys have changed, or cannot be used: what was read before stays in use."""
 
 
 def guard_of(settings: Settings, observer: SecurityObserver | None = None) -> Guard | None:
@@ -26,43 +28,27 @@ def guard_of(settings: Settings, observer: SecurityObserver | None = None) -> Gu
     """
     if not settings.has_identities:
         return None
-    observer = observer or NullSecurityObserver()
-    limits = IdentityLimits()
-    try:
-        table = _table(settings, limits, observer)
-        if not settings.jwt_jwks:
-            return Guard(table)
-        return _with_web_tokens(settings, table, limits, observer)
-    except SecurityFileError as error:
-        raise IdentityError(str(error)) from error
 
+    def report(what: str, value: object) -> None:
+        if observer is not None:
+            observer.reloaded(what, success=value is not None)
 
-def _with_web_tokens(
-    settings: Settings,
-    table: WatchedFile[TokenTable] | None,
-    limits: IdentityLimits,
-    observer: SecurityObserver,
-) -> Guard:
-    # Their libraries take time and memory that a server without them need not spend.
-    from attention_serving.server.security.key_sources import FileKeys, KeySource, UrlKeys, is_url  # noqa: PLC0415
-    from attention_serving.server.security.web_tokens import WebTokens  # noqa: PLC0415
+    table = web_tokens = None
+    if settings.jwt_jwks:
+        # Their libraries take time and memory that a server without them need not spend.
+        from attention_serving.server.security.keys import Keys  # noqa: PLC0415
+        from attention_serving.server.security.web_tokens import WebTokens  # noqa: PLC0415
 
-    where = settings.jwt_jwks or ""
-    keys: KeySource
-    keys = UrlKeys(where, observer) if is_url(where) else FileKeys(Path(where), observer)
-    web_tokens = WebTokens(
-        keys,
-        issuer=settings.jwt_issuer,
-        audience=settings.jwt_audience,
-        rights_claim=settings.jwt_rights_claim,
-        limits=limits,
-    )
-    return Guard(table, web_tokens, close=keys.close)
-
-
-def _table(
-    settings: Settings, limits: IdentityLimits, observer: SecurityObserver
-) -> WatchedFile[TokenTable] | None:
-    if settings.tokens is None:
-        return None
-    return WatchedFile(TOKENS, settings.tokens, partial(read_table, defaults=limits), observer)
+        web_tokens = WebTokens(
+            Keys(settings.jwt_jwks, partial(report, "jwks")),
+            issuer=settings.jwt_issuer,
+            audience=settings.jwt_audience,
+            rights_claim=settings.jwt_rights_claim,
+        )
+    if settings.tokens is not None:
+        path = settings.tokens
+        table = Watched(
+            "tokens", partial(read_bytes, path), partial(parse_table, path), partial(report, "tokens")
+        )
+        table.start()
+    return Guard(table, web_tokens)

@@ -17,7 +17,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
-from attention_serving.server.tls.metrics import TlsMetrics
+from attention_serving.server.tls.files import Certificates
 
 T = TypeVar("T")
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -337,6 +337,40 @@ class Metrics(Observer):
     def run_terminated(self, model: str) -> None:
         """Counts a run that was stopped because no caller waited for it."""
         self._terminated(model).inc()
+
+
+class TlsMetrics:
+    """Counts reloads, and publishes when certificates expire. Without TLS, there are no values."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._reloads = Counter(
+            "attention_tls_reloads",
+            "Number of times that a process took changed files of certificates (ok) or could not (failed).",
+            ["result"],
+            registry=registry,
+        )
+        self._expiry = Gauge(
+            "attention_tls_certificate_expiry_timestamp_seconds",
+            "When a certificate in use expires, in seconds since 1970: the server's (server), or the last of"
+            " the clients' authorities (client_ca); of the worker where it is earliest.",
+            ["certificate"],
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+
+    def in_use(self, certificates: Certificates) -> None:
+        """Publishes when certificates expire that are used from now on."""
+        for result in ("ok", "failed"):
+            self._reloads.labels(result)
+        self._expiry.labels("server").set(certificates.expires.timestamp())
+        if certificates.client_ca_expires is not None:
+            self._expiry.labels("client_ca").set(certificates.client_ca_expires.timestamp())
+
+    def renewed(self, certificates: Certificates | None) -> None:
+        """Counts a change of the files, with the certificates that they contain if they can be used."""
+        self._reloads.labels("failed" if certificates is None else "ok").inc()
+        if certificates is not None:
+            self.in_use(certificates)
 
 
 def _grouped(pairs: Iterable[tuple[str, T]]) -> Iterable[tuple[str, list[T]]]:

@@ -29,10 +29,10 @@ class PeriodicThread:
         """Starts the thread."""
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """Ends the thread after a call that is under way. Does nothing if it was not started."""
         self._closed.set()
-        if self._thread.ident is not None:
+        if wait and self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:

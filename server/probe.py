@@ -9,6 +9,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from attention_serving.server.tls.identities import names_in
+
 DEFAULT_PORT = "8001"
 TIMEOUT_SECONDS = 5.0
 CERTIFICATE, KEY = "ATTENTION_TLS_CERTIFICATE", "ATTENTION_TLS_KEY"
@@ -73,9 +75,7 @@ def _channel(target: str, arguments: argparse.Namespace) -> grpc.Channel:
 
 
 def _name(certificate: bytes) -> str:
-    from attention_serving.server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
-
-    return next(iter(identities.of_pem(certificate)), "")
+    return next(iter(names_in(certificate)), "")
 
 
 if __name__ == "__main__":

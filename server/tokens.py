@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from attention_serving.server.security.entries import Entry, digest_of, new_token
-from attention_serving.server.security.errors import SecurityFileError
-from attention_serving.server.security.token_file import TokenFile, read_file, write_file
+from attention_serving.server.errors import IdentityError
+from attention_serving.server.security.token_file import (
+    Entry,
+    TokenFile,
+    digest_of,
+    new_token,
+    problems,
+    read_file,
+    write_file,
+)
 
 application = typer.Typer(
     add_completion=False,
@@ -56,21 +63,12 @@ def create(
         ),
     ] = None,
     max_calls: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Maximum number of its inference calls in progress. 0 sets no limit.",
-            show_default=False,
-        ),
-    ] = None,
+        int, typer.Option(min=0, help="Maximum number of its inference calls in progress. 0 sets no limit.")
+    ] = 0,
     max_bytes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Maximum memory of its requests, such as 64MiB. 0 sets no limit.",
-            show_default=False,
-        ),
-    ] = None,
+        str,
+        typer.Option(metavar="SIZE", help="Maximum memory of its requests, such as 64MiB. 0 sets no limit."),
+    ] = "0",
     queue_weight: Annotated[
         float, typer.Option(min=0.001, max=1000, help="Its share of the runs in relation to others.")
     ] = 1.0,
@@ -85,14 +83,14 @@ def create(
         "expires": expires,
         "rights": right,
         "max_calls": max_calls,
-        "max_bytes": None if max_bytes is None else _size(max_bytes),
+        "max_bytes": max_bytes,
         "queue_weight": queue_weight,
     }
     with _errors(), _locked(file):
         content = read_file(file) if file.exists() else TokenFile(identities=())
         if any(entry.name == name for entry in content.identities):
             _fail(f"{file}: {name} exists already; revoke it first, or choose another name")
-        write_file(file, _checked([*content.identities, _entry(fields)]))
+        write_file(file, TokenFile(identities=(*content.identities, Entry.model_validate(fields))))
     until = "without end" if expires is None else f"until {expires.isoformat()}"
     typer.echo(f"{name}: {' '.join(right)}, {until}", err=True)
     if token is not None:
@@ -141,40 +139,13 @@ def _described(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entry(fields: dict[str, Any]) -> Entry:
-    try:
-        return Entry.model_validate(fields)
-    except ValidationError as error:
-        raise SecurityFileError(_problem(error)) from None
-
-
-def _checked(entries: list[Entry]) -> TokenFile:
-    try:
-        return TokenFile(identities=tuple(entries))
-    except ValidationError as error:
-        raise SecurityFileError(_problem(error)) from None
-
-
-def _problem(error: ValidationError) -> str:
-    details = error.errors(include_input=False, include_url=False)[0]
-    where = str(details["loc"][0]) if details["loc"] else "identity"
-    return f"{where}: {details['msg'].removeprefix('Value error, ')}"
-
-
-def _size(text: str) -> int:
-    try:
-        return TypeAdapter(ByteSize).validate_python(text)
-    except ValidationError as error:
-        raise typer.BadParameter("must be a number of bytes or a size such as 64MiB") from error
-
-
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """Lets one command at a time change the files of a folder."""
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise SecurityFileError(f"{file.parent}: cannot be opened: {error.strerror}") from error
+        raise IdentityError(f"{file.parent}: cannot be opened: {error.strerror}") from error
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
@@ -186,8 +157,10 @@ def _locked(file: Path) -> Iterator[None]:
 def _errors() -> Iterator[None]:
     try:
         yield
-    except SecurityFileError as error:
+    except IdentityError as error:
         _fail(str(error))
+    except ValidationError as error:
+        _fail(problems(error))
 
 
 def _fail(message: str) -> NoReturn:

@@ -28,7 +28,7 @@ from attention_serving.server.process_metrics import ProcessesCollector
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
 from attention_serving.server.supervision import Child, Exit, ExitKind, State
-from attention_serving.server.tls.watch import current_certificates
+from attention_serving.server.tls import current_certificates
 
 log = logging.getLogger(__name__)
 

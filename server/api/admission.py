@@ -37,7 +37,7 @@ from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
 from attention_serving.server.security.errors import IdentityLimitError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.identities import Identity
-from attention_serving.server.tls import forwarding
+from attention_serving.server.tls import identities
 from attention_serving.server.transport.call import Call
 from attention_serving.server.transport.options import RpcOptions
 
@@ -244,16 +244,14 @@ def peer_identities(call: Call) -> tuple[str, ...]:
     """
     context = call.authentication()
     if certificates := context.get(CERTIFICATE):
-        from attention_serving.server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
-
-        return identities.of_pem(certificates[0])
-    claimed = forwarding.claimed(context, call.metadata, forwarding.KEY)
-    return () if claimed is None else forwarding.decode(claimed)
+        return identities.names_in(certificates[0])
+    claimed = identities.claimed(context, call.metadata, identities.FORWARDED)
+    return () if claimed is None else identities.read_forwarded(claimed)
 
 
 def client_of(call: Call) -> str:
     """The connection of the caller, as ADDRESS:PORT. Through the HTTP process, that of its client."""
-    return str(forwarding.claimed(call.authentication(), call.metadata, forwarding.CLIENT) or call.peer)
+    return str(identities.claimed(call.authentication(), call.metadata, identities.CLIENT) or call.peer)
 
 
 def multiple_of(share: float) -> float:

@@ -17,8 +17,7 @@ from attention_serving.server.errors import ServerError
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.http.server import Stop, serve
 from attention_serving.server.shutdown import StopRequest, handle_signals
-from attention_serving.server.tls import exposure
-from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tls.files import TlsFiles, check_exposure
 from attention_serving.server.tracing.options import trace_options
 
 log = logging.getLogger("attention_serving.server.http")
@@ -105,7 +104,7 @@ def _run(options: HttpOptions, host: str, port: int, *, insecure: bool) -> int:
         log.info("serving", extra={"host": host, "http_port": bound, "target": options.target})
 
     try:
-        exposure.check(host, encrypted=options.tls is not None, insecure=insecure)
+        check_exposure(host, encrypted=options.tls is not None, insecure=insecure)
         sockets = listen(host, port)
         serve(options, sockets, begin)
     except ServerError as error:

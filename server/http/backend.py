@@ -19,7 +19,7 @@ from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
 from attention_serving.server import access_question
 from attention_serving.server.api.errors import DETAILS_KEY
 from attention_serving.server.http.options import HttpOptions
-from attention_serving.server.tls import forwarding
+from attention_serving.server.tls.identities import FORWARDED
 
 SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"]
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -67,7 +67,7 @@ MAX_APPROVALS = 1024
 # Everything but inference, and loading of models, is answered at once.
 TIMEOUT_SECONDS = 10.0
 # Metadata that say who calls. Others, such as identifiers of requests and traces, differ from call to call.
-CREDENTIALS = ("authorization", forwarding.KEY)
+CREDENTIALS = ("authorization", FORWARDED)
 
 
 class Client(Protocol):

@@ -19,7 +19,7 @@ from attention_serving.server.http.backend import TIMEOUT_SECONDS, Backend, Meta
 from attention_serving.server.http.observation import Observer
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.http.record import HttpRecord
-from attention_serving.server.tls import forwarding
+from attention_serving.server.tls import identities
 from attention_serving.server.transport.options import METADATA_BYTES
 
 T = TypeVar("T")
@@ -234,10 +234,10 @@ class Exchange:
                     raise InvalidRequestError(known, "contains characters other than printable ASCII")
                 metadata.append((known, text))
         if self._connection.peer_identities:
-            metadata.append(forwarding.encode(self._connection.peer_identities))
+            metadata.append(identities.forward(self._connection.peer_identities))
         if self.scope["client"] is not None:
             host, port = self.scope["client"]
-            metadata.append((forwarding.CLIENT, f"{host}:{port}"))
+            metadata.append((identities.CLIENT, f"{host}:{port}"))
         size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)
         if size > MAX_FORWARDED_BYTES:
             raise HTTPException(

@@ -25,9 +25,9 @@ from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.http.app import create_application
 from attention_serving.server.http.exchange import CONNECTION, JSON
 from attention_serving.server.http.options import HttpOptions
-from attention_serving.server.tls.context import renewing_context
+from attention_serving.server.tls import current_certificates
 from attention_serving.server.tls.files import CurrentCertificates
-from attention_serving.server.tls.watch import current_certificates
+from attention_serving.server.tls.identities import names_in
 
 Stop = Callable[[], None]
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
@@ -108,9 +108,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", transport))
         encryption = transport.get_extra_info("ssl_object")
         if certificate := encryption and encryption.getpeercert(binary_form=True):
-            from attention_serving.server.tls import identities  # noqa: PLC0415 - its library is needed with TLS only
-
-            self.peer_identities = identities.of_der(certificate)
+            self.peer_identities = names_in(certificate)
         self.app_state = {**self.app_state, CONNECTION: self}
         self.transport = cast("asyncio.Transport", _CorkedTransport(self.transport))
         self._began = time.monotonic()
@@ -390,4 +388,6 @@ def _context_factory(
     certificates: CurrentCertificates,
 ) -> Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]:
     """What makes uvicorn's context, which takes the current certificates in each handshake."""
+    from attention_serving.server.tls.certificates import renewing_context  # noqa: PLC0415 - its library is needed with TLS only
+
     return lambda _configuration, _default: renewing_context(certificates)

@@ -1,4 +1,4 @@
-"""Errors of calls that are not permitted, and of files that cannot be used.
+"""Errors of calls that are not permitted.
 
 EngineError
 ├── CredentialsError         UNAUTHENTICATED: it is not known who calls
@@ -9,8 +9,6 @@ EngineError
 ├── KeysUnavailableError     UNAVAILABLE: the keys that verify tokens have not been fetched yet
 └── OverloadedError
     └── IdentityLimitError   RESOURCE_EXHAUSTED: the identity holds its share
-
-SecurityFileError            a file of tokens or keys cannot be used
 
 No message contains a token, or a part of one.
 """
@@ -61,7 +59,3 @@ class IdentityLimitError(OverloadedError):
     """The identity holds its share of a resource; the request was not queued."""
 
     reason = "IDENTITY_LIMIT"
-
-
-class SecurityFileError(Exception):
-    """A file of tokens or keys cannot be used; the message gives the reason, and no secret."""

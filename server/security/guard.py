@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from attention_serving.server.security.entries import digest_of
 from attention_serving.server.security.errors import InvalidTokenError, MissingCredentialsError
 from attention_serving.server.security.identities import Identity
-from attention_serving.server.security.token_file import TokenTable
-from attention_serving.server.security.watched_file import WatchedFile
+from attention_serving.server.security.token_file import TokenTable, digest_of
+from attention_serving.server.watched import Watched
 
 if TYPE_CHECKING:  # its libraries are needed with JSON Web Tokens only
     from attention_serving.server.security.web_tokens import WebTokens
@@ -28,24 +27,17 @@ class Guard:
 
     def __init__(
         self,
-        table: WatchedFile[TokenTable] | None,
+        table: Watched[bytes, TokenTable] | None,
         web_tokens: "WebTokens | None" = None,
-        *,
-        clock: Callable[[], float] = time.time,
-        close: Callable[[], None] = lambda: None,
     ) -> None:
         """Creates a guard.
 
         Args:
             table: The identities of the tokens file.
             web_tokens: Verifies JSON Web Tokens.
-            clock: Seconds since 1970.
-            close: Ends the threads of what else was made for the guard.
         """
         self._table = table
         self._web_tokens = web_tokens
-        self._clock = clock
-        self._close = close
 
     def identify(
         self, metadata: Metadata, certificates: Callable[[], tuple[str, ...]], client: Callable[[], str] = str
@@ -66,14 +58,15 @@ class Guard:
         """
         token = bearer_token(metadata)
         identity = self._of_certificate(certificates()) if token is None else self._of_token(token, client)
-        identity.check_expiry(self._clock())
+        identity.check_expiry(time.time())
         return identity
 
     def close(self) -> None:
         """Ends the threads that watch files and fetch keys."""
         if self._table is not None:
             self._table.close()
-        self._close()
+        if self._web_tokens is not None:
+            self._web_tokens.close()
 
     def _of_token(self, token: str, client: Callable[[], str]) -> Identity:
         digest = digest_of(token)

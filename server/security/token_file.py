@@ -5,28 +5,101 @@
 The file holds no secret: nobody finds a token by its hash. Who may write to it decides who may do what.
 """
 
+import hashlib
 import hmac
 import json
+import logging
+import math
 import os
+import secrets
+import stat
 import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from attention_serving.server.security.entries import Entry
-from attention_serving.server.security.errors import SecurityFileError
-from attention_serving.server.security.identities import Identity, IdentityLimits
+from attention_serving.server.errors import IdentityError
+from attention_serving.server.security.identities import Identity, IdentityLimits, Source
+from attention_serving.server.security.rights import Rights
 
+log = logging.getLogger(__name__)
 TOML = ".toml"
 MAX_FILE_BYTES = 16 << 20
 # Problems that one message lists.
 MAX_PROBLEMS = 5
 OWNER_ONLY = 0o600
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+# 256 bits of the operating system's random numbers.
+TOKEN_BYTES = 32
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}$"
+SHA256 = r"^[0-9a-f]{64}$"
+
+
+class Entry(BaseModel):
+    """An identity, and what proves it: a bearer token, or the name in a verified client certificate.
+
+    Attributes:
+        name: Name of the identity.
+        sha256: SHA-256 of its token, in hexadecimal. A fast hash is right here, as it would be wrong for
+            passwords: a slow one makes it expensive to try likely passwords, and of 2**256 equally likely
+            tokens none can be found by trying. It is computed for every call.
+        certificate: A name in its certificate, as `peer_identities` of the transport returns it.
+        expires: When it ends; None for never.
+        rights: What it may do; see `server.security.rights`.
+        max_calls: Its inference calls in progress at most; 0 sets no limit.
+        max_bytes: Memory of its requests in progress at most; 0 sets no limit.
+        queue_weight: Its share of the runs in relation to others.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=NAME)
+    sha256: str | None = Field(default=None, pattern=SHA256)
+    certificate: str | None = Field(default=None, min_length=1, max_length=1000)
+    expires: AwareDatetime | None = None
+    rights: tuple[str, ...]
+    max_calls: int = Field(default=0, ge=0)
+    max_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    queue_weight: float = Field(default=1.0, ge=0.001, le=1000, allow_inf_nan=False)
+
+    @field_validator("rights")
+    @classmethod
+    def _are_rights(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        Rights.parse(value)
+        return value
+
+    @model_validator(mode="after")
+    def _has_one_proof(self) -> Self:
+        if (self.sha256 is None) == (self.certificate is None):
+            raise ValueError("must have either sha256 or certificate")
+        return self
+
+    @property
+    def identity(self) -> Identity:
+        """The identity that the entry describes."""
+        return Identity(
+            source=Source.TOKEN if self.certificate is None else Source.CERTIFICATE,
+            name=self.name,
+            rights=Rights.parse(self.rights),
+            expires=math.inf if self.expires is None else self.expires.timestamp(),
+            limits=IdentityLimits(
+                max_calls=self.max_calls, max_bytes=self.max_bytes, queue_weight=self.queue_weight
+            ),
+        )
 
 
 class TokenFile(BaseModel):
@@ -60,22 +133,16 @@ NOBODY = _Known(bytes(32), None)
 class TokenTable:
     """The identities of a file, by what proves them."""
 
-    def __init__(self, entries: Iterable[Entry], defaults: IdentityLimits) -> None:
-        """Indexes the entries.
-
-        Args:
-            entries: Those of a checked file.
-            defaults: Limits of entries that do not state their own.
-        """
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        """Indexes the entries of a checked file."""
         self._by_digest: dict[bytes, _Known] = {}
         self._by_certificate: dict[str, Identity] = {}
         for entry in entries:
-            identity = entry.identity(defaults)
             if entry.sha256 is not None:
                 digest = bytes.fromhex(entry.sha256)
-                self._by_digest[digest] = _Known(digest, identity)
+                self._by_digest[digest] = _Known(digest, entry.identity)
             if entry.certificate is not None:
-                self._by_certificate[entry.certificate] = identity
+                self._by_certificate[entry.certificate] = entry.identity
 
     def of_token(self, digest: bytes) -> Identity | None:
         """The identity of a presented token, given its SHA-256; None if there is none.
@@ -94,45 +161,75 @@ class TokenTable:
         return next((identity for identity in found if identity is not None), None)
 
 
-def read_table(path: Path, defaults: IdentityLimits) -> TokenTable:
-    """The table of a file.
+def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a file of tokens or keys.
 
     Raises:
-        SecurityFileError: The file cannot be read, or an entry is wrong.
+        IdentityError: It cannot be read, or is too large.
     """
-    return TokenTable(read_file(path).identities, defaults)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise IdentityError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(content) > most:
+        raise IdentityError(f"{path}: is larger than {most} bytes")
+    return content
+
+
+def warn_if_others_may_write(path: Path) -> None:
+    """Logs a warning if other users may change a file that decides who may do what."""
+    with suppress(OSError):  # it was removed at this moment
+        if path.stat().st_mode & WRITABLE_BY_OTHERS:
+            log.warning("other users may change the file", extra={"file": path})
+
+
+def parse_table(path: Path, content: bytes) -> TokenTable:
+    """The table of the tokens file, for those who follow it.
+
+    Raises:
+        IdentityError: An entry is wrong.
+    """
+    table = TokenTable(parse_file(path, content).identities)
+    warn_if_others_may_write(path)
+    return table
 
 
 def read_file(path: Path) -> TokenFile:
-    """Reads and checks a file; JSON, or TOML if its name ends with .toml.
+    """Reads and checks a file.
 
     Raises:
-        SecurityFileError: The file cannot be read, or an entry is wrong.
+        IdentityError: The file cannot be read, or an entry is wrong.
     """
+    return parse_file(path, read_bytes(path))
+
+
+def parse_file(path: Path, content: bytes) -> TokenFile:
+    """Checks the content of a file; JSON, or TOML if its name ends with .toml.
+
+    Raises:
+        IdentityError: An entry is wrong.
+    """
+    kind = "TOML" if path.suffix == TOML else "JSON"
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise SecurityFileError(f"{path}: is larger than {MAX_FILE_BYTES} bytes")
-        text = path.read_text(encoding="utf-8")
-        content: Any = tomllib.loads(text) if path.suffix == TOML else json.loads(text)
-    except OSError as error:
-        raise SecurityFileError(f"{path}: cannot be read: {error.strerror}") from error
+        text = content.decode()
+        found: Any = tomllib.loads(text) if kind == "TOML" else json.loads(text)
     except (ValueError, RecursionError) as error:
-        kind = "TOML" if path.suffix == TOML else "JSON"
-        raise SecurityFileError(f"{path}: is not {kind}: {error}") from None
+        raise IdentityError(f"{path}: is not {kind}: {error}") from None
     try:
-        return TokenFile.model_validate(content)
+        return TokenFile.model_validate(found)
     except ValidationError as error:
-        raise SecurityFileError(f"{path}: {_problems(error)}") from None
+        raise IdentityError(f"{path}: {problems(error)}") from None
 
 
 def write_file(path: Path, content: TokenFile) -> None:
     """Replaces a file in one step. Only its owner may read and write the new one.
 
     Raises:
-        SecurityFileError: The file cannot be written, or is TOML.
+        IdentityError: The file cannot be written, or is TOML.
     """
     if path.suffix == TOML:
-        raise SecurityFileError(f"{path}: TOML files are changed by hand; this command writes JSON")
+        raise IdentityError(f"{path}: TOML files are changed by hand; this command writes JSON")
     data = content.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps({"identities": data.get("identities", [])}, indent=2) + "\n"
     temporary = ""
@@ -149,13 +246,23 @@ def write_file(path: Path, content: TokenFile) -> None:
         if temporary:
             with suppress(OSError):
                 Path(temporary).unlink()
-        raise SecurityFileError(f"{path}: cannot be written: {error.strerror}") from error
+        raise IdentityError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _problems(error: ValidationError) -> str:
+def problems(error: ValidationError) -> str:
     """Where and what. Not the given values: somebody may have put a token in the place of its hash."""
     found = []
     for details in error.errors(include_input=False, include_url=False)[:MAX_PROBLEMS]:
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
         found.append(f"{where.removeprefix('.') or 'file'}: {details['msg'].removeprefix('Value error, ')}")
     return "; ".join(found)
+
+
+def digest_of(token: str) -> bytes:
+    """The SHA-256 of a token, 32 bytes."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def new_token() -> str:
+    """A random token of 43 characters."""
+    return secrets.token_urlsafe(TOKEN_BYTES)

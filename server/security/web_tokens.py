@@ -8,9 +8,7 @@ No lock is held: single reads and writes of dictionaries are atomic, and two thr
 token at the same time store the same result.
 """
 
-import json
 import time
-from base64 import urlsafe_b64decode
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -24,9 +22,8 @@ from attention_serving.server.security.errors import (
     InvalidTokenError,
     KeysUnavailableError,
 )
-from attention_serving.server.security.identities import Identity, IdentityLimits, Source
-from attention_serving.server.security.key_set import ALGORITHMS, KeySet, VerificationKey
-from attention_serving.server.security.key_sources import KeySource
+from attention_serving.server.security.identities import Identity, Source
+from attention_serving.server.security.keys import Keys, KeySet, find_key
 from attention_serving.server.security.rights import Rights
 
 # How far the clocks of the issuer and of this machine may differ, in seconds.
@@ -37,6 +34,8 @@ MAX_VERIFIED, MAX_FAILED = 10_000, 4096
 # Failed verifications of an address a second: 100 of 500 us take a twentieth of the thread that takes calls.
 MAX_FAILURES = 100
 MAX_SUBJECT = 200
+# Seconds since 1970 that a float holds exactly.
+FOREVER = 2**53
 # All that parsing and verifying what a stranger wrote may raise.
 BROKEN = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 
@@ -45,36 +44,45 @@ class NotYetValidError(InvalidTokenError):
     """The token will be valid later, so that it must not be remembered as one that failed."""
 
 
+# What PyJWT finds wrong with a token, as its caller is told.
+PROBLEMS: dict[type[Exception], tuple[type[CredentialsError], str]] = {
+    jwt.ExpiredSignatureError: (ExpiredTokenError, "the token has expired; get a new one"),
+    jwt.ImmatureSignatureError: (NotYetValidError, "the token is not valid yet"),
+    jwt.InvalidAudienceError: (InvalidTokenError, "the token is for another audience"),
+    jwt.InvalidIssuerError: (InvalidTokenError, "the token is of another issuer"),
+    jwt.MissingRequiredClaimError: (
+        InvalidTokenError,
+        f"the token lacks one of the claims {', '.join(REQUIRED)}",
+    ),
+    jwt.InvalidAlgorithmError: (
+        InvalidTokenError,
+        "the algorithm of the token's signature is not accepted, or not that of its key",
+    ),
+}
+DAMAGED = InvalidTokenError, "the token is damaged, or its signature is wrong"
+
+
 class WebTokens:
     """The identities of JSON Web Tokens. For any thread."""
 
-    def __init__(
-        self,
-        source: KeySource,
-        *,
-        issuer: str,
-        audience: str,
-        rights_claim: str = "scope",
-        limits: IdentityLimits | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, keys: Keys, *, issuer: str, audience: str, rights_claim: str = "scope") -> None:
         """Verifies nothing yet.
 
         Args:
-            source: The public keys.
+            keys: The public keys.
             issuer: What the claim `iss` must be.
             audience: What the claim `aud` must be or contain.
             rights_claim: The claim with the rights: a text with spaces between them, or an array.
-            limits: Limits of each identity.
-            clock: Seconds since 1970.
         """
-        self._source = source
+        self._keys = keys
         self._issuer, self._audience = issuer, audience
         self._rights_claim = rights_claim
-        self._limits = limits or IdentityLimits()
-        self._clock = clock
-        self._known = _Known(source.keys)
+        self._known = _Known(keys.current)
         self._failures = _Failures()
+
+    def close(self) -> None:
+        """Ends the thread that follows the keys."""
+        self._keys.close()
 
     def of_token(self, token: str, digest: bytes, client: Callable[[], str] = str) -> Identity:
         """The identity of a token, given with its SHA-256.
@@ -89,7 +97,7 @@ class WebTokens:
             KeysUnavailableError: There are no keys yet.
             OverloadedError: Too many tokens of the same address have failed just now to try another.
         """
-        known, keys = self._known, self._source.keys
+        known, keys = self._known, self._keys.current
         if keys is not known.keys:  # tokens that a removed key has signed are no longer valid
             known = self._known = _Known(keys)
         if (identity := known.verified.get(digest)) is not None:
@@ -97,10 +105,9 @@ class WebTokens:
         if (failure := known.failed.get(digest)) is not None:
             raise type(failure)(failure.message)
         connection = client()
-        self._failures.check(connection, self._clock())
-        key, algorithm = self._key(token, keys)
+        self._failures.check(connection, time.time())
         try:
-            identity = self._identity(self._claims(token, key, algorithm))
+            identity = self._identity(self._claims(token, keys))
         except CredentialsError as error:
             self._failures.add(connection)
             if not isinstance(error, NotYetValidError):
@@ -110,61 +117,43 @@ class WebTokens:
         _keep(known.verified, digest, identity, MAX_VERIFIED)
         return identity
 
-    def _key(self, token: str, keys: KeySet | None) -> tuple[VerificationKey, str]:
-        """The key that a token names, and its algorithm, which the key decides about."""
-        header = _header(token)
-        algorithm, key_id = header.get("alg"), header.get("kid")
-        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise InvalidTokenError("the algorithm of the token's signature is not accepted")
-        if "crit" in header or not isinstance(key_id, str | None):
-            raise InvalidTokenError("the header of the token is not one that this server understands")
+    def _claims(self, token: str, keys: KeySet | None) -> dict[str, Any]:
+        """The claims of a token that is valid now. Its key decides about the algorithm."""
+        try:
+            header = jwt.get_unverified_header(token)
+        except BROKEN:
+            raise InvalidTokenError("the token is not a JSON Web Token") from None
         if keys is None:
-            self._source.want()
+            self._keys.want()
             raise KeysUnavailableError("the keys of the issuer are not available yet; try again later")
-        key = keys.find(key_id)
+        key = find_key(keys, header.get("kid"))
         if key is None:
-            self._source.want()
+            self._keys.want()
             raise InvalidTokenError("the key that signed the token is not one of the issuer's")
-        if algorithm not in key.algorithms:
-            raise InvalidTokenError("the token's key is not one for the algorithm of its signature")
-        return key, algorithm
-
-    def _claims(self, token: str, key: VerificationKey, algorithm: str) -> dict[str, Any]:
         try:
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key.key,
-                algorithms=[algorithm],
+                algorithms=key.algorithms,
                 issuer=self._issuer,
                 audience=self._audience,
                 leeway=LEEWAY_SECONDS,
-                options={"require": REQUIRED, "verify_exp": False, "verify_nbf": False, "verify_iat": False},
+                options={"require": REQUIRED, "verify_iat": False},
             )
-        except jwt.InvalidAudienceError:
-            raise InvalidTokenError("the token is for another audience") from None
-        except jwt.InvalidIssuerError:
-            raise InvalidTokenError("the token is of another issuer") from None
-        except jwt.MissingRequiredClaimError:
-            raise InvalidTokenError(f"the token lacks one of the claims {', '.join(REQUIRED)}") from None
-        except BROKEN:
-            raise InvalidTokenError("the token is damaged, or its signature is wrong") from None
+        except BROKEN as error:
+            kind, message = PROBLEMS.get(type(error), DAMAGED)
+            raise kind(message) from None
         return claims
 
     def _identity(self, claims: dict[str, Any]) -> Identity:
-        now, subject = self._clock(), claims["sub"]
-        expires = _moment(claims["exp"]) + LEEWAY_SECONDS
-        if now >= expires:
-            raise ExpiredTokenError("the token has expired; get a new one")
-        if "nbf" in claims and now < _moment(claims["nbf"]) - LEEWAY_SECONDS:
-            raise NotYetValidError("the token is not valid yet")
-        if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT or not subject.isprintable():
+        subject = claims["sub"]
+        if not 0 < len(subject) <= MAX_SUBJECT or not subject.isprintable():
             raise InvalidTokenError(f"the claim sub must be a text of 1 to {MAX_SUBJECT} characters")
         return Identity(
             source=Source.WEB_TOKEN,
             name=subject,
             rights=_rights(claims.get(self._rights_claim)),
-            expires=expires,
-            limits=self._limits,
+            expires=min(int(claims["exp"]), FOREVER) + LEEWAY_SECONDS,
         )
 
 
@@ -210,23 +199,6 @@ class _Failures:
 def _address(connection: str) -> str:
     """The address of a connection, without its port."""
     return connection.rpartition(":")[0]
-
-
-def _header(token: str) -> dict[str, Any]:
-    segment = token.partition(".")[0]
-    try:
-        header = json.loads(urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
-    except BROKEN:
-        header = None
-    if not isinstance(header, dict):
-        raise InvalidTokenError("the token is not a JSON Web Token")
-    return header
-
-
-def _moment(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:  # noqa: PLR2004
-        raise InvalidTokenError("a moment in the token is not a number of seconds")
-    return float(value)
 
 
 def _rights(claim: Any) -> Rights:

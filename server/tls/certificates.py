@@ -1,5 +1,12 @@
-"""Checks a certificate, its key and the clients' authorities before any connection uses them."""
+"""Checks a certificate, its key and the clients' authorities before any connection uses them.
 
+Makes of them what Python's ssl module takes, for HTTP and metrics.
+"""
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,33 +17,27 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from attention_serving.server.errors import TlsError
-from attention_serving.server.tls.context import server_context
-from attention_serving.server.tls.files import Certificates, Contents, TlsFiles
+from attention_serving.server.tls.files import Certificates, Contents, CurrentCertificates, TlsFiles
 
 # What gRPC's TLS library takes on both sides.
 CURVES = (ec.SECP256R1, ec.SECP384R1)
 MIN_RSA_BITS = 2048
 
 
-def load(files: TlsFiles) -> Certificates:
-    """Reads and checks files.
+def check(files: TlsFiles, contents: Contents) -> Certificates:
+    """Checks what was read from files.
 
     Raises:
-        TlsError: A file cannot be read or is not PEM; the key does not belong to the certificate, or is of a
-            kind that gRPC does not support; the certificate is not valid now; or every authority has expired.
+        TlsError: A file is not PEM; the key does not belong to the certificate, or is of a kind that gRPC
+            does not support; the certificate is not valid now; or every authority has expired.
     """
-    return check(files, files.read())
-
-
-def check(files: TlsFiles, contents: Contents) -> Certificates:
-    """As `load`, for what was read from the files."""
     chain = _certificates(files.certificate, contents.certificate)
     _check_valid_now(files.certificate, chain[0])
     _check_pair(files, _key(files.key, contents.key), chain)
     authorities = _authorities(files.client_ca, contents.client_ca)
     client_ca = b"".join(each.public_bytes(Encoding.PEM) for each in authorities) or None
     try:
-        context = server_context(contents.certificate, contents.key, client_ca)
+        context = _server_context(contents.certificate, contents.key, client_ca)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise TlsError(f"{files.certificate}: cannot be used: {error}") from error
     return Certificates(
@@ -46,6 +47,63 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
         client_ca_expires=max((each.not_valid_after_utc for each in authorities), default=None),
         context=context,
     )
+
+
+def renewing_context(current: CurrentCertificates) -> ssl.SSLContext:
+    """A context that a listener keeps for good, and whose handshakes use the current certificates.
+
+    To load a renewed certificate into a context in use is not enough: its authorities can only be added to,
+    and a pair that turns out to be broken is half loaded by then.
+
+    Args:
+        current: Gives the certificates of the next handshake.
+    """
+    first = current()
+    context = _server_context(first.contents.certificate, first.contents.key, first.client_ca)
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = current().context
+
+    # Called in every handshake, whether or not the client names a server.
+    context.sni_callback = choose
+    return context
+
+
+def _server_context(certificate: bytes, key: bytes, client_ca: bytes | None) -> ssl.SSLContext:
+    """A context of connections that clients make.
+
+    Args:
+        certificate: The server's certificate and those of the authorities between it and the root, in PEM.
+        key: Its private key in PEM.
+        client_ca: Authorities in PEM; each client must then show a certificate of theirs, and use TLS 1.3.
+
+    Raises:
+        ssl.SSLError: OpenSSL does not take them.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A resumed session would bypass the check of the client's certificate by renewed authorities. With
+    # TLS 1.3, sessions can be resumed by tickets only.
+    context.minimum_version = ssl.TLSVersion.TLSv1_2 if client_ca is None else ssl.TLSVersion.TLSv1_3
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0
+    with _in_memory(certificate + b"\n" + key) as path:
+        context.load_cert_chain(path)
+    if client_ca is not None:
+        context.load_verify_locations(cadata=client_ca.decode("ascii"))
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """A file that only this process can open: the ssl module takes certificates from files only."""
+    descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:

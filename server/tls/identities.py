@@ -1,57 +1,70 @@
-"""The names in a client's certificate, by which rights are given."""
+"""The names in a client's certificate, by which rights are given; and how the HTTP process passes them on."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from cryptography import x509
-from cryptography.x509.oid import NameOID
-
+# Metadata of a call that the HTTP process makes: the names in the certificate of its client, as a JSON list
+# of texts, and the connection of the client, as ADDRESS:PORT. The server reads them only if the call came
+# through its private socket: no other caller can claim them.
+FORWARDED, CLIENT = "attention-peer-identities-bin", "attention-client"
+# The property of gRPC's authentication context that says what secures a connection, and what it says of those
+# through the private socket: see `RpcServer.bind`.
+SECURITY, LOCAL = "transport_security_type", b"local"
+PEM = b"-----BEGIN"
 # Certificates whose names are kept: each call of a connection shows the same one.
 CACHED = 1024
 
 
 @lru_cache(CACHED)
-def of_pem(certificate: bytes) -> tuple[str, ...]:
+def names_in(certificate: bytes) -> tuple[str, ...]:
     """The names in a certificate whose signature has been verified.
 
     Args:
-        certificate: In PEM.
+        certificate: In PEM, as gRPC passes it on, or in DER.
 
     Returns:
         DNS names, URIs, e-mail addresses and IP addresses of the subject alternative name, in the order of
         the certificate, and then the common name; each once. Empty names and names with characters that
         cannot be printed are left out. Empty if the certificate cannot be read.
     """
+    from cryptography import x509  # noqa: PLC0415 - needed with TLS only
+
+    load = x509.load_pem_x509_certificate if PEM in certificate else x509.load_der_x509_certificate
     try:
-        return _names(x509.load_pem_x509_certificate(certificate))
+        found = load(certificate)
+        extension = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        alternative = list(extension.value)
+    except x509.ExtensionNotFound:
+        alternative = []
     except ValueError:
         return ()
-
-
-@lru_cache(CACHED)
-def of_der(certificate: bytes) -> tuple[str, ...]:
-    """As `of_pem`, of a certificate in DER."""
-    try:
-        return _names(x509.load_der_x509_certificate(certificate))
-    except ValueError:
-        return ()
-
-
-def _names(certificate: x509.Certificate) -> tuple[str, ...]:
-    names = [*_alternative_names(certificate), *_common_names(certificate)]
+    kinds = x509.DNSName | x509.UniformResourceIdentifier | x509.RFC822Name | x509.IPAddress
+    names = [str(name.value) for name in alternative if isinstance(name, kinds)]
+    names += [str(name.value) for name in found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
     return tuple(dict.fromkeys(name for name in names if name and name.isprintable()))
 
 
-def _alternative_names(certificate: x509.Certificate) -> Iterator[str]:
-    try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return
-    for name in found:
-        if isinstance(name, x509.DNSName | x509.UniformResourceIdentifier | x509.RFC822Name | x509.IPAddress):
-            yield str(name.value)
+def forward(names: Sequence[str]) -> tuple[str, bytes]:
+    """The metadata of a call on behalf of a client with these names."""
+    return FORWARDED, json.dumps(names).encode()
 
 
-def _common_names(certificate: x509.Certificate) -> Iterator[str]:
-    for attribute in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME):
-        yield attribute.value if isinstance(attribute.value, str) else ""
+def read_forwarded(value: str | bytes) -> tuple[str, ...]:
+    """The names in the value of such metadata."""
+    return tuple(json.loads(value))
+
+
+def claimed(
+    context: Mapping[str, Sequence[bytes]], metadata: Iterable[tuple[str, str | bytes]], name: str
+) -> str | bytes | None:
+    """What the HTTP process says about its client; None if the call is from anybody else.
+
+    Args:
+        context: gRPC's authentication context of the call.
+        metadata: The metadata of the call. It is read only if the call is from the HTTP process.
+        name: What is asked for: FORWARDED or CLIENT.
+    """
+    if LOCAL not in context.get(SECURITY, ()):
+        return None
+    return next((value for key, value in metadata if key == name), None)

@@ -10,9 +10,9 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._generated.attention.v1 import attention_pb2_grpc as pb_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from attention_serving.server.tls import identities
+from attention_serving.server.tls import watch
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.tls.reload import CertificateReloader
+from attention_serving.server.tls.identities import names_in
 from attention_serving.server.transport.options import tls_credentials
 from tests.support.certificates import HOST, Authority, Mounted
 
@@ -50,7 +50,7 @@ class Service(pb_grpc.AttentionServiceServicer):
     def _note(self, context: grpc.ServicerContext) -> None:
         found: Any = context.auth_context()
         metadata = {key: str(value) for key, value in context.invocation_metadata()}
-        (name,) = identities.of_pem(found["x509_pem_cert"][0])
+        (name,) = names_in(found["x509_pem_cert"][0])
         self.callers.append((name, metadata.get("authorization", "")))
 
 
@@ -76,7 +76,7 @@ class TlsServer:
         files = TlsFiles(
             certificate=self._mounted.certificate, key=self._mounted.key, client_ca=self._mounted.ca
         )
-        self._reloader = CertificateReloader(files)
+        self._reloader = watch(files)
         self._server = grpc.server(ThreadPoolExecutor(8))
         pb_grpc.add_AttentionServiceServicer_to_server(self.service, self._server)
         checks = health.HealthServicer()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient, PermissionDeniedError, UnauthenticatedError
 
-from attention_serving.server.tls import forwarding
+from attention_serving.server.tls.identities import forward
 from scripts.local_server import ServerProcess, serving, start
 from tests.server.samples import ROOT, SELF
 from tests.server.security.samples import (
@@ -160,7 +160,7 @@ def test_nobody_but_the_http_process_may_name_another(
     options = (f"--tokens={file}", f"--transport={transport}", f"--unix-socket={socket}")
     with serving(artifacts, tmp_path / "log", *options) as server:
         target = server.target if address == "port" else f"unix:{socket}"
-        forged = [forwarding.encode(["spiffe://trial/job"])]
+        forged = [forward(["spiffe://trial/job"])]
         with (
             AttentionClient(target, metadata=forged, timeout=60) as client,
             pytest.raises(UnauthenticatedError) as refused,

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from attention_serving.server.security.entries import digest_of
-from attention_serving.server.security.identities import IdentityLimits
-from attention_serving.server.security.token_file import read_file, read_table
+from attention_serving.server.security.token_file import digest_of, read_file
 from attention_serving.server.tokens import application
 from tests.server.samples import ROOT
+from tests.server.security.samples import table_in
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def test_create_prints_a_token_once_that_the_file_knows(file: Path) -> None:
     done = create(file, "one", "--right", "read", "--max-calls", "3", "--max-bytes", "1MiB")
     assert done.exit_code == 0, done.stderr
     token = done.stdout.strip()
-    identity = read_table(file, IdentityLimits()).of_token(digest_of(token))
+    identity = table_in(file).of_token(digest_of(token))
     assert identity is not None
     assert identity.name == "one"
     assert (identity.limits.max_calls, identity.limits.max_bytes) == (3, 1 << 20)
@@ -83,7 +82,7 @@ def test_revoke_removes_one(file: Path) -> None:
     create(file, "two")
     assert run("revoke", "one", "--file", file).exit_code == 0
     assert [entry.name for entry in read_file(file).identities] == ["two"]
-    assert read_table(file, IdentityLimits()).of_token(digest_of(token)) is None
+    assert table_in(file).of_token(digest_of(token)) is None
 
 
 @pytest.mark.parametrize(
@@ -93,6 +92,7 @@ def test_revoke_removes_one(file: Path) -> None:
         (["create", "two", "--right", "write"], "rights: 'write' is not a right; must be infer:PATTERN"),
         (["create", "two", "--right", "infer"], "infer needs a pattern of model names"),
         (["create", "a b", "--right", "read"], "name: String should match pattern"),
+        (["create", "two", "--right", "read", "--max-bytes", "many"], "max_bytes: "),
         (["revoke", "three"], "three does not exist; there are: one"),
     ],
 )
@@ -124,4 +124,4 @@ def test_it_runs_as_a_module_with_the_variable_of_the_server(file: Path) -> None
     done = subprocess.run(
         command, cwd=ROOT, env={"ATTENTION_TOKENS": str(file)}, capture_output=True, text=True, check=True
     )
-    assert read_table(file, IdentityLimits()).of_token(digest_of(done.stdout.strip())) is not None
+    assert table_in(file).of_token(digest_of(done.stdout.strip())) is not None

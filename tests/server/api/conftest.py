@@ -9,9 +9,9 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.web_tokens import WebTokens
 from attention_serving.server.transport import TransportKind
-from tests.server.api.secured import ENTRIES, Keys, Secured
+from tests.server.api.secured import ENTRIES, Secured
 from tests.server.seams import Served
-from tests.server.security.samples import AUDIENCE, ISSUER, watched, write_tokens
+from tests.server.security.samples import AUDIENCE, ISSUER, FixedKeys, public_jwk, watched, write_tokens
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def tokens_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def guard(tokens_file: Path) -> Iterator[Guard]:
-    guard = Guard(watched(tokens_file), WebTokens(Keys(), issuer=ISSUER, audience=AUDIENCE))
+    guard = Guard(
+        watched(tokens_file), WebTokens(FixedKeys(public_jwk("RS256")), issuer=ISSUER, audience=AUDIENCE)
+    )
     yield guard
     guard.close()
 

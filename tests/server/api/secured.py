@@ -9,10 +9,9 @@ import grpc
 import pytest
 from attention_client.errors import from_rpc_error
 
-from attention_serving.server.security.key_set import read_keys
 from attention_serving.server.transport.call import Metadata
 from tests.server.seams import PATIENCE_SECONDS, Served
-from tests.server.security.samples import entry, key_set, public_jwk
+from tests.server.security.samples import entry
 
 ATTEND = "/attention.v1.AttentionService/Attend"
 STREAM = "/attention.v1.AttentionService/AttendStream"
@@ -27,16 +26,6 @@ ENTRIES = (
     entry("old", "old-token", "infer:*", expires="2020-01-01T00:00:00Z"),
     entry("limited", "limited-token", "infer:*", max_calls=1),
 )
-
-
-class Keys:
-    keys = read_keys(key_set(public_jwk("RS256")))
-
-    def want(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Secured(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 
 from attention_serving.server.http.backend import Backend, Metadata
 from attention_serving.server.http.options import HttpOptions
-from attention_serving.server.tls import forwarding
+from attention_serving.server.tls.identities import forward
 from scripts.local_server import ServerProcess, serving
 from tests.server.http.clients import HOST, Answer, answer_on, ask, connected, head, http_port, read
 from tests.server.http.scripted import Scripted
@@ -141,7 +141,7 @@ async def test_an_approval_holds_for_the_same_caller_method_and_model(
     monkeypatch.setattr("attention_serving.server.http.backend.APPROVED_SECONDS", 60)
     backend = Backend(HttpOptions(target=f"{HOST}:{scripted.port}"))
     token, other = ("authorization", "Bearer a"), ("authorization", "Bearer b")
-    names, others = forwarding.encode(["a"]), forwarding.encode(["b"])
+    names, others = forward(["a"]), forward(["b"])
 
     async def questions(metadata: Metadata, rpc: str = "ModelInfer", model: str = "m") -> int:
         await backend.authorize(rpc, model, metadata)

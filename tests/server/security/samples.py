@@ -6,21 +6,22 @@ import hmac
 import json
 import time
 from collections.abc import Callable
-from functools import cache
+from contextlib import AbstractContextManager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from attention_serving.server.security.entries import digest_of
-from attention_serving.server.security.identities import IdentityLimits
-from attention_serving.server.security.token_file import read_table
-from attention_serving.server.security.watched_file import NullSecurityObserver, WatchedFile
+from attention_serving.server.security.keys import Keys, KeySet, read_keys
+from attention_serving.server.security.token_file import TokenTable, digest_of, parse_table, read_bytes
+from attention_serving.server.watched import Watched
 
 ISSUER, AUDIENCE = "https://issuer.example", "attention"
-# How often tests look at a file.
+# How often tests look at what changes.
 LOOK_SECONDS = 0.01
 PATIENCE_SECONDS = 30.0
 
@@ -39,15 +40,40 @@ def write_tokens(path: Path, *entries: dict[str, Any]) -> Path:
     return path
 
 
-def watched(path: Path, observer: Any = None) -> WatchedFile[Any]:
+def table_in(path: Path) -> TokenTable:
+    """The identities of a tokens file."""
+    return parse_table(path, read_bytes(path))
+
+
+def looking_often() -> AbstractContextManager[object]:
+    """What is watched from within the block on is looked at often."""
+    return patch("attention_serving.server.watched.LOOK_SECONDS", LOOK_SECONDS)
+
+
+def watched(path: Path) -> Watched[bytes, TokenTable]:
     """A tokens file that is looked at often."""
-    return WatchedFile(
-        "tokens",
-        path,
-        lambda file: read_table(file, IdentityLimits()),
-        observer or NullSecurityObserver(),
-        look_seconds=LOOK_SECONDS,
-    )
+    with looking_often():
+        found = Watched("tokens", partial(read_bytes, path), partial(parse_table, path))
+    found.start()
+    return found
+
+
+class FixedKeys(Keys):
+    """Keys that the test states and changes, and how often others were wanted."""
+
+    def __init__(self, *members: dict[str, Any]) -> None:
+        self.keys: KeySet | None = read_keys(key_set(*members)) if members else None
+        self.wanted = 0
+
+    @property
+    def current(self) -> KeySet | None:
+        return self.keys
+
+    def want(self) -> None:
+        self.wanted += 1
+
+    def close(self) -> None:
+        pass
 
 
 def eventually(condition: Callable[[], bool]) -> bool:

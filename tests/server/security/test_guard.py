@@ -14,28 +14,17 @@ from attention_serving.server.security.errors import (
     MissingCredentialsError,
 )
 from attention_serving.server.security.guard import MAX_TOKEN_CHARACTERS, Guard, bearer_token
-from attention_serving.server.security.key_set import read_keys
 from attention_serving.server.security.web_tokens import WebTokens
 from tests.server.security.samples import (
     AUDIENCE,
     ISSUER,
+    FixedKeys,
     entry,
-    key_set,
     public_jwk,
     signed,
     watched,
     write_tokens,
 )
-
-
-class Keys:
-    keys = read_keys(key_set(public_jwk("ES256")))
-
-    def want(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -46,7 +35,7 @@ def guard(tmp_path: Path) -> Iterator[Guard]:
         entry("old", "second", "read", expires="2020-01-01T00:00:00Z"),
         entry("jobs", None, "read", certificate="jobs.example"),
     )
-    tokens = WebTokens(Keys(), issuer=ISSUER, audience=AUDIENCE)
+    tokens = WebTokens(FixedKeys(public_jwk("ES256")), issuer=ISSUER, audience=AUDIENCE)
     guard = Guard(watched(path), tokens)
     yield guard
     guard.close()

@@ -2,17 +2,16 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from attention_serving.server.security.errors import SecurityFileError
-from attention_serving.server.security.key_sources import FileKeys, UrlKeys, check_url, shown
-from attention_serving.server.security.watched_file import NullSecurityObserver
-from tests.server.security.samples import LOOK_SECONDS, eventually, key_set, public_jwk
-
-OBSERVER = NullSecurityObserver()
+from attention_serving.server.errors import IdentityError
+from attention_serving.server.security import keys as module
+from attention_serving.server.security.keys import Keys, check_url, shown
+from tests.server.security.samples import eventually, key_set, looking_often, public_jwk
 
 
 class Issuer:
@@ -53,71 +52,78 @@ def issuer() -> Iterator[Issuer]:
     issuer.close()
 
 
-def has(keys: UrlKeys | FileKeys, key_id: str) -> bool:
-    return keys.keys is not None and keys.keys.find(key_id) is not None
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure or an unknown key has the keys fetched at once."""
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.01)
 
 
+@contextmanager
+def keys_of(where: str | Path) -> Iterator[Keys]:
+    with looking_often():
+        keys = Keys(str(where))
+    yield keys
+    keys.close()
+
+
+def has(keys: Keys, *key_ids: str) -> bool:
+    return set(keys.current or ()) == set(key_ids)
+
+
+@pytest.mark.usefixtures("often")
 def test_a_new_key_is_fetched_when_it_is_wanted(issuer: Issuer) -> None:
-    keys = UrlKeys(issuer.url, OBSERVER, pause_seconds=0.01)
-    try:
+    with keys_of(issuer.url) as keys:
         assert eventually(lambda: has(keys, "one"))
         issuer.data = key_set(public_jwk("ES256"), public_jwk("ES256", "two"))
         keys.want()
-        assert eventually(lambda: has(keys, "two"))
-    finally:
-        keys.close()
+        assert eventually(lambda: has(keys, "one", "two"))
+        assert issuer.fetches == 2
 
 
-def test_keys_are_fetched_again_after_a_while(issuer: Issuer) -> None:
-    keys = UrlKeys(issuer.url, OBSERVER, refresh_seconds=0.01, pause_seconds=0.01)
-    try:
+def test_keys_are_fetched_again_after_a_while(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.01)
+    with keys_of(issuer.url) as keys:
         assert eventually(lambda: has(keys, "one"))
         issuer.data = key_set(public_jwk("ES256", "two"))
-        assert eventually(lambda: has(keys, "two") and not has(keys, "one"))
-    finally:
-        keys.close()
+        assert eventually(lambda: has(keys, "two"))
 
 
 def test_unknown_keys_do_not_make_the_server_ask_again_and_again(issuer: Issuer) -> None:
-    keys = UrlKeys(issuer.url, OBSERVER, pause_seconds=3600)
-    try:
+    with keys_of(issuer.url) as keys:
         assert eventually(lambda: has(keys, "one"))
         for _ in range(100):
             keys.want()
+            keys._watched.look()
         assert issuer.fetches == 1
-    finally:
-        keys.close()
 
 
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
     ("status", "data", "location"),
     [(500, b"", ""), (200, b"{", ""), (200, b'{"keys": []}', ""), (302, b"", "http://127.0.0.1:1/")],
     ids=["error", "damaged", "empty", "redirected"],
 )
-def test_keys_stay_if_a_later_fetch_fails(issuer: Issuer, status: int, data: bytes, location: str) -> None:
-    keys = UrlKeys(issuer.url, OBSERVER, refresh_seconds=0.01, pause_seconds=0.01)
-    try:
+def test_keys_stay_if_a_later_fetch_fails(
+    issuer: Issuer, status: int, data: bytes, location: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with keys_of(issuer.url) as keys:
         assert eventually(lambda: has(keys, "one"))
         issuer.status, issuer.data, issuer.location = status, data, location
         before = issuer.fetches
-        assert eventually(lambda: issuer.fetches > before + 2)
+        keys.want()
+        assert eventually(lambda: issuer.fetches > before + 2)  # it is tried again without being asked
         assert has(keys, "one")
-    finally:
-        keys.close()
+        assert eventually(lambda: "not reloaded" in caplog.text)
 
 
-def test_an_issuer_that_comes_late_is_found() -> None:
-    issuer = Issuer()
+@pytest.mark.usefixtures("often")
+def test_an_issuer_that_comes_late_is_found(issuer: Issuer) -> None:
     issuer.status = 503
-    keys = UrlKeys(issuer.url, OBSERVER, pause_seconds=0.01)
-    try:
+    with keys_of(issuer.url) as keys:
         assert eventually(lambda: issuer.fetches > 1)
-        assert keys.keys is None
-        issuer.status, issuer.data = 200, key_set(public_jwk("ES256"))
+        assert keys.current is None
+        issuer.status = 200
         assert eventually(lambda: has(keys, "one"))
-    finally:
-        keys.close()
-        issuer.close()
 
 
 @pytest.mark.parametrize(
@@ -138,8 +144,8 @@ def test_these_urls_may_be_used(url: str) -> None:
     ],
 )
 def test_other_urls_may_not(url: str) -> None:
-    with pytest.raises(SecurityFileError, match="must begin with https://"):
-        UrlKeys(url, OBSERVER)
+    with pytest.raises(IdentityError, match="must begin with https://"):
+        Keys(url)
 
 
 def test_the_log_shows_no_password_of_a_url() -> None:
@@ -149,13 +155,17 @@ def test_the_log_shows_no_password_of_a_url() -> None:
 def test_keys_of_a_file_are_rotated(tmp_path: Path) -> None:
     path = tmp_path / "jwks.json"
     path.write_bytes(key_set(public_jwk("ES256")))
-    keys = FileKeys(path, OBSERVER, look_seconds=LOOK_SECONDS)
-    try:
+    with keys_of(path) as keys:
         assert has(keys, "one")
         path.write_bytes(b"{")
         path.with_suffix(".new").write_bytes(key_set(public_jwk("ES256", "two")))
         path.with_suffix(".new").replace(path)
         assert eventually(lambda: has(keys, "two"))
-        assert not has(keys, "one")
-    finally:
-        keys.close()
+
+
+def test_a_bad_file_at_the_start_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(IdentityError, match=r"jwks\.json: cannot be read"):
+        Keys(str(tmp_path / "jwks.json"))
+    (tmp_path / "jwks.json").write_bytes(b"{")
+    with pytest.raises(IdentityError, match=r"jwks\.json: the key set is not JSON"):
+        Keys(str(tmp_path / "jwks.json"))

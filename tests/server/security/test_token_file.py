@@ -10,32 +10,32 @@ from typing import Any
 
 import pytest
 
-from attention_serving.server.security.entries import Entry, digest_of, new_token
-from attention_serving.server.security.errors import SecurityFileError
-from attention_serving.server.security.identities import IdentityLimits, Source
+from attention_serving.server.errors import IdentityError
+from attention_serving.server.security.identities import Source
 from attention_serving.server.security.token_file import (
+    Entry,
     TokenFile,
     TokenTable,
+    digest_of,
+    new_token,
     read_file,
-    read_table,
     write_file,
 )
-from tests.server.security.samples import entry, write_tokens
+from tests.server.security.samples import entry, table_in, write_tokens
 
-DEFAULTS = IdentityLimits(max_calls=7, max_bytes=9)
 HASH = digest_of("secret").hex()
 
 
 def table_of(*entries: dict[str, Any]) -> TokenTable:
-    return TokenTable([Entry.model_validate(fields) for fields in entries], DEFAULTS)
+    return TokenTable([Entry.model_validate(fields) for fields in entries])
 
 
 def test_a_token_finds_its_identity() -> None:
-    table = table_of(entry("one", "first", "infer:a"), entry("two", "second", "admin", max_calls=0))
+    table = table_of(entry("one", "first", "infer:a"), entry("two", "second", "admin", max_calls=7))
     found = table.of_token(digest_of("second"))
     assert found is not None
     assert (found.name, found.source, found.rights.admin) == ("two", Source.TOKEN, True)
-    assert (found.limits.max_calls, found.limits.max_bytes) == (0, 9)
+    assert (found.limits.max_calls, found.limits.max_bytes) == (7, 0)
     assert found.caller.name == "token:two"
     assert table.of_token(digest_of("third")) is None
 
@@ -85,6 +85,13 @@ def test_every_look_up_takes_the_same_steps(token: str, monkeypatch: pytest.Monk
     assert compared == [(32, 32)]
 
 
+def test_a_file_that_others_may_change_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_tokens(tmp_path / "tokens.json", entry("one", "first", "read"))
+    path.chmod(0o666)
+    table_in(path)
+    assert "other users may change the file" in caplog.text
+
+
 def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
     toml, as_json = tmp_path / "tokens.toml", tmp_path / "tokens.json"
     toml.write_text(
@@ -107,7 +114,7 @@ def test_toml_and_json_are_read_alike(tmp_path: Path) -> None:
         )
     )
     assert read_file(toml) == read_file(as_json)
-    identity = read_table(toml, DEFAULTS).of_token(digest_of("secret"))
+    identity = table_in(toml).of_token(digest_of("secret"))
     assert identity is not None
     assert identity.expires == datetime(2027, 1, 31, tzinfo=UTC).timestamp()
     assert identity.limits.max_bytes == 1 << 20
@@ -142,7 +149,7 @@ def test_a_wrong_file_is_refused_with_the_place_and_without_secrets(
 ) -> None:
     path = tmp_path / "tokens.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(SecurityFileError) as raised:
+    with pytest.raises(IdentityError) as raised:
         read_file(path)
     assert error in str(raised.value)
     assert str(path) in str(raised.value)
@@ -150,7 +157,7 @@ def test_a_wrong_file_is_refused_with_the_place_and_without_secrets(
 
 
 def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SecurityFileError, match="cannot be read: No such file"):
+    with pytest.raises(IdentityError, match="cannot be read: No such file"):
         read_file(tmp_path / "absent.json")
 
 
@@ -175,14 +182,14 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(SecurityFileError, match="cannot be written: No space"):
+    with pytest.raises(IdentityError, match="cannot be written: No space"):
         write_file(path, TokenFile(identities=()))
     assert [known.name for known in read_file(path).identities] == ["old"]
     assert [file.name for file in tmp_path.iterdir()] == ["tokens.json"]
 
 
 def test_toml_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(SecurityFileError, match="TOML files are changed by hand"):
+    with pytest.raises(IdentityError, match="TOML files are changed by hand"):
         write_file(tmp_path / "tokens.toml", TokenFile(identities=()))
 
 

@@ -8,12 +8,16 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from attention_serving.server.errors import TlsError
-from attention_serving.server.tls.certificates import load
-from attention_serving.server.tls.files import TlsFiles
+from attention_serving.server.tls.certificates import check
+from attention_serving.server.tls.files import Certificates, TlsFiles
 from tests.support.certificates import HOUR, Authority, Pair, key_pem, new_key
 
 AUTHORITY = Authority()
 GOOD = AUTHORITY.issue()
+
+
+def load(files: TlsFiles) -> Certificates:
+    return check(files, files.read())
 
 
 def write(folder: Path, pair: Pair = GOOD, ca: bytes | None = None) -> TlsFiles:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from attention_serving.server.errors import BindError, ExposureError
-from attention_serving.server.tls import exposure
+from attention_serving.server.tls.files import check_exposure
 from tests.server.test_settings import run_server
 
 PUBLIC = ["0.0.0.0", "::", "[::]", "", "10.1.2.3", "0"]  # noqa: S104 - refused
@@ -15,19 +15,19 @@ LOOPBACK = ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "::ffff:127.
 @pytest.mark.parametrize("host", PUBLIC)
 def test_a_public_address_is_refused(host: str) -> None:
     with pytest.raises(ExposureError, match=r"--tls-certificate and --tls-key, or listen on 127.0.0.1, or"):
-        exposure.check(host, encrypted=False, insecure=False)
-    exposure.check(host, encrypted=True, insecure=False)
-    exposure.check(host, encrypted=False, insecure=True)
+        check_exposure(host, encrypted=False, insecure=False)
+    check_exposure(host, encrypted=True, insecure=False)
+    check_exposure(host, encrypted=False, insecure=True)
 
 
 @pytest.mark.parametrize("host", LOOPBACK)
 def test_loopback_needs_nothing(host: str) -> None:
-    exposure.check(host, encrypted=False, insecure=False)
+    check_exposure(host, encrypted=False, insecure=False)
 
 
 def test_a_name_without_an_address_cannot_be_listened_on() -> None:
     with pytest.raises(BindError, match=r"cannot listen on nobody\.invalid: "):
-        exposure.check("nobody.invalid", encrypted=False, insecure=False)
+        check_exposure("nobody.invalid", encrypted=False, insecure=False)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from attention_serving.server.tls import forwarding
+from attention_serving.server.tls import WatchedCertificates, watch
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.tls.reload import CertificateReloader
+from attention_serving.server.tls.identities import forward
 from attention_serving.server.transport import TransportKind
 from tests.server.tls.connections import REPLY, Answering, call, call_on, connected
 from tests.support.certificates import HOUR, Authority, Mounted, Pair, key_pem, new_key
@@ -31,25 +31,25 @@ def mounted(tmp_path: Path) -> Mounted:
 
 
 @pytest.fixture
-def reloader(mounted: Mounted) -> CertificateReloader:
-    return CertificateReloader(TlsFiles(certificate=mounted.certificate, key=mounted.key))
+def reloader(mounted: Mounted) -> WatchedCertificates:
+    return watch(TlsFiles(certificate=mounted.certificate, key=mounted.key))
 
 
 @pytest.fixture
-def mutual_reloader(mounted: Mounted) -> CertificateReloader:
+def mutual_reloader(mounted: Mounted) -> WatchedCertificates:
     files = TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
-    return CertificateReloader(files)
+    return watch(files)
 
 
 @pytest.fixture
-def server(kind: TransportKind, reloader: CertificateReloader, tmp_path: Path) -> Iterator[Answering]:
+def server(kind: TransportKind, reloader: WatchedCertificates, tmp_path: Path) -> Iterator[Answering]:
     server = Answering(kind, reloader.current, tmp_path)
     yield server
     server.close()
 
 
 @pytest.fixture
-def mutual(kind: TransportKind, mutual_reloader: CertificateReloader, tmp_path: Path) -> Iterator[Answering]:
+def mutual(kind: TransportKind, mutual_reloader: WatchedCertificates, tmp_path: Path) -> Iterator[Answering]:
     server = Answering(kind, mutual_reloader.current, tmp_path)
     yield server
     server.close()
@@ -104,7 +104,7 @@ def test_a_client_without_a_good_certificate_is_refused(mutual: Answering, pair:
 
 
 def test_new_connections_see_the_renewed_certificate(
-    server: Answering, reloader: CertificateReloader, mounted: Mounted
+    server: Answering, reloader: WatchedCertificates, mounted: Mounted
 ) -> None:
     with connected(server.port, AUTHORITY.pem) as before:
         assert call_on(before) == REPLY
@@ -116,7 +116,7 @@ def test_new_connections_see_the_renewed_certificate(
 
 
 def test_renewed_authorities_admit_other_clients(
-    mutual: Answering, mutual_reloader: CertificateReloader, mounted: Mounted
+    mutual: Answering, mutual_reloader: WatchedCertificates, mounted: Mounted
 ) -> None:
     mounted.write(AUTHORITY.issue(), OTHER.pem)
     mutual_reloader.look()
@@ -126,7 +126,7 @@ def test_renewed_authorities_admit_other_clients(
 
 
 def test_a_broken_pair_keeps_the_old_one(
-    server: Answering, reloader: CertificateReloader, mounted: Mounted
+    server: Answering, reloader: WatchedCertificates, mounted: Mounted
 ) -> None:
     mounted.write(Pair(OTHER.issue().certificate, key_pem(new_key())), CLIENTS.pem)
     reloader.look()
@@ -135,7 +135,7 @@ def test_a_broken_pair_keeps_the_old_one(
 
 
 def test_renewals_under_load_fail_no_call(
-    mutual: Answering, mutual_reloader: CertificateReloader, mounted: Mounted
+    mutual: Answering, mutual_reloader: WatchedCertificates, mounted: Mounted
 ) -> None:
     ended = threading.Event()
     answered, failed = [0, 0], []
@@ -169,7 +169,7 @@ def test_renewals_under_load_fail_no_call(
 
 
 def test_the_private_socket_alone_may_name_the_client(server: Answering) -> None:
-    claim = forwarding.encode(["job.example", "Zoë"])
+    claim = forward(["job.example", "Zoë"])
     local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
     with grpc.secure_channel(server.private_socket, local) as channel:
         assert call_on(channel, claim) == REPLY

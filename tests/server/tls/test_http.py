@@ -11,9 +11,9 @@ import pytest
 
 from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.http.options import HttpOptions
-from attention_serving.server.tls import forwarding
+from attention_serving.server.tls import watch
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.tls.reload import CertificateReloader
+from attention_serving.server.tls.identities import FORWARDED
 from attention_serving.server.transport import TransportKind
 from tests.server.tls.connections import Answering
 from tests.support.certificates import HOST, Authority, Mounted, Pair, client_context, presented
@@ -33,7 +33,7 @@ def mounted(tmp_path: Path) -> Mounted:
 @pytest.fixture
 def backend(mounted: Mounted, tmp_path: Path) -> Iterator[Answering]:
     files = TlsFiles(certificate=mounted.certificate, key=mounted.key)
-    server = Answering(TransportKind.COMPLETION_QUEUE, CertificateReloader(files).current, tmp_path)
+    server = Answering(TransportKind.COMPLETION_QUEUE, watch(files).current, tmp_path)
     yield server
     server.close()
 
@@ -76,7 +76,7 @@ def test_the_names_of_the_client_reach_the_server(
     front: HttpProcess, backend: Answering, tmp_path: Path
 ) -> None:
     context = client_context(AUTHORITY.pem, CLIENT, tmp_path)
-    claim = {forwarding.KEY: "WyJyb290Il0="}  # a client cannot name itself
+    claim = {FORWARDED: "WyJyb290Il0="}  # a client cannot name itself
     assert ask(front.port, context, **claim) == 200
     assert backend.next_identities() == ("job.example", "A job")
 

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from attention_serving.server.metrics_endpoint import MetricsEndpoint
+from attention_serving.server.tls import WatchedCertificates, watch
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.tls.reload import CertificateReloader
 from tests.support.certificates import HOST, Authority, Mounted, Pair, client_context, presented
 
 AUTHORITY, CLIENTS, OTHER = Authority("server"), Authority("clients"), Authority("other")
@@ -25,13 +25,13 @@ def mounted(tmp_path: Path) -> Mounted:
 
 
 @pytest.fixture
-def reloader(mounted: Mounted) -> CertificateReloader:
+def reloader(mounted: Mounted) -> WatchedCertificates:
     files = TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
-    return CertificateReloader(files)
+    return watch(files)
 
 
 @pytest.fixture
-def endpoint(reloader: CertificateReloader) -> Iterator[MetricsEndpoint]:
+def endpoint(reloader: WatchedCertificates) -> Iterator[MetricsEndpoint]:
     registry = CollectorRegistry()
     Gauge("answer", "The answer.", registry=registry).set(42)
     endpoint = MetricsEndpoint(registry, HOST, 0, certificates=reloader.current, max_connection_seconds=1)
@@ -80,7 +80,7 @@ def test_an_unencrypted_request_is_not_answered(endpoint: MetricsEndpoint) -> No
 
 
 def test_new_connections_see_the_renewed_certificate(
-    endpoint: MetricsEndpoint, reloader: CertificateReloader, mounted: Mounted, tmp_path: Path
+    endpoint: MetricsEndpoint, reloader: WatchedCertificates, mounted: Mounted, tmp_path: Path
 ) -> None:
     renewed, client = OTHER.issue(), OTHER.issue("x.example")
     mounted.write(renewed, OTHER.pem)

@@ -9,8 +9,8 @@ import pytest
 from attention_client import AttentionClient, TlsFiles
 from prometheus_client import CollectorRegistry
 
+from attention_serving.server.metrics import TlsMetrics
 from attention_serving.server.settings.sections import Security
-from attention_serving.server.tls.metrics import TlsMetrics
 from scripts.local_server import serving
 from tests.server.samples import ROOT
 

@@ -6,9 +6,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from attention_serving.server.errors import TlsError
+from attention_serving.server.metrics import TlsMetrics
+from attention_serving.server.tls import watch
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.tls.metrics import TlsMetrics
-from attention_serving.server.tls.reload import CertificateReloader
 from tests.support.certificates import HOUR, Authority, Mounted, Pair, key_pem, new_key
 
 AUTHORITY = Authority()
@@ -22,7 +22,7 @@ class Watching:
         self.mounted = Mounted(folder / "tls", AUTHORITY.issue(), AUTHORITY.pem)
         mounted = self.mounted
         files = TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
-        self.reloader = CertificateReloader(files, TlsMetrics(self.registry))
+        self.reloader = watch(files, TlsMetrics(self.registry))
 
     @property
     def counted(self) -> tuple[float | None, float | None]:
@@ -46,9 +46,9 @@ def watching(tmp_path: Path) -> Watching:
 
 
 def test_nothing_changes_while_the_files_are_the_same(watching: Watching) -> None:
-    first = watching.reloader.current()
+    first = watching.reloader.value
     watching.looks(3)
-    assert watching.reloader.current() is first
+    assert watching.reloader.value is first
     assert watching.counted == (0, 0)
     assert watching.expiry("server") == first.expires.timestamp()
     assert first.client_ca_expires is not None
@@ -59,7 +59,7 @@ def test_a_changed_link_is_taken_at_once(watching: Watching) -> None:
     renewed = AUTHORITY.issue(ends=3 * HOUR)
     watching.mounted.write(renewed, AUTHORITY.pem)
     watching.looks(1)
-    found = watching.reloader.current()
+    found = watching.reloader.value
     assert found.contents.certificate == renewed.certificate
     assert watching.counted == (1, 0)
     assert watching.expiry("server") == found.expires.timestamp()
@@ -71,7 +71,7 @@ def test_renewed_authorities_are_taken(watching: Watching) -> None:
     other = Authority("other", ends=5 * HOUR)
     watching.mounted.write(AUTHORITY.issue(), other.pem)
     watching.looks(1)
-    found = watching.reloader.current()
+    found = watching.reloader.value
     assert found.client_ca == other.pem
     assert found.client_ca_expires is not None
     assert watching.expiry("client_ca") == found.client_ca_expires.timestamp()
@@ -89,35 +89,35 @@ def test_renewed_authorities_are_taken(watching: Watching) -> None:
 def test_a_pair_that_cannot_be_used_changes_nothing_and_is_reported_once(
     watching: Watching, pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = watching.reloader.current()
+    first = watching.reloader.value
     watching.mounted.write(pair, AUTHORITY.pem)
     watching.looks(4)
-    assert watching.reloader.current() is first
+    assert watching.reloader.value is first
     assert watching.counted == (0, 1)
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert [record.message for record in warnings] == ["certificate not renewed; the one in use is kept"]
+    assert [record.message for record in warnings] == ["not reloaded; what is in use is kept"]
     watching.mounted.write(AUTHORITY.issue(), AUTHORITY.pem)
     watching.looks(1)
-    assert watching.reloader.current() is not first
+    assert watching.reloader.value is not first
     assert watching.counted == (1, 1)
 
 
 def test_a_pair_that_is_written_in_two_steps_is_not_reported(watching: Watching) -> None:
     renewed = AUTHORITY.issue()
-    contents = watching.reloader.current().contents
+    contents = watching.reloader.value.contents
     watching.mounted.write(Pair(renewed.certificate, contents.key), AUTHORITY.pem)
     watching.looks(1)
     watching.mounted.write(renewed, AUTHORITY.pem)
     watching.looks(1)
-    assert watching.reloader.current().contents.key == renewed.key
+    assert watching.reloader.value.contents.key == renewed.key
     assert watching.counted == (1, 0)
 
 
 def test_files_that_disappear_are_reported(watching: Watching) -> None:
-    first = watching.reloader.current()
+    first = watching.reloader.value
     watching.mounted.key.unlink()
     watching.looks(3)
-    assert watching.reloader.current() is first
+    assert watching.reloader.value is first
     assert watching.counted == (0, 1)
 
 
@@ -129,22 +129,11 @@ def test_a_certificate_is_taken_once_it_is_valid(watching: Watching, monkeypatch
     # An hour later: what was refused is looked at again although it has not changed.
     monkeypatch.setattr("attention_serving.server.tls.certificates._check_valid_now", lambda *_: None)
     watching.looks(1)
-    assert watching.reloader.current().contents.certificate == early.certificate
+    assert watching.reloader.value.contents.certificate == early.certificate
     assert watching.counted == (1, 1)
 
 
 def test_the_first_files_must_be_good(tmp_path: Path) -> None:
     mounted = Mounted(tmp_path / "tls", AUTHORITY.issue(ends=-HOUR), AUTHORITY.pem)
     with pytest.raises(TlsError, match="expired"):
-        CertificateReloader(TlsFiles(certificate=mounted.certificate, key=mounted.key))
-
-
-def test_the_thread_looks_by_itself(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attention_serving.server.tls.reload.CHECK_SECONDS", 0.01)
-    watching.mounted.write(AUTHORITY.issue(), AUTHORITY.pem)
-    first = watching.reloader.current()
-    watching.reloader.start()
-    while watching.reloader.current() is first:  # the time limit of the test ends it
-        pass
-    watching.reloader.close()
-    assert watching.counted == (1, 0)
+        watch(TlsFiles(certificate=mounted.certificate, key=mounted.key))

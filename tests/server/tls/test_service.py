@@ -169,7 +169,7 @@ def _renews_under_load(service: Service) -> None:
 def _keeps_the_old_pair(service: Service) -> None:
     pair = Pair(OTHER.issue().certificate, key_pem(new_key()))
     service.mounted.write(pair, CLIENTS.pem)
-    service.running.until(r" WARNING certificate not renewed; the one in use is kept .*does not belong to")
+    service.running.until(r" WARNING not reloaded; what is in use is kept .*does not belong to")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while service.metric('attention_tls_reloads_total{result="failed"}') < 1:
         assert time.monotonic() < deadline

@@ -1,0 +1,109 @@
+"""Files that change while they are in use: what is taken, what is refused, and when that is reported."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from attention_serving.server.errors import ServerError
+from attention_serving.server.watched import Watched
+from tests.server.security.samples import eventually, looking_often
+
+BAD = "bad"
+
+
+class Followed:
+    """A file of one line, and what was reported of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reported: list[str | None] = []
+        path.write_text("one")
+        with looking_often():
+            self.watched = Watched("line", self._read, self._parse, self.reported.append)
+
+    def looks(self, content: str | None, count: int = 1) -> str:
+        """Writes the file, or removes it, and looks; returns the value."""
+        if content is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            self.path.write_text(content)
+        for _ in range(count):
+            self.watched.look()
+        return self.watched.value
+
+    def _read(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise ServerError(f"cannot be read: {error.strerror}") from error
+
+    @staticmethod
+    def _parse(content: bytes) -> str:
+        text = content.decode()
+        if text == BAD:
+            raise ServerError("is bad")
+        return text
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Followed:
+    return Followed(tmp_path / "line")
+
+
+def test_nothing_is_reported_while_the_content_is_the_same(followed: Followed) -> None:
+    first = followed.watched.value
+    assert followed.looks("one", 3) is first
+    assert followed.reported == []
+
+
+def test_a_change_is_taken_at_once_and_reported_once(followed: Followed) -> None:
+    assert followed.looks("two") == "two"
+    followed.looks("two", 3)
+    assert followed.reported == ["two"]
+
+
+@pytest.mark.parametrize("content", [BAD, None, "\udcff"], ids=["bad", "absent", "unexpected"])
+def test_what_cannot_be_used_changes_nothing_and_is_reported_once_it_stays(
+    followed: Followed, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    if content is not None and content != BAD:
+        followed.path.write_bytes(b"\xff")
+        followed.watched.look()
+    else:
+        followed.looks(content)
+    assert (followed.watched.value, followed.reported) == ("one", [])
+    for _ in range(3):
+        followed.watched.look()
+    assert (followed.watched.value, followed.reported) == ("one", [None])
+    assert [record.message for record in caplog.records] == ["not reloaded; what is in use is kept"]
+    assert followed.looks("two") == "two"
+    assert followed.reported == [None, "two"]
+
+
+def test_what_is_written_in_two_steps_is_not_reported(followed: Followed) -> None:
+    followed.looks(BAD)
+    assert followed.looks("two") == "two"
+    assert followed.reported == ["two"]
+
+
+def test_what_was_refused_is_tried_again_although_it_has_not_changed(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed.looks(BAD, 2)
+    monkeypatch.setattr(followed.watched, "_parse", lambda _: "good")
+    followed.watched.look()
+    assert followed.reported == [None, "good"]
+
+
+def test_the_first_content_must_be_good() -> None:
+    with pytest.raises(ServerError, match="is bad"):
+        Watched("line", BAD.encode, Followed._parse)
+
+
+def test_the_thread_looks_by_itself(followed: Followed) -> None:
+    followed.watched.start()
+    followed.path.write_text("two")
+    assert eventually(lambda: followed.reported == ["two"])
+    followed.watched.close()
