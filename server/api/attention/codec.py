@@ -1,6 +1,7 @@
 """Requests of attention.v1 as the engine's, and results as its replies, but for inputs by name."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from attention_serving.server.engine.types import (
     MaskKind,
     Ragged,
     Request,
+    Result,
 )
 
 # The fields that are cut out of requests.
@@ -273,13 +275,11 @@ def reply(
         embeds: Whether the request asked for embeddings.
     """
     has_heads = bool(model.manifest.num_heads)
-    return Reply(lambda result: [known, *_pieces(result.outputs, wire, embeds=embeds, has_heads=has_heads)])
+    return Reply(partial(_pieces, known, wire, embeds=embeds, has_heads=has_heads))
 
 
-def _pieces(
-    outputs: Mapping[str, list[Array]], wire: WireFloat, *, embeds: bool, has_heads: bool
-) -> list[Piece]:
-    response = pb.AttendResponse()
+def _pieces(known: bytes, wire: WireFloat, result: Result, *, embeds: bool, has_heads: bool) -> list[Piece]:
+    response, outputs = pb.AttendResponse(), result.outputs
     first = EMBEDDING if embeds else CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs))
     # The first output of a non-attention module may be one row for each sequence.
     rows = [np.atleast_2d(array) for array in outputs[first]]
@@ -298,4 +298,4 @@ def _pieces(
         described.key_lengths.extend([array.shape[-1] for array in weights])
         output = Output(ATTENTION_WEIGHTS, wire)
         contents += [head(WEIGHTS_DATA, output.size(weights)), output]
-    return [response.SerializeToString(), *contents]
+    return [known + response.SerializeToString(), *contents]

@@ -213,4 +213,4 @@ def encode(
             described.parameters[parameters.REGION_SIZE].int64_param = space
             own, size = b"", 0
         raw += [head(RAW_OUTPUT_CONTENTS, size), own]
-    return [known, response.SerializeToString(), *raw]
+    return [known + response.SerializeToString(), *raw]
