@@ -26,6 +26,7 @@ from attention_serving.server.http.infer import infer
 from attention_serving.server.http.methods import INFER_PATHS, METHODS, Method, to_json
 from attention_serving.server.http.openapi import document
 from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.http.schemas import Body
 
 log = logging.getLogger(__name__)
 Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
@@ -166,18 +167,18 @@ def _error_json(error: HTTPException) -> dict[str, str]:
 
 async def _call(method: Method, exchange: Exchange) -> Reply:
     """Calls a method of the table."""
-    data = bytearray()
-    if method.verb != "GET":
+    if method.body is None:
+        message = method.message(exchange.parameters, None)
+    else:
         await exchange.authorize(method.full_name)
-        data = await exchange.read()
-    message = await exchange.decoded(data, partial(_message, method, exchange))
+        message = await exchange.decoded(await exchange.read(), partial(_message, method, exchange))
     json, status = method.reply(await exchange.call(method.full_name, message, method.timeout_seconds))
     return Reply([orjson.dumps(json)], status)
 
 
 def _message(method: Method, exchange: Exchange, data: bytearray, scratch: Reservation) -> bytes:
     schemas.reserve(data, exchange.service.options.max_in_flight_bytes, scratch)
-    return method.message(exchange.parameters, schemas.parse(data, method.body))
+    return method.message(exchange.parameters, schemas.parse(data, method.body or Body))
 
 
 async def _openapi(_exchange: Exchange) -> Reply:

@@ -34,7 +34,7 @@ DISCARD_SECONDS = 5.0
 # More than this takes noticeable time to parse or encode, which is then done on another thread; and a larger
 # body is worth a question to the gRPC server before it is read.
 LARGE_BYTES = 1 << 16
-# Where the state of a scope has the connection.
+# Where the state of a scope has the connection, as a proxy: requests do not keep it alive.
 CONNECTION = "connection"
 # Headers that are passed on to the gRPC server: rights are its business. So are traces, the headers after the
 # first, unless this process makes spans of its own.

@@ -76,21 +76,24 @@ class Method:
 
     Attributes:
         rpc: Its name.
-        verb: GET or POST.
         paths: Its paths, with parameters in braces.
         summary: What it does.
-        body: What the JSON of a request must be.
+        body: What the JSON of a POST must be; None for a GET.
         answer: Makes the JSON from the reply.
         timeout_seconds: Deadline of the call.
     """
 
     rpc: str
-    verb: str
     paths: tuple[str, ...]
     summary: str
-    body: type[Body | schemas.TraceSettings | schemas.LogSettings] = Body
+    body: type[Body | schemas.TraceSettings | schemas.LogSettings] | None = None
     answer: Callable[[Any], Any] = to_json
     timeout_seconds: float | None = TIMEOUT_SECONDS
+
+    @property
+    def verb(self) -> str:
+        """GET or POST."""
+        return "GET" if self.body is None else "POST"
 
     @property
     def full_name(self) -> str:
@@ -102,7 +105,7 @@ class Method:
 
         Args:
             paths: The parameters of the path.
-            body: The body, of the type `body`.
+            body: The body, of the type `body`; None for a GET.
 
         Raises:
             InvalidRequestError: The body cannot be expressed.
@@ -111,7 +114,8 @@ class Method:
         for name, value in paths.items():
             known = next(field for field in FIELDS[name] if field in message.DESCRIPTOR.fields_by_name)
             setattr(message, known, value)
-        body.fill(message)
+        if body is not None:
+            body.fill(message)
         return message.SerializeToString()
 
     def reply(self, data: bytes) -> tuple[Any, int]:
@@ -134,60 +138,53 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Method, ..
     return (
         Method(
             f"{kind}SharedMemoryStatus",
-            "GET",
             _after(some, "/status"),
             "One registered region of shared memory, or all.",
             answer=lambda reply: [to_json(entry) for entry in reply.regions.values()],
         ),
         Method(
             f"{kind}SharedMemoryRegister",
-            "POST",
             (f"{some[1]}/register",),
             "Registers a region of shared memory.",
             body=region,
         ),
         Method(
             f"{kind}SharedMemoryUnregister",
-            "POST",
             _after(some, "/unregister"),
             "Unregisters one region of shared memory, or all.",
+            body=Body,
         ),
     )
 
 
 METHODS = (
-    Method("ServerLive", "GET", ("/v2/health/live",), "Whether the server is live."),
+    Method("ServerLive", ("/v2/health/live",), "Whether the server is live."),
     Method(
         "ServerReady",
-        "GET",
         ("/v2/health/ready",),
         "Whether the server is ready for requests; status 400 if it is not.",
     ),
-    Method("ServerMetadata", "GET", ("/v2",), "Name, version and extensions of the server."),
+    Method("ServerMetadata", ("/v2",), "Name, version and extensions of the server."),
     # Before the paths of a model, which would take "stats" for a name.
     Method(
         "ModelStatistics",
-        "GET",
         ("/v2/models/stats", *_after(MODEL, "/stats")),
         "Statistics of one model, or of all.",
     ),
     Method(
         "ModelReady",
-        "GET",
         _after(MODEL, "/ready"),
         "Whether a model is ready for requests; status 400 if it is not.",
     ),
-    Method("ModelMetadata", "GET", MODEL, "Versions, inputs and outputs of a model."),
+    Method("ModelMetadata", MODEL, "Versions, inputs and outputs of a model."),
     Method(
         "ModelConfig",
-        "GET",
         _after(MODEL, "/config"),
         "A model as a Triton model configuration.",
         answer=lambda reply: to_json(reply.config),
     ),
     Method(
         "RepositoryIndex",
-        "POST",
         _after(REPOSITORY, "/index"),
         "The models of the repository and their states.",
         body=schemas.RepositoryIndex,
@@ -196,7 +193,6 @@ METHODS = (
     # Waiting for models to load or to unload is not bounded: they may be large.
     Method(
         "RepositoryModelLoad",
-        "POST",
         _after(REPOSITORY, "/models/{model}/load"),
         "Loads a model, or loads it again.",
         body=schemas.RepositoryChange,
@@ -204,25 +200,22 @@ METHODS = (
     ),
     Method(
         "RepositoryModelUnload",
-        "POST",
         _after(REPOSITORY, "/models/{model}/unload"),
         "Unloads every version of a model.",
         body=schemas.RepositoryChange,
         timeout_seconds=None,
     ),
-    Method("TraceSetting", "GET", TRACES, "The settings of traces.", answer=_trace_settings),
+    Method("TraceSetting", TRACES, "The settings of traces.", answer=_trace_settings),
     Method(
         "TraceSetting",
-        "POST",
         TRACES,
         "Changes the settings of traces.",
         body=schemas.TraceSettings,
         answer=_trace_settings,
     ),
-    Method("LogSettings", "GET", ("/v2/logging",), "What the server logs.", answer=_log_settings),
+    Method("LogSettings", ("/v2/logging",), "What the server logs.", answer=_log_settings),
     Method(
         "LogSettings",
-        "POST",
         ("/v2/logging",),
         "Changes what the server logs.",
         body=schemas.LogSettings,

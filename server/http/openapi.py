@@ -13,7 +13,6 @@ from attention_serving.server import NAME, VERSION
 from attention_serving.server.http import embeddings, schemas
 from attention_serving.server.http.backend import SERVICE
 from attention_serving.server.http.methods import INFER_PATHS, METHODS, Method, to_json
-from attention_serving.server.http.schemas import Body
 
 PARAMETER = re.compile(r"\{(\w+)\}")
 DESCRIPTIONS = {
@@ -37,7 +36,7 @@ ERRORS = {
     "504": "The deadline passed.",
 }
 STRING, INTEGER, SIZE = {"type": "string"}, {"type": "integer"}, {"type": "integer", "minimum": 0}
-BINARY = {"type": "string", "format": "binary"}
+BINARY, TEXT = {"type": "string", "format": "binary"}, {"type": ["string", "null"]}
 # JSON types of the fields of messages; integers for the others.
 KINDS: dict[int, dict[str, Any]] = {
     FieldDescriptor.TYPE_BOOL: {"type": "boolean"},
@@ -58,9 +57,8 @@ HEADERS = (
 )
 
 
-def _object(*required: str, **properties: Any) -> dict[str, Any]:
-    """An object, with the schemas of its members; those that are named first are required."""
-    return {"type": "object", "properties": properties, "required": list(required)}
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
 
 
 def _array(items: Any) -> dict[str, Any]:
@@ -82,53 +80,24 @@ def _field(field: FieldDescriptor) -> dict[str, Any]:
 
 
 OUTPUT = _object(
-    "name",
-    "datatype",
-    "shape",
-    name=STRING,
-    datatype=STRING,
-    shape=_array(SIZE),
-    parameters=PARAMETERS,
-    data={"type": "array"},
+    name=STRING, datatype=STRING, shape=_array(SIZE), parameters=PARAMETERS, data={"type": "array"}
 )
-ENCODER = _object(
-    "id", "object", "created", "owned_by", id=STRING, object=STRING, created=SIZE, owned_by=STRING
-)
-OPENAI_ERROR = _object(
-    "message",
-    "type",
-    message=STRING,
-    type=STRING,
-    param={"type": ["string", "null"]},
-    code={"type": ["string", "null"]},
-)
+EMBEDDING = _object(object=STRING, index=SIZE, embedding={"type": ["array", "string"]})
+ENCODER = _object(id=STRING, object=STRING, created=SIZE, owned_by=STRING)
+TRUNCATED = _array(SIZE) | {"description": "Indices of the texts that were cut."}
+USAGE = _object(prompt_tokens=SIZE, total_tokens=SIZE)
 # Replies that are not the messages of gRPC.
 REPLIES = {
-    "Error": _object("error", error=STRING),
+    "Error": _object(error=STRING),
     "InferenceResponse": _object(
-        "model_name",
-        "model_version",
-        "outputs",
-        model_name=STRING,
-        model_version=STRING,
-        id=STRING,
-        parameters=PARAMETERS,
-        outputs=_array(OUTPUT),
+        model_name=STRING, model_version=STRING, id=STRING, parameters=PARAMETERS, outputs=_array(OUTPUT)
     ),
     "EmbeddingResponse": _object(
-        "object",
-        "data",
-        "model",
-        "usage",
-        object=STRING,
-        data=_array(_object(object=STRING, index=SIZE, embedding={"type": ["array", "string"]})),
-        model=STRING,
-        usage=_object(prompt_tokens=SIZE, total_tokens=SIZE),
-        truncated=_array(SIZE) | {"description": "Indices of the texts that were cut."},
+        object=STRING, data=_array(EMBEDDING), model=STRING, usage=USAGE, truncated=TRUNCATED
     ),
     "Encoder": ENCODER,
-    "EncoderList": _object("object", "data", object=STRING, data=_array(ENCODER)),
-    "EmbeddingError": _object("error", error=OPENAI_ERROR),
+    "EncoderList": _object(object=STRING, data=_array(ENCODER)),
+    "EmbeddingError": _object(error=_object(message=STRING, type=STRING, param=TEXT, code=TEXT)),
 }
 
 
@@ -149,7 +118,7 @@ def document() -> dict[str, Any]:
         reply = _content("The models.", _reference(name))
         paths[path] = {"get": _operation("EncoderModels", "get", path, summary, {"200": reply, **openai})}
     bodies: set[type[BaseModel]] = {schemas.InferenceRequest, schemas.EmbeddingRequest}
-    bodies |= {method.body for method in METHODS} - {Body}
+    bodies |= {method.body for method in METHODS if method.body}
     inputs: list[tuple[type[BaseModel], Literal["validation"]]] = [
         (model, "validation") for model in sorted(bodies, key=lambda model: model.__name__)
     ]
@@ -174,7 +143,7 @@ def document() -> dict[str, Any]:
 def _method(method: Method, path: str) -> dict[str, Any]:
     responses = {"200": _content("The reply.", _reply(method)), **_errors()}
     operation = _operation(method.rpc, method.verb.lower(), path, method.summary, responses)
-    return operation | (_request(method.body) if method.body is not Body else {})
+    return operation | (_request(method.body) if method.body else {})
 
 
 def _reply(method: Method) -> dict[str, Any]:

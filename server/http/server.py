@@ -7,12 +7,15 @@ import asyncio
 import errno
 import logging
 import math
+import os
 import socket
 import ssl
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import httptools
@@ -33,6 +36,8 @@ Stop = Callable[[], None]
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
 # Why a connection cannot be accepted: the process or the system has no descriptors or no memory left.
+# Seconds of work on one large body share the cores with the server's runs, and with small calls.
+LARGE_BODIES_NICE = 5
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The request line and the headers together; also what a body has between two pieces of its data.
 MAX_HEAD_BYTES = 1 << 16
@@ -109,7 +114,7 @@ class Connection(HttpToolsProtocol):
         encryption = transport.get_extra_info("ssl_object")
         if certificate := encryption and encryption.getpeercert(binary_form=True):
             self.peer_identities = names_in(certificate)
-        self.app_state = {**self.app_state, CONNECTION: self}
+        self.app_state = {**self.app_state, CONNECTION: weakref.proxy(self)}
         self.transport = cast("asyncio.Transport", _CorkedTransport(self.transport))
         self._began = time.monotonic()
         if len(self.connections) > self.max_connections:
@@ -360,9 +365,16 @@ async def _serve(server: uvicorn.Server, sockets: list[socket.socket], begin: Ca
 
     # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
     # sooner, and each would take turns from the event loop.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, "large-bodies"))
+    large_bodies = ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority)
+    asyncio.get_running_loop().set_default_executor(large_bodies)
     begin(stop)
     await server.serve(sockets)
+
+
+def _lower_priority() -> None:
+    """Lets the server's threads, and small requests here, run before the calling thread."""
+    with suppress(OSError):  # a system whose threads have none
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LARGE_BODIES_NICE)
 
 
 def _configuration(options: HttpOptions, certificates: CurrentCertificates | None) -> uvicorn.Config:
