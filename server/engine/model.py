@@ -1,10 +1,10 @@
 """A loaded model: what it takes and returns, which graph runs what, and what a run is expected to cost."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, wraps
-from typing import TypeVar
+from functools import cached_property, lru_cache
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -12,15 +12,23 @@ from numpy.typing import DTypeLike
 
 from attention_serving.artifact.encoder import EncoderFacts
 from attention_serving.artifact.golden import GoldenCase
-from attention_serving.artifact.manifest import ATTENTION_MASK, IN_BLOCKS, GraphKind, Manifest, TensorSpec
+from attention_serving.artifact.manifest import (
+    ATTENTION_MASK,
+    BATCH_AXIS,
+    IN_BLOCKS,
+    GraphKind,
+    Manifest,
+    TensorSpec,
+)
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.cost import UNTIMED, RunCost
 from attention_serving.server.engine.run.provider import Provider
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import ModelStatistics
-from attention_serving.server.engine.types import Array
+from attention_serving.server.engine.types import Array, SequenceShape
 
-R = TypeVar("R")
+# Callers send the same few lengths again and again.
+CACHED_SHAPES = 1024
 # Query rows of a block. With fewer, the kernels spend more time on packing the keys anew for each block: at
 # 8,192 x 768, 128 rows take 1.2 times as long as 256, and 512 gain nothing.
 MOST_BLOCK_ROWS = 256
@@ -144,6 +152,35 @@ class LoadedModel:
         needs_lengths = graph is GraphKind.PLAIN and self.sees_padding and not equal_lengths
         return GraphKind.LENGTHS if needs_lengths else graph
 
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The symbolic axes of the inputs: that of the query rows, and that of the key rows if it differs."""
+        return tuple(dict.fromkeys(str(spec.axes[1]) for spec in self.inputs))
+
+    def shape(self, graph: GraphKind, sizes: tuple[int, ...]) -> SequenceShape:
+        """What follows from the lengths of a sequence.
+
+        Args:
+            graph: The graph whose outputs are computed.
+            sizes: Length of each of `axes`.
+        """
+        return _shape(ref(self), graph, sizes)
+
+    def new_shape(self, graph: GraphKind, sizes: tuple[int, ...]) -> SequenceShape:
+        """As `shape`, computed anew."""
+        named = dict(zip(self.axes, sizes, strict=True))
+        lengths = named[str(self.inputs[0].axes[1])], named[str(self.inputs[-1].axes[1])]
+        own = self.sequence_graph(graph, *lengths)
+        seconds = self.seconds(own, 1, *lengths)
+        least_seconds = min(seconds, self.parallel_seconds(own, 1, *lengths))
+        run_bytes, result_bytes = self.run_bytes(own, 1, *lengths), 0
+        for spec in self.manifest.graphs[graph].outputs:
+            axes = [
+                named[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS
+            ]
+            result_bytes += np.dtype(spec.data_type).itemsize * math.prod(axes)
+        return SequenceShape(named, lengths, own, seconds, run_bytes, least_seconds, result_bytes, sum(sizes))
+
     def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
         """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
         if query_length * key_length <= self._most_whole_pairs:
@@ -253,22 +290,8 @@ class LoadedModel:
         return rows[0], rows[1], self.manifest.num_heads or 1
 
 
-def cached_by_model(maxsize: int) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """As `functools.lru_cache`, for functions of a model whose results do not refer to the model.
-
-    The cache does not keep the model alive: it is freed after its last request.
-    """
-
-    def decorate(function: Callable[..., R]) -> Callable[..., R]:
-        # References to one model are equal while it lives, and afterwards equal to no other.
-        @lru_cache(maxsize=maxsize)
-        def cached(model: "ref[LoadedModel]", *arguments: Hashable) -> R:
-            return function(model(), *arguments)
-
-        @wraps(function)
-        def by_reference(model: LoadedModel, *arguments: Hashable) -> R:
-            return cached(ref(model), *arguments)
-
-        return by_reference
-
-    return decorate
+@lru_cache(maxsize=CACHED_SHAPES)
+def _shape(model: Callable[[], Any], graph: GraphKind, sizes: tuple[int, ...]) -> SequenceShape:
+    """A shape, by a reference to its model that does not keep it alive. References to one model are equal."""
+    found: SequenceShape = model().new_shape(graph, sizes)
+    return found

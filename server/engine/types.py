@@ -137,6 +137,7 @@ class SequenceShape(NamedTuple):
         seconds: Expected duration of a run of it alone, on one thread.
         run_bytes: Expected memory of that run.
         least_seconds: Expected duration on all threads, if that is less.
+        result_bytes: Size of the outputs of its request's graph.
         rows: Number of its rows on all symbolic axes: for cross-attention, those of query and key.
     """
 
@@ -146,6 +147,7 @@ class SequenceShape(NamedTuple):
     seconds: float
     run_bytes: int
     least_seconds: float
+    result_bytes: int
     rows: int
 
 

@@ -26,7 +26,6 @@ from attention_serving.server.api.tensors import (
 )
 from attention_serving.server.engine.errors import LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.dimensions import DTYPES
 from attention_serving.server.engine.types import Request, Result
 
 # The parameter of a response that names the texts that were cut, by their indices.
@@ -131,7 +130,7 @@ def known(request: Request, model: LoadedModel) -> bytes:
 def output_bytes(name: str, model: LoadedModel, shape: Shape, wire: WireFloat = WireFloat.FP32) -> int:
     """Size of an output of a shape in the type in which it is sent, in bytes."""
     data_type = model.outputs.get(name, LENGTHS_SPEC).data_type
-    dtype = wire.value if data_type == "float32" else DTYPES[data_type]
+    dtype = wire.value if data_type == "float32" else np.dtype(data_type)
     return math.prod(shape) * dtype.itemsize
 
 

@@ -21,10 +21,10 @@ from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.tokenizer import EncodedTexts
-from attention_serving.server.engine.types import Array, HeadSelection, Ragged, SequenceShape
+from attention_serving.server.engine.types import Array, HeadSelection, Ragged, Request, SequenceShape
 
 LAYERS: Final = "head_selection.layers"
-HEADS: Final = "head_selection.heads"
+FIELDS_OF_SELECTION: Final = (LAYERS, "head_selection.heads")
 SPANS: Final = "spans"
 DIMENSIONS: Final = "dimensions"
 FLOAT_BYTES, SUM_BYTES = 4, 8
@@ -33,33 +33,54 @@ BLOCK_SPANS = 1024
 LEAST_NORM = 1e-12
 
 
-def check_selection(selection: HeadSelection, model: LoadedModel) -> None:
-    """Checks that a model, which has attention weights, has the layers and heads.
+def check_outputs(request: Request, model: LoadedModel) -> None:
+    """Checks that a model has what a request selects of its outputs.
 
     Raises:
-        InvalidRequestError: It lacks one of them, or one is named twice.
+        InvalidRequestError: It lacks a layer or head, or one is named twice; or its embeddings cannot be
+            shortened to that number of elements, or be made of spans.
     """
-    layers, heads = _counts(model)
-    if selection.layers and not layers:
-        raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
-    _check(LAYERS, selection.layers, layers)
-    _check(HEADS, selection.heads, heads)
+    if request.dimensions:
+        check_dimensions(request.dimensions, model)
+    if request.spans is not None:
+        check_pooling(model)
+    if request.head_selection is not None:
+        layers, heads = _counts(model)
+        if request.head_selection.layers and not layers:
+            raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
+        for field, chosen, count in zip(
+            FIELDS_OF_SELECTION, request.head_selection, (layers, heads), strict=True
+        ):
+            if wrong := [index for index in chosen[: count + 1] if index >= count]:
+                raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
+            if len(chosen) > count or len(set(chosen)) < len(chosen):
+                raise InvalidRequestError(field, "names one of them twice")
 
 
-def _check(field: str, chosen: Sequence[int], count: int) -> None:
-    if wrong := [index for index in chosen[: count + 1] if index >= count]:
-        raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
-    if len(chosen) > count or len(set(chosen)) < len(chosen):
-        raise InvalidRequestError(field, "names one of them twice")
+def output_bytes(request: Request, model: LoadedModel, shapes: Sequence[SequenceShape]) -> tuple[int, int]:
+    """The size of the result of a request, and the memory that it takes to make it, in bytes.
 
-
-def left_out_bytes(selection: HeadSelection, model: LoadedModel, sequences: Sequence[SequenceShape]) -> int:
-    """Size of the weights of all sequences that are not selected, in bytes."""
-    layers, heads = _counts(model)
-    layers = max(1, layers)
-    selected = (len(selection.layers) or layers) * (len(selection.heads) or heads)
-    pairs = sum([sequence.lengths[0] * sequence.lengths[1] for sequence in sequences])
-    return (layers * heads - selected) * pairs * FLOAT_BYTES
+    Raises:
+        InvalidRequestError: A span of tokens does not lie within its sequence.
+    """
+    size, work = sum([shape.result_bytes for shape in shapes]), 0
+    if request.head_selection is not None:
+        layers, heads = _counts(model)
+        layers = max(1, layers)
+        chosen = request.head_selection
+        left_out = layers * heads - (len(chosen.layers) or layers) * (len(chosen.heads) or heads)
+        size -= (
+            FLOAT_BYTES * left_out * sum(query * key for query, key in (shape.lengths for shape in shapes))
+        )
+    if request.offsets is not None:
+        size += request.offsets.rows.nbytes
+    if request.spans is not None and (encoder := model.encoder) is not None:
+        lengths = [shape.lengths[0] for shape in shapes]
+        check_spans(request.spans, lengths, unit="token", noun="sequence")
+        embeddings = len(request.spans.rows) - len(lengths)
+        size += FLOAT_BYTES * (embeddings * encoder.embedding_width - sum(lengths) * encoder.width)
+        work = SUM_BYTES * (1 + max(lengths)) * encoder.width  # one sequence is pooled at a time
+    return size, work
 
 
 def select(weights: Array, selection: HeadSelection) -> Array:
@@ -183,24 +204,6 @@ def check_pooling(model: LoadedModel) -> None:
             )
     if model.manifest.config.get("dense"):
         raise InvalidRequestError(SPANS, f"{name} has linear layers after pooling, which take whole texts")
-
-
-def result_bytes(spans: Ragged, lengths: Sequence[int], encoder: EncoderFacts, whole: int) -> int:
-    """Size of a result with spans, in bytes.
-
-    Args:
-        spans: The spans.
-        lengths: Number of tokens of each sequence.
-        encoder: The model.
-        whole: Size of all outputs of the graph, token vectors and embeddings included.
-    """
-    replaced = sum(lengths) * encoder.width + len(lengths) * encoder.embedding_width
-    return whole + FLOAT_BYTES * (len(spans.rows) * encoder.embedding_width - replaced)
-
-
-def sum_bytes(lengths: Sequence[int], encoder: EncoderFacts) -> int:
-    """Memory that pooling needs beside the result, in bytes: that of the longest sequence."""
-    return SUM_BYTES * (1 + max(lengths)) * encoder.width
 
 
 def with_spans(outputs: dict[str, Array], spans: Array, encoder: EncoderFacts) -> dict[str, Array]:

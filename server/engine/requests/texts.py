@@ -1,13 +1,12 @@
 """The token ids of a request that contains texts, within the limits of the server and the model."""
 
 import dataclasses
-import math
 
+from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.dimensions import DTYPES
 from attention_serving.server.engine.requests.outputs import token_spans
 from attention_serving.server.engine.requests.tokenizer import TEXT, TextLimits
 from attention_serving.server.engine.types import Request
@@ -100,18 +99,10 @@ def _prompt(request: Request, model: LoadedModel) -> str:
 
 def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     """Bounds of texts whose token ids and results are within the limits."""
-    own = model.manifest.max_lengths.get(str(model.inputs[0].axes[1]), limits.max_sequence_length)
+    (axis,) = model.axes
+    one, two = (model.shape(GraphKind.PLAIN, (length,)).result_bytes for length in (1, 2))
     tokens = limits.max_input_bytes // TOKEN_BYTES
-    if row_bytes := _row_bytes(model):
+    if row_bytes := two - one:  # of outputs with a row for each token
         tokens = min(tokens, limits.max_result_bytes // row_bytes)
+    own = model.manifest.max_lengths.get(axis, limits.max_sequence_length)
     return TextLimits(limits.max_text_bytes, min(own, limits.max_sequence_length), tokens)
-
-
-def _row_bytes(model: LoadedModel) -> int:
-    """Bytes of the default outputs for each token; 0 if they do not have a row for each token."""
-    length = model.inputs[0].axes[1]
-    return sum(
-        DTYPES[spec.data_type].itemsize * math.prod(axis for axis in spec.axes if isinstance(axis, int))
-        for spec in (model.outputs[name] for name in model.default_outputs)
-        if length in spec.axes
-    )

@@ -7,6 +7,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ PIECE_CHARACTERS = 1 << 14
 # A longer word is looked at character by character, each once.
 LONG_WORD = 256
 MAX_NAMED = 10
-BYTES = range(256)
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 # Pre-tokenizers that never join what is before a space to what follows the space.
 SPLITS_AT_SPACES = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "ByteLevel", "Metaspace")
 # Normalizers that change what is before a space without regard to what follows the space.
@@ -84,22 +85,6 @@ class EncodedTexts(NamedTuple):
     ends: tuple[int, ...] = ()
 
 
-class _Tokens(NamedTuple):
-    """The tokens of one text.
-
-    Attributes:
-        ids: Their ids, special tokens included.
-        offsets: Their characters (T, 2); None if they were not asked for.
-        is_cut: Whether they are only the first ones.
-        end: With offsets, the number of characters of the text that they stand for.
-    """
-
-    ids: list[int]
-    offsets: Array | None
-    is_cut: bool
-    end: int
-
-
 class TextEncoder:
     """Encodes the texts of a request. May be used by several threads."""
 
@@ -112,7 +97,9 @@ class TextEncoder:
         self._drops_unknown = _drops_unknown(self._tokenizer, parts)
         self._ends_words_at_spaces = _ends_words_at_spaces(parts)
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        self._unknown_words = _UnknownWords(self._tokenizer)
+        # Of two tokens that begin alike, the longer is found.
+        added = sorted((token["content"] for token in parts["added_tokens"]), key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, added))) if added else None
 
     def texts_of(self, ids: Iterable[int]) -> list[str]:
         """The text of each token by itself.
@@ -120,14 +107,12 @@ class TextEncoder:
         A token without a text of its own has its name in the vocabulary: a special token, or one that is a
         part of a character. An id outside the vocabulary has its number.
         """
-        return [self._text_of(each) for each in ids]
-
-    def _text_of(self, token_id: int) -> str:
-        name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= MAX_ID else None
-        if name is None:
-            return str(token_id)
-        text = self._tokenizer.decode([token_id])
-        return text if text and REPLACEMENT not in text else name
+        found = []
+        for each in ids:
+            name = self._tokenizer.id_to_token(each) if 0 <= each <= MAX_ID else None
+            text = str(each) if name is None else self._tokenizer.decode([each])
+            found.append(text if name is None or (text and REPLACEMENT not in text) else name)
+        return found
 
     def encode(
         self,
@@ -158,19 +143,25 @@ class TextEncoder:
         """
         ids, lengths, truncated = array("q"), [], []
         characters, ends = [], []
-        for index, text in enumerate(texts):
+        for index, given in enumerate(texts):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError("the deadline passed before the texts were encoded")
             name = f"text {index}"
-            given = prefix + _decoded(name, text, limits.text_bytes)
-            tokens = self._tokens(name, given, limits.text_tokens, truncates=truncates, offsets=offsets)
-            if tokens.is_cut:
+            text = prefix + _decoded(name, given, limits.text_bytes)
+            encoding, cut = self._tokens(name, text, limits.text_tokens, truncates=truncates, offsets=offsets)
+            if cut is not None:
                 truncated.append(index)
-            ids.extend(tokens.ids)
-            lengths.append(len(tokens.ids))
-            if tokens.offsets is not None:
-                characters.append(np.maximum(tokens.offsets - len(prefix), 0).astype(np.uint32))
-                ends.append(max(0, tokens.end - len(prefix)))
+            if self._drops_unknown and (unknown := self._unknown_words(text)):
+                raise InvalidRequestError(TEXT, unknown)
+            processed = self._tokenizer.post_process(encoding, add_special_tokens=True)
+            if not processed:
+                raise InvalidRequestError(TEXT, f"{name} does not contain any words")
+            ids.extend(processed.ids)
+            lengths.append(len(processed))
+            if offsets:
+                own = _offsets(processed, encoding)
+                characters.append(np.maximum(own - len(prefix), 0).astype(np.uint32))
+                ends.append(max(0, (len(text) if cut is None else cut) - len(prefix)))
             if len(ids) > limits.tokens:
                 raise LimitExceededError(
                     TEXT,
@@ -182,35 +173,29 @@ class TextEncoder:
             return found
         return found._replace(offsets=Ragged(np.concatenate(characters), found.ids.lengths), ends=tuple(ends))
 
-    def _tokens(self, name: str, text: str, most: int, *, truncates: bool, offsets: bool) -> _Tokens:
+    def _tokens(
+        self, name: str, text: str, most: int, *, truncates: bool, offsets: bool
+    ) -> tuple[Encoding, int | None]:
+        """The tokens of a text, without special tokens; and where it is cut, None if it is not."""
         room = most - self._special_tokens
-        # Of a text that is far too long, a part has enough tokens.
-        for part in self._prefixes(text, most):
+        for part in self._parts(text, most):
             encoding = self._encoding(part, offsets=offsets)
             if len(encoding) > room:
                 break
         else:
-            encoding = self._encoding(text, offsets=offsets)
-        end, is_cut = len(text), len(encoding) > room
-        if is_cut and not truncates:
+            return encoding, None
+        if not truncates:
             count = len(encoding) + self._special_tokens
             raise LimitExceededError(TEXT, f"{name} has {count} or more tokens; the limit is {most}")
-        if is_cut:
-            room = max(0, room)
-            if offsets:
-                end, _ = encoding.token_to_chars(room) or (end, end)
-            encoding.truncate(room)
-        if self._drops_unknown and (unknown := self._unknown_words.of(text)):
-            raise InvalidRequestError(TEXT, unknown)
-        processed = self._tokenizer.post_process(encoding, add_special_tokens=True)
-        if not processed:
-            raise InvalidRequestError(TEXT, f"{name} does not contain any words")
-        return _Tokens(processed.ids, _offsets(processed, encoding) if offsets else None, is_cut, end)
+        room = max(0, room)
+        cut, _ = (encoding.token_to_chars(room) if offsets else None) or (len(text), 0)
+        encoding.truncate(room)
+        return encoding, cut
 
-    def _prefixes(self, text: str, most: int) -> Iterator[str]:
-        """Parts of a long text, each twice as long as the one before, that have no more tokens than the text.
+    def _parts(self, text: str, most: int) -> Iterator[str]:
+        """The text, after parts of a long one: each twice as long as the one before, and with no more tokens.
 
-        A text that is far too long is refused for the first of them. If the tokenizer does not end its
+        A text that is far too long is cut or refused for the first of them. If the tokenizer does not end its
         words at every space, the text may have fewer tokens than a part of it, and there are no parts.
         """
         size = most * CHARACTERS_PER_TOKEN
@@ -218,16 +203,46 @@ class TextEncoder:
             if (end := _end_of_word(text, size)) > 0:
                 yield text[:end]
             size *= 2
+        yield text
 
     def _encoding(self, text: str, *, offsets: bool) -> Encoding:
-        """The tokens of a text, without special tokens."""
         # The fast one does not compute where in the text each token comes from.
         encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         try:
             (encoding,) = encode([text], add_special_tokens=False)
         except Exception as error:  # the library does not raise a narrower type
-            raise InvalidRequestError(TEXT, self._unknown_words.of(text) or str(error)) from error
+            raise InvalidRequestError(TEXT, self._unknown_words(text) or str(error)) from error
         return encoding
+
+    def _unknown_words(self, text: str) -> str:
+        """A message that names the first words without a token; empty if every word has one."""
+        words = dict.fromkeys(self._words(text))
+        unknown = list(islice((word for word in words if not self._is_known(word)), MAX_NAMED + 1))
+        if not unknown:
+            return ""
+        named = [word if len(word) <= LONG_WORD else f"{word[:LONG_WORD]}..." for word in unknown[:MAX_NAMED]]
+        others = " and others" if len(unknown) > MAX_NAMED else ""
+        return f"unknown words: {', '.join(map(repr, named))}{others}"
+
+    def _words(self, text: str) -> Iterator[str]:
+        normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        for piece in _pieces(text):
+            content = self._added.sub(SPACE, piece) if self._added else piece
+            content = normalizer.normalize_str(content) if normalizer else content
+            yield from (word for word, _ in splitter.pre_tokenize_str(content)) if splitter else (content,)
+
+    def _is_known(self, word: str) -> bool:
+        model = self._tokenizer.model
+        if len(word) > LONG_WORD:
+            if model.token_to_id(word) is not None:
+                return True
+            word = "".join(dict.fromkeys(word))
+        try:
+            tokens = model.tokenize(word)
+        except Exception:  # the library does not raise a narrower type
+            return False
+        covered: int = sum(end - start for start, end in (token.offsets for token in tokens))  # in bytes
+        return covered == len(word.encode())
 
 
 def _offsets(processed: Encoding, encoding: Encoding) -> Array:
@@ -263,54 +278,6 @@ def _decoded(name: str, text: Text, limit: int) -> str:
         raise InvalidRequestError(TEXT, f"{name} is not UTF-8: {error}") from error
 
 
-class _UnknownWords:
-    """Names words without a token. Time grows with the length of the text, and memory does not."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        contents = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-        contents.sort(key=len, reverse=True)  # of two tokens that begin alike, the longer is replaced
-        self._added = re.compile("|".join(map(re.escape, contents))) if contents else None
-
-    def of(self, text: str) -> str:
-        """A message that names the first words without a token; empty if every word has one."""
-        unknown: list[str] = []
-        seen: set[str] = set()
-        for word in self._words(text):
-            if word not in seen and not self._is_known(word):
-                unknown.append(word)
-            if len(unknown) > MAX_NAMED:
-                break
-            seen.add(word)
-        if not unknown:
-            return ""
-        named = [word if len(word) <= LONG_WORD else f"{word[:LONG_WORD]}..." for word in unknown[:MAX_NAMED]]
-        others = " and others" if len(unknown) > MAX_NAMED else ""
-        return f"unknown words: {', '.join(map(repr, named))}{others}"
-
-    def _words(self, text: str) -> Iterator[str]:
-        for piece in _pieces(text):
-            content = self._added.sub(SPACE, piece) if self._added else piece
-            if self._tokenizer.normalizer is not None:
-                content = self._tokenizer.normalizer.normalize_str(content)
-            if self._tokenizer.pre_tokenizer is None:
-                yield content
-            else:
-                yield from (word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(content))
-
-    def _is_known(self, word: str) -> bool:
-        if len(word) > LONG_WORD:
-            if self._tokenizer.model.token_to_id(word) is not None:
-                return True
-            word = "".join(dict.fromkeys(word))
-        try:
-            tokens = self._tokenizer.model.tokenize(word)
-        except Exception:  # the library does not raise a narrower type
-            return False
-        covered: int = sum(end - start for start, end in (token.offsets for token in tokens))  # in bytes
-        return covered == len(word.encode())
-
-
 def _pieces(text: str) -> Iterator[str]:
     """The text in parts that begin at white space, if there is any near enough."""
     start = 0
@@ -328,30 +295,30 @@ def _ends_words_at_spaces(parts: Part) -> bool:
 
     Then a part of a text that ends there has no more tokens than the text. False if that is not certain.
     """
-    first = next(_steps(parts["pre_tokenizer"], "pretokenizers"), None)
+    splitters = _steps(parts["pre_tokenizer"])
     return (
-        first is not None
-        and first["type"] in SPLITS_AT_SPACES
-        and first.get("use_regex", True)
-        and first.get("split", True)
-        and all(_keeps_spaces(step) for step in _steps(parts["normalizer"], "normalizers"))
+        bool(splitters)
+        and splitters[0]["type"] in SPLITS_AT_SPACES
+        and splitters[0].get("use_regex", True)
+        and splitters[0].get("split", True)
+        and all(map(_keeps_spaces, _steps(parts["normalizer"])))
         and not any(SPACE in token["content"] for token in parts["added_tokens"])
     )
 
 
-def _steps(part: Part | None, key: str) -> Iterator[Part]:
+def _steps(part: Part | None) -> list[Part]:
     """A pre-tokenizer or normalizer, or those of a sequence, in their order."""
-    if part is not None and part["type"] == "Sequence":
-        for inner in part[key]:
-            yield from _steps(inner, key)
-    elif part is not None:
-        yield part
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    return [step for each in part.get("pretokenizers", part.get("normalizers")) for step in _steps(each)]
 
 
 def _keeps_spaces(normalizer: Part) -> bool:
     if normalizer["type"] == "Replace":
         pattern: str | None = normalizer["pattern"].get("String")
-        return pattern is not None and pattern != "" and SPACE not in pattern
+        return bool(pattern) and SPACE not in str(pattern)
     return normalizer["type"] in KEEPS_SPACES
 
 
@@ -361,15 +328,16 @@ def _drops_unknown(tokenizer: Tokenizer, parts: Part) -> bool:
     Of the tokenizer models only BPE does, unless it has an unknown token or a token for every byte.
     """
     model = tokenizer.model
-    return isinstance(model, BPE) and model.unk_token is None and not _has_every_byte(model, parts)
-
-
-def _has_every_byte(model: BPE, parts: Part) -> bool:
-    if model.continuing_subword_prefix or model.end_of_word_suffix:
+    if not isinstance(model, BPE) or model.unk_token is not None:
         return False
-    if model.byte_fallback and all(model.token_to_id(f"<0x{byte:02X}>") is not None for byte in BYTES):
-        return True
-    steps = _steps(parts["pre_tokenizer"], "pretokenizers")
-    return any(step["type"] == "ByteLevel" for step in steps) and all(
-        model.token_to_id(character) is not None for character in ByteLevel.alphabet()
+    alphabets = [
+        *(
+            [ByteLevel.alphabet()]
+            if any(s["type"] == "ByteLevel" for s in _steps(parts["pre_tokenizer"]))
+            else []
+        ),
+        *([BYTE_TOKENS] if model.byte_fallback else []),
+    ]
+    return bool(model.continuing_subword_prefix or model.end_of_word_suffix) or not any(
+        all(model.token_to_id(token) is not None for token in alphabet) for alphabet in alphabets
     )

@@ -1,7 +1,7 @@
 """Turns a decoded request into a validated one, or says which field is wrong and why."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,17 +10,7 @@ from attention_serving.artifact.manifest import POSITIONS, GraphKind, TensorSpec
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.dimensions import DTYPES, dimensions
-from attention_serving.server.engine.requests.outputs import (
-    SPANS,
-    check_dimensions,
-    check_pooling,
-    check_selection,
-    check_spans,
-    left_out_bytes,
-    result_bytes,
-    sum_bytes,
-)
+from attention_serving.server.engine.requests.outputs import SPANS, check_outputs, output_bytes
 from attention_serving.server.engine.requests.texts import encode_texts
 from attention_serving.server.engine.requests.tokenizer import TEXT
 from attention_serving.server.engine.requests.validated_request import (
@@ -43,48 +33,37 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
         LimitExceededError: The request or its result would be too large.
     """
     graph = _choose_graph(request, model)
-    if request.dimensions:
-        check_dimensions(request.dimensions, model)
-    if request.spans is not None:
-        check_pooling(model)
-    if request.head_selection is not None:
-        check_selection(request.head_selection, model)
-    texts = request.texts
+    check_outputs(request, model)
+    first = TEXT if request.texts else model.inputs[0].name
     request = encode_texts(request, model, limits)
-    inputs = _inputs(request, model)
-    for spec in model.inputs:
-        if spec.name in inputs:
-            _check_lengths(spec, inputs[spec.name].lengths, limits, model)
-    inputs = _with_positions(inputs, model)
-    ragged = [inputs[spec.name] for spec in model.inputs]
-    for spec, own in zip(model.inputs, ragged, strict=True):
-        _check_rows(spec, own.rows, sum(own.lengths))
-    lengths = tuple([own.lengths for own in ragged])
-    shapes, size, largest = dimensions(model, lengths, graph)
-    first = TEXT if texts else model.inputs[0].name
-    if request.head_selection is not None:
-        size -= left_out_bytes(request.head_selection, model, shapes)
-    work = 0
-    if request.spans is not None or request.offsets is not None:
-        size, work = _with_spans(request, model, lengths[0], size)
-    _check_result_bytes(size, _field_of_result(request, first), limits)
-    _check_run_bytes(shapes[largest].run_bytes, largest, first, limits)
-    rows = [split(own.rows, own.lengths) for own in ragged]
-    masks = _split_mask(request.mask, model, shapes)
-    spans = _split_spans(request, shapes)
-    sequences = [
-        SequenceInputs(
-            dict(zip(model.inputs_by_name, arrays, strict=True)), mask, shape, own, request.head_selection
+    sizes = _sizes(request, model, limits)
+    ragged = [_rows(spec, request, model) for spec in model.inputs]
+    known = {own: model.shape(graph, own) for own in set(sizes)}  # many sequences have few sizes
+    shapes = [known[own] for own in sizes]
+    result_bytes, work_bytes = output_bytes(request, model, shapes)
+    if result_bytes > limits.max_result_bytes:
+        field = RETURN_WEIGHTS if request.return_weights else first if request.spans is None else SPANS
+        raise LimitExceededError(
+            field, f"the result would be {result_bytes} bytes; the limit is {limits.max_result_bytes}"
         )
-        for shape, mask, own, *arrays in zip(shapes, masks, spans, *rows, strict=True)
+    _check_runs(first, shapes, limits)
+    columns = [split(own.rows, own.lengths) for own in ragged]
+    masks = _split_mask(request.mask, model, shapes)
+    spans = (
+        [None] * len(shapes) if request.spans is None else split(request.spans.rows, request.spans.lengths)
+    )
+    names, heads = model.inputs_by_name, request.head_selection
+    sequences = [
+        SequenceInputs(dict(zip(names, arrays, strict=True)), mask, shape, own, heads)
+        for shape, mask, own, *arrays in zip(shapes, masks, spans, *columns, strict=True)
     ]
     mask_bytes = sum([mask.nbytes for mask in masks if mask is not None]) if request.mask else 0
     form = RequestForm(
         graph=graph,
-        lengths=lengths,
+        lengths=tuple([own.lengths for own in ragged]),
         shapes=tuple(shapes),
         input_bytes=sum([own.rows.nbytes for own in ragged]),
-        held_bytes=mask_bytes + 2 * size + work,
+        held_bytes=mask_bytes + 2 * result_bytes + work_bytes,
         dimensions=request.dimensions,
     )
     return ValidatedRequest(form, model, tuple(sequences), request.deadline, request.caller)
@@ -106,104 +85,83 @@ def _choose_graph(request: Request, model: LoadedModel) -> GraphKind:
     return GraphKind.PLAIN if request.mask is None else GraphKind.MASK
 
 
-def _inputs(request: Request, model: LoadedModel) -> Mapping[str, Ragged]:
-    """The model's inputs by name."""
+def _sizes(request: Request, model: LoadedModel, limits: Limits) -> list[tuple[int, ...]]:
+    """The length of each sequence on each of the model's axes, on which its inputs must agree.
+
+    Lengths are checked before anything is made of them.
+    """
     for name in request.inputs:
         if name not in model.inputs_by_name:
             raise InvalidRequestError(
                 name, f"is not an input; model {model.name!r} takes {model.input_names}"
             )
-    for spec in model.inputs:
-        if spec.name not in request.inputs and spec.name != POSITIONS:
-            raise InvalidRequestError(
-                spec.name, f"is missing; model {model.name!r} takes {model.input_names}"
-            )
-    return request.inputs
+    first, bound = model.inputs[0].name, dict[str, tuple[str, tuple[int, ...]]]()
+    for name, spec in model.inputs_by_name.items():
+        if name == POSITIONS and name not in request.inputs:
+            continue
+        if name not in request.inputs:
+            raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_names}")
+        own, count = request.inputs[name].lengths, len(request.inputs[first].lengths)
+        axis = str(spec.axes[1])
+        _check_lengths(name, own, model.manifest.max_lengths.get(axis), limits)
+        if len(own) != count:
+            raise InvalidRequestError(name, f"contains {len(own)} sequences; {first} contains {count}")
+        other, expected = bound.setdefault(axis, (name, own))
+        if own != expected:
+            at = next(at for at in range(count) if own[at] != expected[at])
+            raise InvalidRequestError(name, f"sequence {at} has {own[at]} rows; {other} has {expected[at]}")
+    return list(zip(*[own for _, own in bound.values()], strict=True))
 
 
-def _with_positions(inputs: Mapping[str, Ragged], model: LoadedModel) -> Mapping[str, Ragged]:
-    """The inputs; `positions` count from 0 in each sequence if the model takes them and none were sent."""
-    if POSITIONS in inputs or POSITIONS not in model.inputs_by_name:
-        return inputs
-    lengths = inputs[model.inputs[0].name].lengths
-    counted = [np.arange(length, dtype=np.int64) for length in lengths]
-    rows = np.concatenate(counted) if counted else np.empty(0, np.int64)
-    return {**inputs, POSITIONS: Ragged(rows, lengths)}
-
-
-def _check_rows(spec: TensorSpec, rows: Array, expected: int) -> None:
-    """Checks the number of rows, their element type and width, and the range of ids."""
-    if len(rows) != expected:
-        raise InvalidRequestError(spec.name, f"contains {len(rows)} rows; its lengths sum to {expected}")
-    if rows.dtype != DTYPES[spec.data_type]:
-        raise InvalidRequestError(spec.name, f"is {rows.dtype.name}; the model takes {spec.data_type}")
-    width, wanted = rows.shape[1:], spec.axes[2:]
-    if width != wanted:
-        raise InvalidRequestError(
-            spec.name, f"rows are {_shape(width)} wide; the model takes {_shape(wanted)}"
-        )
-    if (bound := spec.exclusive_upper_bound) is not None and rows.size:
-        least, most = rows.min(), rows.max()
-        if least < 0 or most >= bound:
-            found = least if least < 0 else most
-            raise InvalidRequestError(
-                spec.name, f"contains id {found}; ids must be between 0 and {bound - 1}"
-            )
-
-
-def _split_spans(request: Request, sequences: list[SequenceShape]) -> Sequence[Array | None]:
-    """The spans (n, 2) of each sequence."""
-    spans = request.spans
-    return [None] * len(sequences) if spans is None else split(spans.rows, spans.lengths)
-
-
-def _with_spans(request: Request, model: LoadedModel, lengths: tuple[int, ...], size: int) -> tuple[int, int]:
-    """The size of the result with spans and offsets, and the memory that it takes to make it, in bytes."""
-    if request.offsets is not None:
-        size += request.offsets.rows.nbytes
-    if request.spans is None or model.encoder is None:
-        return size, 0
-    check_spans(request.spans, lengths, unit="token", noun="sequence")
-    return result_bytes(request.spans, lengths, model.encoder, size), sum_bytes(lengths, model.encoder)
-
-
-def _field_of_result(request: Request, first: str) -> str:
-    """The field that is at fault if the result is too large."""
-    if request.return_weights:
-        return RETURN_WEIGHTS
-    return first if request.spans is None else SPANS
-
-
-def _shape(shape: Sequence[object]) -> str:
-    return "x".join(map(str, shape)) or "1"
-
-
-def _check_lengths(spec: TensorSpec, lengths: tuple[int, ...], limits: Limits, model: LoadedModel) -> None:
-    """Checks how many sequences there are, and how long they are, before anything is made of them."""
-    name, model_limit = spec.name, model.manifest.max_lengths.get(str(spec.axes[1]))
+def _check_lengths(name: str, lengths: tuple[int, ...], most: int | None, limits: Limits) -> None:
     limits.check_sequences(name, len(lengths))
-    if (longest := max(lengths, default=0)) > limits.max_sequence_length:
+    if not lengths:
+        raise InvalidRequestError(name, "does not contain any sequence")
+    if min(lengths) < 1:
+        raise InvalidRequestError(name, f"sequence {lengths.index(min(lengths))} is empty")
+    if (longest := max(lengths)) > limits.max_sequence_length:
         raise LimitExceededError(
             name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
         )
-    if model_limit is not None and longest > model_limit:
-        raise LimitExceededError(
-            name, f"a sequence has {longest} rows; this model takes at most {model_limit}"
-        )
+    if most is not None and longest > most:
+        raise LimitExceededError(name, f"a sequence has {longest} rows; this model takes at most {most}")
 
 
-def _check_result_bytes(size: int, name: str, limits: Limits) -> None:
-    if size > limits.max_result_bytes:
-        raise LimitExceededError(
-            name, f"the result would be {size} bytes; the limit is {limits.max_result_bytes}"
-        )
+def _rows(spec: TensorSpec, request: Request, model: LoadedModel) -> Ragged:
+    """An input with the right number of rows, their element type and width, and the range of ids.
+
+    `positions` count from 0 in each sequence if none were sent.
+    """
+    name, given = spec.name, request.inputs.get(spec.name)
+    if given is None:
+        lengths = request.inputs[model.inputs[0].name].lengths
+        return Ragged(np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]), lengths)
+    rows, expected = given.rows, sum(given.lengths)
+    if len(rows) != expected:
+        raise InvalidRequestError(name, f"contains {len(rows)} rows; its lengths sum to {expected}")
+    if rows.dtype != spec.data_type:
+        raise InvalidRequestError(name, f"is {rows.dtype.name}; the model takes {spec.data_type}")
+    width, wanted = rows.shape[1:], spec.axes[2:]
+    if width != wanted:
+        raise InvalidRequestError(name, f"rows are {_width(width)} wide; the model takes {_width(wanted)}")
+    if (bound := spec.exclusive_upper_bound) is not None:
+        least, most = rows.min(), rows.max()
+        if least < 0 or most >= bound:
+            found = least if least < 0 else most
+            raise InvalidRequestError(name, f"contains id {found}; ids must be between 0 and {bound - 1}")
+    return given
 
 
-def _check_run_bytes(size: int, index: int, name: str, limits: Limits) -> None:
-    if size > limits.max_run_bytes:
+def _width(shape: Sequence[object]) -> str:
+    return "x".join(map(str, shape)) or "1"
+
+
+def _check_runs(name: str, shapes: Sequence[SequenceShape], limits: Limits) -> None:
+    sizes = [shape.run_bytes for shape in shapes]
+    if (size := max(sizes)) > limits.max_run_bytes:
         raise LimitExceededError(
             name,
-            f"sequence {index} needs about {size} bytes of memory for its run; the limit is "
+            f"sequence {sizes.index(size)} needs about {size} bytes of memory for its run; the limit is "
             f"{limits.max_run_bytes}; send shorter sequences or raise max_memory",
         )
 
@@ -214,7 +172,11 @@ def _split_mask(
     """One mask for each sequence, broadcastable to (H, Tq, Tk)."""
     if mask is None:
         return [None] * len(sequences)
-    shapes = [_mask_shape(mask.kind, model, sequence.sizes) for sequence in sequences]
+    heads = model.manifest.num_heads if mask.kind is MaskKind.HEADS else 1
+    query, key = map(str, model.manifest.graphs[GraphKind.MASK].inputs[-1].axes[2:])
+    shapes = [
+        (heads, 1 if mask.kind is MaskKind.KEYS else own.sizes[query], own.sizes[key]) for own in sequences
+    ]
     counts = [math.prod(shape) for shape in shapes]
     if not mask.holds(sum(counts)):
         found = f"{mask.data.size} {'flags' if mask.data.dtype == np.bool_ else 'bytes of 8 flags each'}"
@@ -223,13 +185,3 @@ def _split_mask(
         )
     parts: list[Array] = np.split(mask.flags(sum(counts)), np.cumsum(counts)[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _mask_shape(kind: MaskKind, model: LoadedModel, size: Mapping[str, int]) -> tuple[int, int, int]:
-    *_, query_axis, key_axis = model.manifest.graphs[GraphKind.MASK].inputs[-1].axes
-    query_length, key_length = size[str(query_axis)], size[str(key_axis)]
-    if kind is MaskKind.KEYS:
-        return (1, 1, key_length)
-    if kind is MaskKind.PAIRS:
-        return (1, query_length, key_length)
-    return (model.manifest.num_heads, query_length, key_length)

@@ -11,7 +11,6 @@ import numpy as np
 
 from attention_serving.artifact.manifest import IN_BLOCKS, GraphKind
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.dimensions import dimensions
 from attention_serving.server.engine.requests.validated_request import SequenceInputs
 from attention_serving.server.engine.run.cost import (
     TIMED_SIZES,
@@ -144,5 +143,4 @@ def _random_sequence(model: LoadedModel, graph: GraphKind, length: int) -> Seque
         inputs[spec.name] = noise.astype(spec.data_type)
     masked = graph in (GraphKind.MASK, GraphKind.MASK_BLOCKS)
     mask = np.ones((1, length, length), np.bool_) if masked else None
-    (own,) = dimensions(model, ((length,),) * len(model.inputs), graph).shapes
-    return SequenceInputs(inputs, mask, own)
+    return SequenceInputs(inputs, mask, model.shape(graph, (length,) * len(model.axes)))
