@@ -3,16 +3,14 @@
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
-from uuid import uuid4
 
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
-    ModelNotReadyError,
     UnsupportedError,
     quoted,
 )
@@ -74,11 +72,11 @@ class ModelControl:
             InvalidRequestError: The name is not that of a model.
             UnsupportedError: Models are not loaded on request.
         """
-        return self._request(name, is_load=True)
+        return self._request(self._control.load, name)
 
     def unload(self, name: str) -> "Future[None]":
         """Unloads all versions of a model; otherwise as `load`."""
-        return self._request(name, is_load=False)
+        return self._request(self._control.unload, name)
 
     def withdraw(self, model: LoadedModel, reason: str) -> bool:
         """Takes a model out of service in this process; returns whether it was in service."""
@@ -95,19 +93,15 @@ class ModelControl:
         if self._poller is not None:
             self._poller.close()
 
-    def _request(self, name: str, *, is_load: bool) -> "Future[None]":
+    def _request(self, change: Callable[[str], None], name: str) -> "Future[None]":
         if not self.is_explicit:
             raise UnsupportedError(CONTROL_IS_OFF)
         if not is_model_name(name):
             raise InvalidRequestError("model_name", f"is {quoted(name)}; must match {NAME_PATTERN}")
-        return self._requests.submit(self._change, name, is_load=is_load)
+        return self._requests.submit(self._change, change, name)
 
-    def _change(self, name: str, *, is_load: bool) -> None:
-        number = uuid4().hex
-        prepare = self._control.prepare_load if is_load else self._control.prepare_unload
-        if refusal := prepare(number, name):
-            raise ModelNotReadyError(refusal)
-        self._control.commit(number)
+    def _change(self, change: Callable[[str], None], name: str) -> None:
+        change(name)
         self._remember()
 
     def _remember(self) -> None:
@@ -130,13 +124,11 @@ class ModelControl:
         self._seen = changed
 
     def _reload(self, name: str) -> None:
-        number = uuid4().hex
         try:
             if self._control.store.chosen(name):
-                self._control.prepare_load(number, name, strict=False)
+                self._control.load(name, strict=False)
             else:
-                self._control.prepare_unload(number, name)
-            self._control.commit(number)
+                self._control.unload(name)
         except Exception:  # one model must not end the polling
             log.exception("model not changed", extra={"model": name})
 

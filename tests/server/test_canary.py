@@ -182,8 +182,7 @@ def test_a_damaged_model_is_freed_and_comes_back_when_it_is_loaded_again(watched
     watched.session.stays_damaged = True
     wait_until(lambda: watched.index()[1].state is ModelState.UNAVAILABLE)
     wait_until(lambda: damaged() is None)
-    assert watched.control.prepare_load("n", SELF) == ""
-    watched.control.commit("n")
+    watched.control.load(SELF)
     ask(watched, SELF)
     wait_until(lambda: (watched.ratio(SELF) or 2) <= 1)
     assert watched.failures() == 1
@@ -266,8 +265,7 @@ def test_a_replay_without_memory_is_not_a_fault(folder: Path, tmp_path: Path) ->
 def test_an_unloaded_model_is_freed_and_its_gauges_vanish(watched: Watched) -> None:
     wait_until(lambda: watched.ratio(SELF) is not None)
     model = weakref.ref(watched.repository.ready(SELF))
-    assert watched.control.prepare_unload("n", SELF) == ""
-    watched.control.commit("n")
+    watched.control.unload(SELF)
     wait_until(lambda: gc.collect() >= 0 and model() is None)
     names = {name for name, labels in watched.samples() if ("model", SELF) in labels}
     assert names.isdisjoint({RATIO, REPLAYED_AT})

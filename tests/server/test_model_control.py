@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attention_serving.artifact.manifest import MANIFEST_FILE
-from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError
+from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError, ModelNotReadyError
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import RepositoryControl
@@ -77,7 +77,8 @@ def test_what_is_not_a_name_is_refused_and_loads_nothing(
         with pytest.raises(InvalidRequestError, match=r"^model_name: is '.*; must match \^") as refusal:
             change(name)
         assert len(refusal.value.message) < 250
-    assert control.prepare_load("n", name).endswith("does not exist in the repository")
+    with pytest.raises(ModelNotReadyError, match=r"does not exist in the repository$"):
+        control.load(name)
     with pytest.raises(ModelNotFoundError, match="does not contain model") as absent:
         InProcessModel.load(folder, name)
     assert len(absent.value.message) < 250 + len(str(folder))

@@ -1,19 +1,18 @@
 """Changes the models of a running server: loads versions beside those that serve, and swaps them in one step.
 
-A change has two phases, so that several processes make it together or not at all: `prepare` loads and proves
-the new versions, and `commit` puts them in place of the old ones, which then serve no new requests and are
-freed once their last request has ended.
+The new versions are loaded and proven before they take the place of the old ones, which then serve no new
+requests and are freed once their last request has ended.
 """
 
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from attention_serving.server.engine.errors import quoted
+from attention_serving.server.engine.errors import ModelNotReadyError, quoted
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model, Repository
 from attention_serving.server.engine.models.store import ModelStore, RepositoryError, Signature
@@ -75,27 +74,8 @@ class ModelChange:
     succeeded: bool
 
 
-@dataclass
-class _Prepared:
-    """A change that is prepared.
-
-    Attributes:
-        name: Name of the model.
-        kept: The versions that stay as they are then: they may be taken out of service meanwhile.
-        loaded: Models that take the place of their versions.
-        failures: Versions that failed to load.
-        signatures: What is on disk, by version.
-    """
-
-    name: str
-    kept: set[str] = field(default_factory=set)
-    loaded: dict[str, LoadedModel] = field(default_factory=dict)
-    failures: list[FailedModel] = field(default_factory=list)
-    signatures: dict[str, Signature] = field(default_factory=dict)
-
-
 class RepositoryControl:
-    """Makes changes of one repository. One thread at a time prepares and commits.
+    """Makes changes of one repository. One thread at a time loads and unloads.
 
     Any thread may look, and take a model out of service.
     """
@@ -128,62 +108,67 @@ class RepositoryControl:
         for model in repository:
             if (signature := store.signature(model.name, model.version)) is not None:
                 self._signatures.setdefault(model.name, {})[model.version] = signature
-        self._prepared: dict[str, _Prepared] = {}
         self._swapping = threading.Lock()
         # Versions that are being loaded or freed, or that are not served, with the reason.
         self._states: dict[Key, IndexEntry] = {}
 
-    def prepare_load(self, number: str, name: str, *, strict: bool = True) -> str:
+    def load(self, name: str, *, strict: bool = True) -> None:
         """Loads the versions of a model that its policy chooses; those that have not changed are kept.
 
         Args:
-            number: Identifies the change.
             name: Name of the model.
-            strict: Whether one version that fails makes the change fail. Otherwise the good ones are served,
-                and the versions that serve now go on.
+            strict: Whether nothing changes if one version fails. Otherwise the good ones are served, and the
+                versions that serve now go on.
 
-        Returns:
-            Why the change cannot be made; empty if it can.
+        Raises:
+            ModelNotReadyError: The model does not exist, or a version failed and `strict` is set.
         """
-        change, served = _Prepared(name), self.repository.versions(name)
-        wanted = self.store.chosen(name)
-        if not wanted:
+        # Raised here, because an error refers to the variables of the function that raises it.
+        if refusal := self._load(name, strict=strict):
+            raise ModelNotReadyError(refusal)
+
+    def _load(self, name: str, *, strict: bool) -> str:
+        served, found = self.repository.versions(name), dict[str, Model]()
+        signatures = {version: self.store.signature(name, version) for version in self.store.chosen(name)}
+        if not signatures:
             return f"model {quoted(name)} does not exist in the repository"
-        for version in wanted:
-            self._prepare_version(change, version, served.get(version))
-        for failed in change.failures:
+        before = self._signatures.get(name, {})
+        for version, signature in signatures.items():
+            is_same = signature is not None and signature == before.get(version)
+            if not (is_same and isinstance(served.get(version), LoadedModel)):
+                found[version] = self._load_version(name, version, signature)
+        failures = [model for model in found.values() if isinstance(model, FailedModel)]
+        for failed in failures:
             was_served = isinstance(served.get(failed.version), LoadedModel)
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
             self._report(ModelChange(name, kind, succeeded=False))
-        if change.failures and strict:
-            failed = change.failures[0]
-            self._note_failures(change)
-            return f"model {name!r} version {failed.version} failed to load: {failed.reason}"
-        if change.failures:
-            change.kept |= {version for version, model in served.items() if isinstance(model, LoadedModel)}
-        self._keep(number, change)
+        if failures and strict:
+            self._note(failures)
+            return f"model {name!r} version {failures[0].version} failed to load: {failures[0].reason}"
+        kept = signatures.keys() - found.keys()
+        if failures:
+            kept |= {version for version, model in served.items() if isinstance(model, LoadedModel)}
+        kept -= {version for version, model in found.items() if isinstance(model, LoadedModel)}
+        with self._swapping:  # what is kept may have been taken out of service meanwhile
+            now = self.repository.versions(name)
+            self._signatures[name] = {version: each for version, each in signatures.items() if each}
+            self._swap(name, found | {version: now[version] for version in kept}, failures)
         return ""
 
-    def prepare_unload(self, number: str, name: str) -> str:
-        """Prepares that no version of a model is served. Returns why it cannot be done; empty if it can."""
+    def unload(self, name: str) -> None:
+        """Unloads all versions of a model.
+
+        Raises:
+            ModelNotReadyError: None is loaded.
+        """
         if not self.repository.versions(name):
-            return f"model {quoted(name)} is not loaded"
-        self._keep(number, _Prepared(name))
-        return ""
-
-    def abort(self, number: str) -> None:
-        """Drops a prepared change. Does nothing if there is none of that number."""
-        self._prepared.pop(number, None)
-
-    def commit(self, number: str) -> None:
-        """Makes a prepared change. Does nothing if there is none of that number."""
-        change = self._prepared.pop(number, None)
-        if change is not None:
-            with self._swapping:
-                self._commit(change)
+            raise ModelNotReadyError(f"model {quoted(name)} is not loaded")
+        with self._swapping:
+            self._signatures[name] = {}
+            self._swap(name, {})
 
     def withdraw(self, model: LoadedModel, reason: str) -> bool:
-        """Takes a model out of service, whatever change is being prepared; loading it again brings it back.
+        """Takes a model out of service, whatever change is being made; loading it again brings it back.
 
         Requests that have found it are still answered by it.
 
@@ -206,21 +191,24 @@ class RepositoryControl:
             self._changed()
         return True
 
-    def _commit(self, change: _Prepared) -> None:
-        name, served = change.name, self.repository.versions(change.name)
-        now: dict[str, Model] = {failed.version: failed for failed in change.failures}
-        now |= {version: served[version] for version in change.kept} | change.loaded
+    def _swap(self, name: str, now: Mapping[str, Model], failures: Sequence[FailedModel] = ()) -> None:
+        """Puts versions of a model in place of those that it has."""
+        before = self.repository.versions(name)
         self.repository.replace(name, now)
-        self._signatures[name] = change.signatures
         for key in [key for key in list(self._states) if key[0] == name]:
             self._states.pop(key, None)
-        self._note_failures(change)
-        for version, model in served.items():
-            if isinstance(model, LoadedModel) and now.get(version) is not model:
-                self._free(model, is_replaced=version in change.loaded)
-        versions = sorted(change.kept | change.loaded.keys(), key=int)
+        self._note(failures)
+        for version in {**before, **now}:
+            old, new = before.get(version), now.get(version)
+            was_served, is_served = isinstance(old, LoadedModel), isinstance(new, LoadedModel)
+            if old is new or not (was_served or is_served):
+                continue
+            if isinstance(old, LoadedModel):
+                self._free(old, is_replaced=is_served)
+            kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
+            self._report(ModelChange(name, kind if is_served else ChangeKind.UNLOAD, succeeded=True))
+        versions = sorted((own for own, model in now.items() if isinstance(model, LoadedModel)), key=int)
         log.info("models changed", extra={"model": name, "versions": versions})
-        self._report_changes(name, served, now)
         self._changed()
 
     def index(self) -> list[IndexEntry]:
@@ -255,50 +243,20 @@ class RepositoryControl:
         found = {version: self.store.signature(name, version) for version in self.store.chosen(name)}
         return {version: signature for version, signature in found.items() if signature is not None}
 
-    def _report_changes(self, name: str, before: Mapping[str, Model], after: Mapping[str, Model]) -> None:
-        for version in {**before, **after}:
-            old, new = before.get(version), after.get(version)
-            if old is new:
-                continue
-            if isinstance(new, LoadedModel):
-                kind = ChangeKind.REPLACE if isinstance(old, LoadedModel) else ChangeKind.LOAD
-                self._report(ModelChange(name, kind, succeeded=True))
-            elif isinstance(old, LoadedModel):
-                self._report(ModelChange(name, ChangeKind.UNLOAD, succeeded=True))
-
-    def _keep(self, number: str, change: _Prepared) -> None:
-        """Keeps a prepared change, in place of one that was never made: its process may have ended."""
-        for other in [other for other, own in self._prepared.items() if own.name == change.name]:
-            del self._prepared[other]
-        self._prepared[number] = change
-
-    def _prepare_version(self, change: _Prepared, version: str, served: Model | None) -> None:
-        key = change.name, version
-        signature = self.store.signature(*key)
+    def _load_version(self, name: str, version: str, signature: Signature | None) -> Model:
         if signature is None:
-            change.failures.append(FailedModel(*key, INCOMPLETE))
-            return
-        change.signatures[version] = signature
-        if isinstance(served, LoadedModel) and signature == self._signatures.get(change.name, {}).get(
-            version
-        ):
-            change.kept.add(version)
-            return
-        if reason := self._check_memory(*key):
-            change.failures.append(FailedModel(*key, reason))
-            return
-        self._states[key] = IndexEntry(*key, ModelState.LOADING)
-        model = self.store.load(*key)
-        self._states.pop(key, None)
-        if isinstance(model, LoadedModel):
-            change.loaded[version] = model
-        else:
-            change.failures.append(model)
+            return FailedModel(name, version, INCOMPLETE)
+        if reason := self._check_memory(name, version):
+            return FailedModel(name, version, reason)
+        self._states[name, version] = IndexEntry(name, version, ModelState.LOADING)
+        model = self.store.load(name, version)
+        self._states.pop((name, version), None)
+        return model
 
-    def _note_failures(self, change: _Prepared) -> None:
-        for failed in change.failures:
-            key = failed.name, failed.version
-            self._states[key] = IndexEntry(*key, ModelState.UNAVAILABLE, failed.reason)
+    def _note(self, failures: Iterable[FailedModel]) -> None:
+        for model in failures:
+            key = model.name, model.version
+            self._states[key] = IndexEntry(*key, ModelState.UNAVAILABLE, model.reason)
 
     def _free(self, model: LoadedModel, *, is_replaced: bool) -> None:
         key = model.name, model.version

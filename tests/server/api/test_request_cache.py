@@ -443,8 +443,7 @@ def test_a_model_that_is_still_in_use_keeps_no_other_out_and_is_freed_after_its_
     data = {name: infer_request(models[name]).SerializeToString() for name in (SELF, CROSS)}
     for one in data.values():
         method.decoded(one)
-    control.prepare_unload("n", SELF)
-    control.commit("n")
+    control.unload(SELF)
 
     assert method.hits(data[CROSS])
     assert not method.hits(data[SELF])

@@ -101,8 +101,7 @@ def test_polling_takes_an_artifact_once_it_is_signed(folder: Path) -> None:
     assert list(control.changed_on_disk()) == []
     sign_artifact(folder / CROSS / "1", OTHER)
     assert list(control.changed_on_disk()) == [CROSS]
-    assert control.prepare_load("n", CROSS, strict=False) == ""
-    control.commit("n")
+    control.load(CROSS, strict=False)
     assert control.repository.ready(CROSS).version == "1"
     assert control.repository.ready(SELF) is kept
     assert list(control.changed_on_disk()) == []

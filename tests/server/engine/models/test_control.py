@@ -1,4 +1,4 @@
-"""Changes of a repository: prepared beside what serves, made in one step, and refused without a trace."""
+"""Changes of a repository: loaded beside what serves, made in one step, and refused without a trace."""
 
 import shutil
 import time
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import ModelNotFoundError
+from attention_serving.server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from attention_serving.server.engine.limits import chosen_versions
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import (
@@ -57,21 +57,17 @@ def served(control: RepositoryControl) -> list[str]:
     return [model.version for model in models if isinstance(model, LoadedModel)]
 
 
-def load(control: RepositoryControl, *, strict: bool = True) -> str:
-    if reason := control.prepare_load("n", SELF, strict=strict):
-        control.abort("n")
-        return reason
-    control.commit("n")
-    return ""
+def refusal(control: RepositoryControl) -> str:
+    """Why the model cannot be loaded."""
+    with pytest.raises(ModelNotReadyError) as caught:
+        control.load(SELF)
+    return caught.value.message
 
 
 def test_a_new_version_takes_the_place_of_the_old_one(folder: Path) -> None:
     control = control_of(folder, "latest")
-    old = control.repository.ready(SELF)
     add_version(folder, "2")
-    assert control.prepare_load("n", SELF) == ""
-    assert control.repository.ready(SELF) is old
-    control.commit("n")
+    control.load(SELF)
     assert control.repository.ready(SELF).version == "2"
     with pytest.raises(ModelNotFoundError, match="does not have version '1'; it has: 2"):
         control.repository.find(SELF, "1")
@@ -81,7 +77,7 @@ def test_a_version_that_has_not_changed_is_kept(folder: Path) -> None:
     control = control_of(folder)
     old = control.repository.ready(SELF, "1")
     add_version(folder, "2")
-    assert load(control) == ""
+    control.load(SELF)
     assert control.repository.ready(SELF, "1") is old
     assert served(control) == ["1", "2"]
 
@@ -90,7 +86,7 @@ def test_a_bad_version_changes_nothing_and_says_why(folder: Path) -> None:
     control = control_of(folder, "latest")
     old = control.repository.ready(SELF)
     add_version(folder, "2", damaged=True)
-    assert "version 2 failed to load: " in load(control)
+    assert "version 2 failed to load: " in refusal(control)
     assert control.repository.ready(SELF) is old
     first, second = control.index()
     assert (first.version, first.state) == ("1", ModelState.READY)
@@ -102,7 +98,7 @@ def test_polling_serves_the_good_versions_beside_a_bad_one(folder: Path) -> None
     control = control_of(folder)
     add_version(folder, "2", damaged=True)
     add_version(folder, "3")
-    assert load(control, strict=False) == ""
+    control.load(SELF, strict=False)
     assert served(control) == ["1", "3"]
     assert [entry.state for entry in control.index()] == ["READY", "UNAVAILABLE", "READY"]
 
@@ -110,7 +106,7 @@ def test_polling_serves_the_good_versions_beside_a_bad_one(folder: Path) -> None
 def test_polling_keeps_the_old_version_if_the_latest_is_bad(folder: Path) -> None:
     control = control_of(folder, "latest")
     add_version(folder, "2", damaged=True)
-    assert load(control, strict=False) == ""
+    control.load(SELF, strict=False)
     assert served(control) == ["1"]
 
 
@@ -119,7 +115,7 @@ def test_an_artifact_without_a_manifest_is_incomplete(folder: Path) -> None:
     add_version(folder, "2")
     (folder / SELF / "2" / "manifest.json").unlink()
     assert list(control.changed_on_disk()) == []
-    assert load(control).endswith(INCOMPLETE)
+    assert refusal(control).endswith(INCOMPLETE)
 
 
 def test_an_incomplete_version_beside_a_new_one_is_not_loaded_again_and_again(folder: Path) -> None:
@@ -130,11 +126,11 @@ def test_an_incomplete_version_beside_a_new_one_is_not_loaded_again_and_again(fo
     manifest.unlink()
     add_version(folder, "3")
     assert list(control.changed_on_disk()) == [SELF]
-    load(control, strict=False)
+    control.load(SELF, strict=False)
     assert (served(control), list(control.changed_on_disk())) == (["1", "3"], [])
     manifest.write_text(text)
     assert list(control.changed_on_disk()) == [SELF]
-    load(control, strict=False)
+    control.load(SELF, strict=False)
     assert (served(control), list(control.changed_on_disk())) == (["1", "2", "3"], [])
 
 
@@ -143,11 +139,11 @@ def test_what_changed_on_disk_is_found_once(folder: Path) -> None:
     assert list(control.changed_on_disk()) == []
     add_version(folder, "2", damaged=True)
     assert list(control.changed_on_disk()) == [SELF]
-    load(control, strict=False)
+    control.load(SELF, strict=False)
     assert list(control.changed_on_disk()) == []
     shutil.rmtree(folder / SELF / "2")
     assert list(control.changed_on_disk()) == [SELF]
-    load(control, strict=False)
+    control.load(SELF, strict=False)
     assert list(control.changed_on_disk()) == []
     shutil.rmtree(folder / SELF)
     assert list(control.changed_on_disk()) == [SELF]
@@ -168,7 +164,7 @@ def test_a_change_without_memory_is_refused(folder: Path) -> None:
         control.store, control.repository, check_memory=lambda _name, _version: "it needs more"
     )
     add_version(folder, "2")
-    assert load(lacking) == f"model {SELF!r} version 2 failed to load: it needs more"
+    assert refusal(lacking) == f"model {SELF!r} version 2 failed to load: it needs more"
     assert served(lacking) == ["1"]
 
 
@@ -183,8 +179,7 @@ def test_a_model_that_is_unloaded_is_freed_and_can_be_loaded_again(folder: Path)
     engine = Engine(control.repository)
     ask(engine).result(PATIENCE_SECONDS)
     model = weakref.ref(control.repository.ready(SELF))
-    assert control.prepare_unload("n", SELF) == ""
-    control.commit("n")
+    control.unload(SELF)
     with pytest.raises(ModelNotFoundError):
         ask(engine)
     until = time.monotonic() + PATIENCE_SECONDS
@@ -193,26 +188,17 @@ def test_a_model_that_is_unloaded_is_freed_and_can_be_loaded_again(folder: Path)
     assert model() is None
     while control.index() != [IndexEntry(SELF, "1", ModelState.UNAVAILABLE, "unloaded")]:
         assert time.monotonic() < until
-    assert control.prepare_unload("n", SELF) == f"model {SELF!r} is not loaded"
-    assert load(control) == ""
+    with pytest.raises(ModelNotReadyError, match=f"model '{SELF}' is not loaded"):
+        control.unload(SELF)
+    control.load(SELF)
     ask(engine).result(PATIENCE_SECONDS)
     engine.close()
 
 
 def test_an_unknown_model_is_refused(folder: Path) -> None:
     control = control_of(folder)
-    assert control.prepare_load("n", "nonesuch") == "model 'nonesuch' does not exist in the repository"
-    control.commit("n")
-    assert served(control) == ["1"]
-
-
-def test_a_change_that_was_never_made_is_dropped_by_the_next(folder: Path) -> None:
-    control = control_of(folder)
-    add_version(folder, "2")
-    control.prepare_load("lost", SELF)
-    shutil.rmtree(folder / SELF / "2")
-    assert load(control) == ""
-    control.commit("lost")
+    with pytest.raises(ModelNotReadyError, match="model 'nonesuch' does not exist in the repository"):
+        control.load("nonesuch")
     assert served(control) == ["1"]
 
 

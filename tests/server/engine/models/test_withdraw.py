@@ -8,7 +8,7 @@ import pytest
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.models.control import IndexEntry, ModelState, RepositoryControl
-from attention_serving.server.engine.models.repository import FailedModel, Repository
+from attention_serving.server.engine.models.repository import FailedModel, Model, Repository
 from attention_serving.server.engine.models.store import ModelStore
 from tests.server.damage import DEVICE
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
@@ -74,8 +74,7 @@ def test_a_model_that_was_replaced_before_is_not_withdrawn(
     old = control.repository.ready(SELF)
     manifest = folder / SELF / "1" / "manifest.json"
     manifest.write_text(manifest.read_text() + "\n")
-    assert control.prepare_load("n", SELF) == ""
-    control.commit("n")
+    control.load(SELF)
     new = control.repository.ready(SELF)
     assert new is not old
     assert not control.withdraw(old, REASON)
@@ -83,13 +82,18 @@ def test_a_model_that_was_replaced_before_is_not_withdrawn(
     assert changes == [1]
 
 
-def test_a_prepared_change_does_not_put_a_withdrawn_model_back(
-    control: RepositoryControl, folder: Path
+def test_a_change_that_is_being_made_does_not_put_a_withdrawn_model_back(
+    control: RepositoryControl, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_version(folder, "2")
-    assert control.prepare_load("n", SELF) == ""
-    assert control.withdraw(control.repository.ready(SELF, "1"), REASON)
-    control.commit("n")
+    load = ModelStore.load
+
+    def withdrawn_meanwhile(store: ModelStore, name: str, version: str) -> Model:
+        assert control.withdraw(control.repository.ready(SELF, "1"), REASON)
+        return load(store, name, version)
+
+    monkeypatch.setattr(ModelStore, "load", withdrawn_meanwhile)
+    control.load(SELF)
     states = {(entry.version, entry.state) for entry in control.index() if entry.name == SELF}
     assert states == {("1", ModelState.UNAVAILABLE), ("2", ModelState.READY)}
     assert control.repository.find(SELF, "1") == FailedModel(SELF, "1", REASON, is_withdrawn=True)
@@ -97,8 +101,7 @@ def test_a_prepared_change_does_not_put_a_withdrawn_model_back(
 
 def test_loading_it_again_brings_it_back(control: RepositoryControl) -> None:
     control.withdraw(control.repository.ready(SELF), REASON)
-    assert control.prepare_load("n", SELF) == ""
-    control.commit("n")
+    control.load(SELF)
     assert control.repository.ready(SELF).version == "1"
     assert control.index() == [IndexEntry(name, "1", ModelState.READY) for name in (CROSS, SELF)]
 
@@ -109,15 +112,13 @@ def test_it_is_loaded_again_when_its_artifact_is_written_again(
     control.withdraw(control.repository.ready(SELF), REASON)
     (folder / SELF / "1" / "manifest.json").touch()
     assert list(control.changed_on_disk()) == [SELF]
-    assert control.prepare_load("n", SELF, strict=False) == ""
-    control.commit("n")
+    control.load(SELF, strict=False)
     assert control.repository.ready(SELF).version == "1"
 
 
 def test_another_version_answers_requests_that_name_none(control: RepositoryControl, folder: Path) -> None:
     add_version(folder, "2")
-    control.prepare_load("n", SELF)
-    control.commit("n")
+    control.load(SELF)
     assert control.repository.ready(SELF).version == "2"
     control.withdraw(control.repository.ready(SELF), REASON)
     assert control.repository.ready(SELF).version == "1"
@@ -131,7 +132,8 @@ def test_the_reason_of_an_earlier_failure_does_not_hide_that_of_the_withdrawal(
     manifest = folder / SELF / "1" / "manifest.json"
     whole = manifest.read_text()
     manifest.write_text("{}")
-    assert "failed to load" in control.prepare_load("n", SELF)
+    with pytest.raises(ModelNotReadyError, match="failed to load"):
+        control.load(SELF)
     manifest.write_text(whole)
     control.withdraw(control.repository.ready(SELF), REASON)
     assert control.index()[1] == OUT
