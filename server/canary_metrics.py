@@ -2,31 +2,24 @@
 
 import threading
 import time
-import weakref
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from typing import NamedTuple
+from weakref import ref
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.canary import Check
-from attention_serving.server.engine.models.repository import FailedModel, Key, Model, Repository
+from attention_serving.server.engine.models.repository import FailedModel, Key, Repository
 from attention_serving.server.gauges import forget
 
 LABELS = ["model", "version"]
 
 
-@dataclass
-class _Watched:
+class _Watched(NamedTuple):
     """A model, and the latest result of each of its checks."""
 
-    model: "weakref.ref[LoadedModel]"
-    ratios: dict[Check, float] = field(default_factory=dict)
-
-    def is_shown_for(self, model: Model | None) -> bool:
-        """Whether the results are those of the model, or explain why it was taken out of service."""
-        if isinstance(model, FailedModel):
-            return model.is_withdrawn
-        return model is not None and self.model() is model
+    model: "ref[LoadedModel]"
+    ratios: dict[Hashable, float]
 
 
 class CanaryMetrics:
@@ -65,14 +58,18 @@ class CanaryMetrics:
         models = {(model.name, model.version): model for model in repository}
         with self._lock:
             for key, watched in list(self._watched.items()):
-                if not watched.is_shown_for(models.get(key)):
-                    self._forget(key)
+                model = models.get(key)
+                is_withdrawn = isinstance(model, FailedModel) and model.is_withdrawn
+                if not is_withdrawn and (model is None or watched.model() is not model):
+                    del self._watched[key]
+                    for gauge in (self._ratio, self._replayed_at) if watched.ratios else ():
+                        forget(gauge, *key)
             for key, model in models.items():
                 if isinstance(model, LoadedModel) and key not in self._watched:
-                    self._watched[key] = _Watched(weakref.ref(model))
+                    self._watched[key] = _Watched(ref(model), {})
                     self._failures.labels(*key)
 
-    def replayed(self, model: LoadedModel, check: Check, ratio: float) -> None:
+    def replayed(self, model: LoadedModel, check: Hashable, ratio: float) -> None:
         """Publishes a result.
 
         Args:
@@ -91,9 +88,3 @@ class CanaryMetrics:
     def failed(self, model: LoadedModel) -> None:
         """Counts a golden vector that missed the tolerance."""
         self._failures.labels(model.name, model.version).inc()
-
-    def _forget(self, key: Key) -> None:
-        watched = self._watched.pop(key)
-        if watched.ratios:
-            forget(self._ratio, *key)
-            forget(self._replayed_at, *key)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, values
 
+from attention_serving.server.canary import Check, checks_of
 from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.canary import Check, checks_of
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
 from attention_serving.server.gauges import FOLDER_VARIABLE

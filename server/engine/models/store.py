@@ -11,12 +11,12 @@ from pathlib import Path
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE
 from attention_serving.artifact.errors import ArtifactError
+from attention_serving.artifact.golden import GoldenCase
 from attention_serving.artifact.keys import PublicKey
 from attention_serving.artifact.manifest import MANIFEST_FILE
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
 from attention_serving.server.engine.limits import MAX_TOLERANCE, chosen_versions
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.canary import run_bytes
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model
 from attention_serving.server.engine.run.calibration import calibrated
@@ -127,11 +127,18 @@ class ModelStore:
                 keep_golden=self.max_golden_bytes > 0,
             )
         )
-        kept = tuple(case for case in model.golden if run_bytes(model, case) <= self.max_golden_bytes)
+        kept = tuple(case for case in model.golden if golden_bytes(model, case) <= self.max_golden_bytes)
         if dropped := len(model.golden) - len(kept):
             fields = {"model": model.name, "version": model.version, "cases": dropped, "kept": len(kept)}
             log.warning("golden vectors too large to be replayed in service", extra=fields)
         return dataclasses.replace(model, golden=kept)
+
+
+def golden_bytes(model: LoadedModel, case: GoldenCase) -> int:
+    """Expected memory of the replay of a golden case, in bytes. The longest input counts for all."""
+    shapes = [case.inputs[spec.name].shape for spec in model.inputs]
+    batch, length = (max(shape[at] for shape in shapes) for at in (0, 1))
+    return model.run_bytes(case.graph, batch, length, length)
 
 
 def _files(folder: Path) -> Signature:

@@ -8,17 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attention_serving.server.canary import BUSY_SHARE, IDLE_SHARE, CanarySchedule, Check, checks_of
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.canary import (
-    BUSY_SHARE,
-    IDLE_SHARE,
-    CanarySchedule,
-    Check,
-    checks_of,
-    run_bytes,
-)
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Model
+from attention_serving.server.engine.models.store import golden_bytes
 from attention_serving.server.engine.run.provider import Device
 from tests.server.samples import CROSS, SELF
 
@@ -170,7 +164,7 @@ def test_the_expected_memory_grows_with_the_longest_input_and_the_graph(pair: li
         for case in model.golden:
             lengths = [case.inputs[spec.name].shape[1] for spec in model.inputs]
             batch, longest = len(case.inputs[model.inputs[0].name]), max(lengths)
-            assert run_bytes(model, case) == model.run_bytes(case.graph, batch, longest, longest)
+            assert golden_bytes(model, case) == model.run_bytes(case.graph, batch, longest, longest)
             doubled = dataclasses.replace(
                 case,
                 inputs={
@@ -178,4 +172,4 @@ def test_the_expected_memory_grows_with_the_longest_input_and_the_graph(pair: li
                     for name, array in case.inputs.items()
                 },
             )
-            assert run_bytes(model, doubled) > run_bytes(model, case)
+            assert golden_bytes(model, doubled) > golden_bytes(model, case)
