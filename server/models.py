@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import NoReturn
 
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
 from attention_serving.server import machine
@@ -75,9 +74,9 @@ def load_models(settings: Settings, inbox: Inbox) -> Repository:
     loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
     loading: Future[Repository] = loader.submit(lambda: Repository(store.load(*key) for key in keys))
     loading.add_done_callback(inbox.put)
-    message = inbox.get()
-    if isinstance(message, StopRequest):
-        _abandon_loading(message)
+    if isinstance(message := inbox.get(), StopRequest):
+        log.info("stopped while loading", extra=message.fields)
+        end(0)
     loader.shutdown()
     repository = loading.result()
     is_fixed = ControlMode(settings.model_control) is ControlMode.NONE
@@ -86,11 +85,6 @@ def load_models(settings: Settings, inbox: Inbox) -> Repository:
             f"no model of {settings.model_repository} can be served; the log gives the reasons"
         )
     return repository
-
-
-def _abandon_loading(request: StopRequest) -> NoReturn:
-    log.info("stopped while loading", extra=request.fields)
-    end(0)
 
 
 def model_control(

@@ -166,21 +166,6 @@ class LoadedModel:
         """
         return _shape(ref(self), graph, sizes)
 
-    def new_shape(self, graph: GraphKind, sizes: tuple[int, ...]) -> SequenceShape:
-        """As `shape`, computed anew."""
-        named = dict(zip(self.axes, sizes, strict=True))
-        lengths = named[str(self.inputs[0].axes[1])], named[str(self.inputs[-1].axes[1])]
-        own = self.sequence_graph(graph, *lengths)
-        seconds = self.seconds(own, 1, *lengths)
-        least_seconds = min(seconds, self.parallel_seconds(own, 1, *lengths))
-        run_bytes, result_bytes = self.run_bytes(own, 1, *lengths), 0
-        for spec in self.manifest.graphs[graph].outputs:
-            axes = [
-                named[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS
-            ]
-            result_bytes += np.dtype(spec.data_type).itemsize * math.prod(axes)
-        return SequenceShape(named, lengths, own, seconds, run_bytes, least_seconds, result_bytes, sum(sizes))
-
     def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
         """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""
         if query_length * key_length <= self._most_whole_pairs:
@@ -204,12 +189,6 @@ class LoadedModel:
         """Query rows of a block on the graphs that attend in blocks."""
         rows = BLOCK_SCORE_BYTES // (4 * max(self.manifest.num_heads, 1) * key_length)
         return max(LEAST_BLOCK_ROWS, min(rows, MOST_BLOCK_ROWS))
-
-    def held_pairs(self, graph: GraphKind, query_length: int, key_length: int) -> int:
-        """Pairs of rows whose scores a run of one sequence holds at a time, for each head."""
-        if graph in IN_BLOCKS.values():
-            query_length = min(query_length, self.block_rows(key_length))
-        return query_length * key_length
 
     def run(
         self,
@@ -254,10 +233,9 @@ class LoadedModel:
         For a module whose operations are unknown, each row and each pair counts as one operation.
         """
         cost = self.manifest.cost
-        known = cost.flops_per_query or cost.flops_per_key or cost.flops_per_pair
-        per_query, per_key, per_pair = (
-            (cost.flops_per_query, cost.flops_per_key, cost.flops_per_pair) if known else (1, 0, 1)
-        )
+        per_query, per_key, per_pair = cost.flops_per_query, cost.flops_per_key, cost.flops_per_pair
+        if not (per_query or per_key or per_pair):
+            per_query = per_pair = 1
         rows = query_length * per_query + key_length * per_key
         return batch * rows, batch * query_length * key_length * per_pair
 
@@ -265,11 +243,15 @@ class LoadedModel:
         """Expected memory of one run of that padded size on this machine, in bytes."""
         per_query, per_key, per_pair = self._row_elements
         rows = query_length * per_query + key_length * per_key
-        pair_tensors = self.pair_tensors.get(graph)
-        if pair_tensors is None:
-            pair_tensors = self.expected_pair_tensors(graph)
-        pairs = self.held_pairs(graph, query_length, key_length) * per_pair * pair_tensors
+        if graph in IN_BLOCKS.values():
+            query_length = min(query_length, self.block_rows(key_length))
+        pairs = query_length * key_length * per_pair * self._pair_tensors[graph]
         return int(4 * batch * (rows + pairs))
+
+    @cached_property
+    def _pair_tensors(self) -> dict[GraphKind, float]:
+        """Those that were measured, and those that are expected."""
+        return {kind: self.expected_pair_tensors(kind) for kind in GraphKind} | {**self.pair_tensors}
 
     def expected_pair_tensors(self, graph: GraphKind) -> float:
         """Tensors of the size of one layer's scores that a run holds at a time, before it is measured."""
@@ -291,7 +273,24 @@ class LoadedModel:
 
 
 @lru_cache(maxsize=CACHED_SHAPES)
-def _shape(model: Callable[[], Any], graph: GraphKind, sizes: tuple[int, ...]) -> SequenceShape:
+def _shape(reference: Callable[[], Any], graph: GraphKind, sizes: tuple[int, ...]) -> SequenceShape:
     """A shape, by a reference to its model that does not keep it alive. References to one model are equal."""
-    found: SequenceShape = model().new_shape(graph, sizes)
-    return found
+    model: LoadedModel = reference()
+    named = dict(zip(model.axes, sizes, strict=True))
+    lengths = named[str(model.inputs[0].axes[1])], named[str(model.inputs[-1].axes[1])]
+    own = model.sequence_graph(graph, *lengths)
+    seconds = model.seconds(own, 1, *lengths)
+    result_bytes = 0
+    for spec in model.manifest.graphs[graph].outputs:
+        axes = [named[axis] if isinstance(axis, str) else axis for axis in spec.axes if axis != BATCH_AXIS]
+        result_bytes += np.dtype(spec.data_type).itemsize * math.prod(axes)
+    return SequenceShape(
+        sizes=named,
+        lengths=lengths,
+        graph=own,
+        seconds=seconds,
+        run_bytes=model.run_bytes(own, 1, *lengths),
+        least_seconds=min(seconds, model.parallel_seconds(own, 1, *lengths)),
+        result_bytes=result_bytes,
+        rows=sum(sizes),
+    )

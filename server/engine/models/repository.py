@@ -26,17 +26,6 @@ Model = LoadedModel | FailedModel
 Key = tuple[str, str]
 
 
-class _Snapshot:
-    """The models at one moment, by name and version."""
-
-    def __init__(self, models: Iterable[Model]) -> None:
-        self.models = {(model.name, model.version): model for model in models}
-        self.newest: dict[str, Model] = {}
-        # The highest version that loaded; if none did, the highest version.
-        for model in sorted(self.models.values(), key=lambda m: (isinstance(m, LoadedModel), int(m.version))):
-            self.newest[model.name] = model
-
-
 class Repository:
     """Models by name and version. One thread at a time may replace some, while any thread reads.
 
@@ -46,13 +35,19 @@ class Repository:
 
     def __init__(self, models: Iterable[Model] = ()) -> None:
         """Begins with some models."""
-        self._snapshot = _Snapshot(models)
         self.changes = 0
+        self._set(models)
+
+    def _set(self, models: Iterable[Model]) -> None:
+        ordered = sorted(models, key=lambda model: (model.name, int(model.version)))
+        by_key = {(model.name, model.version): model for model in ordered}
+        # The highest version that loaded; if none did, the highest version.
+        newest = {each.name: each for each in sorted(ordered, key=lambda own: isinstance(own, LoadedModel))}
+        self._snapshot = by_key, newest
 
     def __iter__(self) -> Iterator[Model]:
         """Every model, sorted by name and version."""
-        models = self._snapshot.models
-        return iter(models[key] for key in sorted(models, key=_by_name_and_number))
+        return iter(self._snapshot[0].values())
 
     def versions(self, name: str) -> Mapping[str, Model]:
         """The versions of a model, lowest first; empty if there is no such model."""
@@ -63,8 +58,7 @@ class Repository:
 
         Requests that have found their model are answered by that one.
         """
-        others = (model for model in self._snapshot.models.values() if model.name != name)
-        self._snapshot = _Snapshot([*others, *models.values()])
+        self._set([*(model for model in self if model.name != name), *models.values()])
         self.changes += 1
 
     def find(self, name: str, version: str = "") -> Model:
@@ -73,13 +67,13 @@ class Repository:
         Raises:
             ModelNotFoundError: The model or version does not exist.
         """
-        snapshot = self._snapshot
-        if name not in snapshot.newest:
-            known = ", ".join(sorted(snapshot.newest)) or "none"
+        by_key, newest = self._snapshot
+        if name not in newest:
+            known = ", ".join(sorted(newest)) or "none"
             raise ModelNotFoundError(
                 f"model {quoted(name)} does not exist; there are: {known}", field="model_name"
             )
-        found = snapshot.models.get((name, version)) if version else snapshot.newest[name]
+        found = by_key.get((name, version)) if version else newest[name]
         if found is None:
             versions = ", ".join(self.versions(name))
             raise ModelNotFoundError(
@@ -100,8 +94,3 @@ class Repository:
             what = "was taken out of service" if model.is_withdrawn else "failed to load"
             raise ModelNotReadyError(f"model {name!r} version {model.version} {what}: {model.reason}")
         return model
-
-
-def _by_name_and_number(key: Key) -> tuple[str, int]:
-    name, version = key
-    return name, int(version)
