@@ -24,7 +24,7 @@ from attention_serving.server.engine.requests.tokenizer import EncodedTexts
 from attention_serving.server.engine.types import Array, HeadSelection, Ragged, Request, SequenceShape
 
 LAYERS: Final = "head_selection.layers"
-FIELDS_OF_SELECTION: Final = (LAYERS, "head_selection.heads")
+HEADS: Final = "head_selection.heads"
 SPANS: Final = "spans"
 DIMENSIONS: Final = "dimensions"
 FLOAT_BYTES, SUM_BYTES = 4, 8
@@ -48,9 +48,8 @@ def check_outputs(request: Request, model: LoadedModel) -> None:
         layers, heads = _counts(model)
         if request.head_selection.layers and not layers:
             raise InvalidRequestError(LAYERS, f"must be empty: model {model.name!r} is not a text encoder")
-        for field, chosen, count in zip(
-            FIELDS_OF_SELECTION, request.head_selection, (layers, heads), strict=True
-        ):
+        counts = (layers, heads)
+        for field, chosen, count in zip((LAYERS, HEADS), request.head_selection, counts, strict=True):
             if wrong := [index for index in chosen[: count + 1] if index >= count]:
                 raise InvalidRequestError(field, f"contains {wrong[0]}; the model has 0 to {count - 1}")
             if len(chosen) > count or len(set(chosen)) < len(chosen):
@@ -66,12 +65,10 @@ def output_bytes(request: Request, model: LoadedModel, shapes: Sequence[Sequence
     size, work = sum([shape.result_bytes for shape in shapes]), 0
     if request.head_selection is not None:
         layers, heads = _counts(model)
-        layers = max(1, layers)
-        chosen = request.head_selection
+        chosen, layers = request.head_selection, max(1, layers)
         left_out = layers * heads - (len(chosen.layers) or layers) * (len(chosen.heads) or heads)
-        size -= (
-            FLOAT_BYTES * left_out * sum(query * key for query, key in (shape.lengths for shape in shapes))
-        )
+        pairs = sum([shape.lengths[0] * shape.lengths[1] for shape in shapes])
+        size -= FLOAT_BYTES * left_out * pairs
     if request.offsets is not None:
         size += request.offsets.rows.nbytes
     if request.spans is not None and (encoder := model.encoder) is not None:

@@ -99,10 +99,9 @@ def _prompt(request: Request, model: LoadedModel) -> str:
 
 def _text_limits(model: LoadedModel, limits: Limits) -> TextLimits:
     """Bounds of texts whose token ids and results are within the limits."""
-    (axis,) = model.axes
-    one, two = (model.shape(GraphKind.PLAIN, (length,)).result_bytes for length in (1, 2))
+    one, two = (model.shape(GraphKind.PLAIN, (rows,) * len(model.axes)).result_bytes for rows in (1, 2))
     tokens = limits.max_input_bytes // TOKEN_BYTES
     if row_bytes := two - one:  # of outputs with a row for each token
         tokens = min(tokens, limits.max_result_bytes // row_bytes)
-    own = model.manifest.max_lengths.get(axis, limits.max_sequence_length)
+    own = model.manifest.max_lengths.get(model.axes[0], limits.max_sequence_length)
     return TextLimits(limits.max_text_bytes, min(own, limits.max_sequence_length), tokens)
