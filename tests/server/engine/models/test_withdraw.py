@@ -11,6 +11,7 @@ from attention_serving.server.engine.models.control import IndexEntry, ModelStat
 from attention_serving.server.engine.models.repository import FailedModel, Model, Repository
 from attention_serving.server.engine.models.store import ModelStore
 from tests.server.damage import DEVICE
+from tests.server.engine.models.test_control import add_version
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of
 from tests.support.coroutines import submitted
 
@@ -35,13 +36,6 @@ def control(folder: Path, changes: list[int]) -> RepositoryControl:
     store = ModelStore(folder, DEVICE)
     repository = Repository(store.load(name, "1") for name in (SELF, CROSS))
     return RepositoryControl(store, repository, lambda: changes.append(1))
-
-
-def add_version(folder: Path, version: str) -> None:
-    target = folder / SELF / version
-    shutil.copytree(folder / SELF / "1", target)
-    manifest = target / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', f'"version": {version}'))
 
 
 def test_a_withdrawn_model_is_refused_with_the_reason_and_shown_as_unavailable(

@@ -1,7 +1,6 @@
 """Invalid requests: the field and the message of each refusal."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,23 +13,10 @@ from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged,
 from tests.server.samples import CROSS, SELF, TEXT, ragged, request_of
 
 LENGTHS = ((2, 3), (1, 4))
-DEFAULTS = Limits()
+Build = Callable[[LoadedModel], Request]
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A request that is wrong in one respect, and what must be said of it."""
-
-    id: str
-    model: str
-    request: Callable[[LoadedModel], Request]
-    field: str
-    says: str
-    error: type[InvalidRequestError] = InvalidRequestError
-    limits: Limits = DEFAULTS
-
-
-def changed(**inputs: Ragged | None) -> Callable[[LoadedModel], Request]:
+def changed(**inputs: Ragged | None) -> Build:
     """A good request with some inputs replaced, added or, for None, left out."""
 
     def build(model: LoadedModel) -> Request:
@@ -48,16 +34,19 @@ def of_type(dtype: str) -> Ragged:
     return Ragged(np.zeros((3, 4), dtype), (2, 1))
 
 
-def texts(*given: str) -> Callable[[LoadedModel], Request]:
+FLAT = Ragged(np.zeros(3, np.float32), (3,))
+
+
+def texts(*given: str) -> Build:
     return lambda _: Request(texts=given)
 
 
-def ids(*given: int) -> Callable[[LoadedModel], Request]:
+def ids(*given: int) -> Build:
     rows = Ragged(np.array(given, np.int64), (len(given),))
     return lambda _: Request(inputs={"token_ids": rows})
 
 
-def masked(kind: MaskKind, data: Array) -> Callable[[LoadedModel], Request]:
+def masked(kind: MaskKind, data: Array) -> Build:
     def build(model: LoadedModel) -> Request:
         good = request_of(model, LENGTHS)
         return Request(inputs=good.inputs, mask=Mask(kind, data))
@@ -69,135 +58,40 @@ def weighted(model: LoadedModel) -> Request:
     return request_of(model, LENGTHS, return_weights=True)
 
 
-INPUTS = [
-    Refusal(
-        "missing",
-        CROSS,
-        changed(value=None),
-        "value",
-        "is missing; model 'tiny-cross' takes query, key, value and optionally attention_mask",
+TAKEN = "model 'tiny-self' takes query and optionally attention_mask"
+# Model, request, message; and for limits, the one that is set.
+INPUTS: dict[str, tuple[str, Build, str]] = {
+    "missing": (
+        CROSS, changed(value=None),
+        "value: is missing; model 'tiny-cross' takes query, key, value and optionally attention_mask",
     ),
-    Refusal(
-        "missing query",
-        SELF,
-        changed(query=None),
-        "query",
-        "is missing; model 'tiny-self' takes query and optionally attention_mask",
+    "missing query": (SELF, changed(query=None), f"query: is missing; {TAKEN}"),
+    "unknown": (SELF, changed(key=of_lengths(3, width=6)), f"key: is not an input; {TAKEN}"),
+    "float64": (SELF, changed(query=of_type("f8")), "query: is float64; the model takes float32"),
+    "float16": (SELF, changed(query=of_type("f2")), "query: is float16; the model takes float32"),
+    "width": (SELF, changed(query=of_lengths(2, width=3)), "query: rows are 3 wide; the model takes 4"),
+    "flat rows": (SELF, changed(query=FLAT), "query: rows are 1 wide; the model takes 4"),
+    "zero rows": (SELF, changed(query=of_lengths(2, 0, width=4)), "query: sequence 1 is empty"),
+    "no sequences": (SELF, changed(query=of_lengths(width=4)), "query: does not contain any sequence"),
+    "fewer keys": (CROSS, changed(key=of_lengths(3, width=6)), "key: contains 1 sequences; query contains 2"),
+    "value unlike key": (
+        CROSS, changed(value=of_lengths(3, 5, width=5)), "value: sequence 1 has 5 rows; key has 4",
     ),
-    Refusal(
-        "unknown",
-        SELF,
-        changed(key=of_lengths(3, width=6)),
-        "key",
-        "is not an input; model 'tiny-self' takes query and optionally attention_mask",
+    "text to vectors": (SELF, texts("Life"), "text: model 'tiny-self' takes query, not text"),
+    "text beside ids": (
+        TEXT, lambda _: Request(texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), (1,))}),
+        "text: cannot be combined with token_ids; send one of them",
     ),
-    Refusal("float64", SELF, changed(query=of_type("f8")), "query", "is float64; the model takes float32"),
-    Refusal("float16", SELF, changed(query=of_type("f2")), "query", "is float16; the model takes float32"),
-    Refusal(
-        "width", SELF, changed(query=of_lengths(2, width=3)), "query", "rows are 3 wide; the model takes 4"
-    ),
-    Refusal(
-        "flat rows",
-        SELF,
-        changed(query=Ragged(np.zeros(3, np.float32), (3,))),
-        "query",
-        "rows are 1 wide; the model takes 4",
-    ),
-    Refusal("zero rows", SELF, changed(query=of_lengths(2, 0, width=4)), "query", "sequence 1 is empty"),
-    Refusal(
-        "no sequences", SELF, changed(query=of_lengths(width=4)), "query", "does not contain any sequence"
-    ),
-    Refusal(
-        "fewer keys",
-        CROSS,
-        changed(key=of_lengths(3, width=6)),
-        "key",
-        "contains 1 sequences; query contains 2",
-    ),
-    Refusal(
-        "value unlike key",
-        CROSS,
-        changed(value=of_lengths(3, 5, width=5)),
-        "value",
-        "sequence 1 has 5 rows; key has 4",
-    ),
-    Refusal("text to vectors", SELF, texts("Life"), "text", "model 'tiny-self' takes query, not text"),
-    Refusal(
-        "text beside ids",
-        TEXT,
-        lambda _: Request(texts=("Life",), inputs={"token_ids": Ragged(np.zeros(1), (1,))}),
-        "text",
-        "cannot be combined with token_ids; send one of them",
-    ),
-    Refusal("id too large", TEXT, ids(0, 6), "token_ids", "contains id 6; ids must be between 0 and 5"),
-    Refusal("id negative", TEXT, ids(-1, 3), "token_ids", "contains id -1; ids must be between 0 and 5"),
-    Refusal("unknown word", TEXT, texts("Life", "Death"), "text", "unknown words: 'Death'"),
-]
-
-SIZES = [
-    Refusal(
-        "sequence",
-        CROSS,
-        changed(),
-        "key",
-        "a sequence has 4 rows; the limit is 3",
-        LimitExceededError,
-        Limits(max_sequence_length=3),
-    ),
-    Refusal(
-        "sequences",
-        SELF,
-        changed(),
-        "query",
-        "contains 2 sequences; the limit is 1",
-        LimitExceededError,
-        Limits(max_sequences=1),
-    ),
-    Refusal(
-        "sequences without rows",
-        SELF,
-        changed(query=of_lengths(*[0] * 4097, width=4)),
-        "query",
-        "contains 4097 sequences; the limit is 4096",
-        LimitExceededError,
-    ),
-    Refusal(
-        "texts",
-        TEXT,
-        texts("Life", "is"),
-        "text",
-        "contains 2 sequences; the limit is 1",
-        LimitExceededError,
-        Limits(max_sequences=1),
-    ),
-    Refusal(
-        "context",
-        SELF,
-        changed(),
-        "query",  # 3 rows of 4 floats
-        "the result would be 48 bytes; the limit is 47",
-        LimitExceededError,
-        Limits(max_result_bytes=47),
-    ),
-    Refusal(
-        "weights",
-        CROSS,
-        weighted,
-        "return_weights",  # the same, and 2 heads of 2 x 3 and 1 x 4 floats
-        "the result would be 128 bytes; the limit is 127",
-        LimitExceededError,
-        Limits(max_result_bytes=127),
-    ),
-]
-
+    "id too large": (TEXT, ids(0, 6), "token_ids: contains id 6; ids must be between 0 and 5"),
+    "id negative": (TEXT, ids(-1, 3), "token_ids: contains id -1; ids must be between 0 and 5"),
+    "unknown word": (TEXT, texts("Life", "Death"), "text: unknown words: 'Death'"),
+}  # fmt: skip
 # Of two sequences: 3 + 4 keys, 2 x 3 + 1 x 4 pairs, 2 heads of those.
-MASKS = [
-    Refusal(
-        f"{kind} {found} of {expected}",
+MASKS: dict[str, tuple[str, Build, str]] = {
+    f"{kind} {found} of {expected}": (
         CROSS,
         masked(kind, np.ones(size, dtype)),
-        "mask",
-        f"contains {found}; {kind} masks of these sequences need {expected} flags",
+        f"mask: contains {found}; {kind} masks of these sequences need {expected} flags",
     )
     for kind, expected in ((MaskKind.KEYS, 7), (MaskKind.PAIRS, 10), (MaskKind.HEADS, 20))
     for size, dtype, found in (
@@ -207,19 +101,52 @@ MASKS = [
         (0, np.uint8, "0 bytes of 8 flags each"),
         (expected // 8 + 2, np.uint8, f"{expected // 8 + 2} bytes of 8 flags each"),
     )
-]
+}
+SIZES: dict[str, tuple[str, Build, str, Limits]] = {
+    "sequence": (
+        CROSS, changed(), "key: a sequence has 4 rows; the limit is 3", Limits(max_sequence_length=3),
+    ),
+    "sequences": (SELF, changed(), "query: contains 2 sequences; the limit is 1", Limits(max_sequences=1)),
+    "sequences without rows": (
+        SELF, changed(query=of_lengths(*[0] * 4097, width=4)),
+        "query: contains 4097 sequences; the limit is 4096", Limits(),
+    ),
+    "texts": (
+        TEXT, texts("Life", "is"), "text: contains 2 sequences; the limit is 1", Limits(max_sequences=1),
+    ),
+    # 3 rows of 4 floats
+    "context": (
+        SELF, changed(), "query: the result would be 48 bytes; the limit is 47", Limits(max_result_bytes=47),
+    ),
+    # The same, and 2 heads of 2 x 3 and 1 x 4 floats.
+    "weights": (
+        CROSS, weighted,
+        "return_weights: the result would be 128 bytes; the limit is 127", Limits(max_result_bytes=127),
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("refusal", [*INPUTS, *SIZES, *MASKS], ids=lambda refusal: refusal.id)
-def test_a_refusal_names_the_field_what_was_found_and_what_was_expected(
-    refusal: Refusal, models: dict[str, LoadedModel]
-) -> None:
-    model = models[refusal.model]
+def refusal(model: LoadedModel, request: Request, limits: Limits) -> InvalidRequestError:
     with pytest.raises(InvalidRequestError) as caught:
-        validate(refusal.request(model), model, refusal.limits)
-    assert type(caught.value) is refusal.error
-    assert caught.value.field == refusal.field
-    assert caught.value.message == f"{refusal.field}: {refusal.says}"
+        validate(request, model, limits)
+    assert caught.value.message.startswith(f"{caught.value.field}: ")
+    return caught.value
+
+
+@pytest.mark.parametrize(("name", "build", "message"), (WRONG := INPUTS | MASKS).values(), ids=WRONG)
+def test_a_refusal_names_the_field_what_was_found_and_what_was_expected(
+    name: str, build: Build, message: str, models: dict[str, LoadedModel]
+) -> None:
+    error = refusal(models[name], build(models[name]), Limits())
+    assert (type(error), error.message) == (InvalidRequestError, message)
+
+
+@pytest.mark.parametrize(("name", "build", "message", "limits"), SIZES.values(), ids=SIZES)
+def test_a_refusal_of_what_is_too_large_states_the_limit(
+    name: str, build: Build, message: str, limits: Limits, models: dict[str, LoadedModel]
+) -> None:
+    error = refusal(models[name], build(models[name]), limits)
+    assert (type(error), error.message) == (LimitExceededError, message)
 
 
 @pytest.mark.parametrize(
