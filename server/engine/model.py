@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 from weakref import ref
 
@@ -157,14 +157,10 @@ class LoadedModel:
         """The symbolic axes of the inputs: that of the query rows, and that of the key rows if it differs."""
         return tuple(dict.fromkeys(str(spec.axes[1]) for spec in self.inputs))
 
-    def shape(self, graph: GraphKind, sizes: tuple[int, ...]) -> SequenceShape:
-        """What follows from the lengths of a sequence.
-
-        Args:
-            graph: The graph whose outputs are computed.
-            sizes: Length of each of `axes`.
-        """
-        return _shape(ref(self), graph, sizes)
+    @cached_property
+    def shape(self) -> Callable[[GraphKind, tuple[int, ...]], SequenceShape]:
+        """What follows from the lengths of a sequence: takes its graph, and its length on each of `axes`."""
+        return partial(_shape, ref(self))
 
     def sequence_graph(self, graph: GraphKind, query_length: int, key_length: int) -> GraphKind:
         """The graph that runs one sequence alone: `graph`, or the same in blocks if that saves memory."""

@@ -38,8 +38,7 @@ def validate(request: Request, model: LoadedModel, limits: Limits) -> ValidatedR
     request = encode_texts(request, model, limits)
     sizes = _sizes(request, model, limits)
     ragged = [_rows(spec, request, model) for spec in model.inputs]
-    known = {own: model.shape(graph, own) for own in set(sizes)}  # many sequences have few sizes
-    shapes = [known[own] for own in sizes]
+    shapes = [model.shape(graph, own) for own in sizes]
     result_bytes, work_bytes = output_bytes(request, model, shapes)
     if result_bytes > limits.max_result_bytes:
         field = RETURN_WEIGHTS if request.return_weights else first if request.spans is None else SPANS
@@ -90,26 +89,27 @@ def _sizes(request: Request, model: LoadedModel, limits: Limits) -> list[tuple[i
 
     Lengths are checked before anything is made of them.
     """
-    for name in request.inputs:
-        if name not in model.inputs_by_name:
+    given, specs = request.inputs, model.inputs_by_name
+    for name in given:
+        if name not in specs:
             raise InvalidRequestError(
                 name, f"is not an input; model {model.name!r} takes {model.input_names}"
             )
-    first, bound = model.inputs[0].name, dict[str, tuple[str, tuple[int, ...]]]()
-    for name, spec in model.inputs_by_name.items():
-        if name == POSITIONS and name not in request.inputs:
-            continue
-        if name not in request.inputs:
+    bound: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, spec in specs.items():
+        if name not in given:
+            if name == POSITIONS:
+                continue
             raise InvalidRequestError(name, f"is missing; model {model.name!r} takes {model.input_names}")
-        own, count = request.inputs[name].lengths, len(request.inputs[first].lengths)
-        axis = str(spec.axes[1])
+        own, axis = given[name].lengths, str(spec.axes[1])
         _check_lengths(name, own, model.manifest.max_lengths.get(axis), limits)
-        if len(own) != count:
-            raise InvalidRequestError(name, f"contains {len(own)} sequences; {first} contains {count}")
         other, expected = bound.setdefault(axis, (name, own))
-        if own != expected:
-            at = next(at for at in range(count) if own[at] != expected[at])
+        if own != expected and len(own) == len(expected):
+            at = next(at for at, length in enumerate(own) if length != expected[at])
             raise InvalidRequestError(name, f"sequence {at} has {own[at]} rows; {other} has {expected[at]}")
+        first, lengths = next(iter(bound.values()))
+        if len(own) != len(lengths):
+            raise InvalidRequestError(name, f"contains {len(own)} sequences; {first} contains {len(lengths)}")
     return list(zip(*[own for _, own in bound.values()], strict=True))
 
 
@@ -119,7 +119,8 @@ def _check_lengths(name: str, lengths: tuple[int, ...], most: int | None, limits
         raise InvalidRequestError(name, "does not contain any sequence")
     if min(lengths) < 1:
         raise InvalidRequestError(name, f"sequence {lengths.index(min(lengths))} is empty")
-    if (longest := max(lengths)) > limits.max_sequence_length:
+    longest = max(lengths)
+    if longest > limits.max_sequence_length:
         raise LimitExceededError(
             name, f"a sequence has {longest} rows; the limit is {limits.max_sequence_length}"
         )
