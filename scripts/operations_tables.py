@@ -14,10 +14,9 @@ from pydantic.fields import FieldInfo
 from attention_serving import server
 from attention_serving.server.command_line import shown_default
 from attention_serving.server.engine.errors import EngineError
-from attention_serving.server.fixed_metrics import publish_fixed_metrics
 from attention_serving.server.http.backend import STATUSES
-from attention_serving.server.metrics import Metrics
-from attention_serving.server.process_metrics import PROCESS, ProcessesCollector
+from attention_serving.server.observe.metrics import Metrics
+from attention_serving.server.observe.prometheus import PROCESS, ProcessesCollector
 from attention_serving.server.settings import SECTIONS, Settings
 from attention_serving.server.workers import own_metrics
 
@@ -66,10 +65,10 @@ def reasons_table() -> str:
 
 def metrics() -> list[tuple[str, str, tuple[str, ...], str, str]]:
     """Name, type, labels, combination of workers and help of every metric, in the order of their creation."""
-    served, supervisor = Metrics().registry, CollectorRegistry()
-    publish_fixed_metrics(served, Settings.model_validate({"model_repository": Path()}))
+    served, supervisor = Metrics(), CollectorRegistry()
+    served.configured(Settings.model_validate({"model_repository": Path()}))
     own_metrics(supervisor)
-    found = [_described(each) for each in _collectors(served)]
+    found = [_described(each) for each in _collectors(served.registry)]
     found += [(*_described(each)[:3], SUPERVISOR, _described(each)[4]) for each in _collectors(supervisor)]
     for family in ProcessesCollector(dict).describe():
         name = _exposed(family.name, family.type)

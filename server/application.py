@@ -10,13 +10,12 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import initial_changes
 from attention_serving.server.engine.models.store import RepositoryError
 from attention_serving.server.errors import LoadError
-from attention_serving.server.fixed_metrics import publish_fixed_metrics
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.identity import guard_of
 from attention_serving.server.lifecycle import Lifecycle
-from attention_serving.server.metrics import Metrics
 from attention_serving.server.model_control import ControlMode
 from attention_serving.server.models import load_models, model_control
+from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.recorder import call_recorder
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
@@ -45,7 +44,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
     guard = guard_of(settings, metrics)
     certificates = current_certificates(settings.tls_files, metrics.tls)
     recorder = call_recorder(settings)
-    publish_fixed_metrics(metrics.registry, settings)
+    metrics.configured(settings)
     server = RpcServer(
         rpc_options(settings), metrics, certificates=certificates, guard=guard, recorder=recorder
     )
@@ -69,7 +68,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         raise LoadError(str(error)) from error
     finally:
         server.stop(0)
-        metrics.flush()
+        metrics.refresh()
         if recorder is not None:
             recorder.close()
         lifecycle.close()

@@ -11,10 +11,9 @@ from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.http.child import HttpProcess, http_process
 from attention_serving.server.http.options import needs_private_sockets
 from attention_serving.server.machine import temporary_folder
-from attention_serving.server.metrics import Metrics
-from attention_serving.server.metrics_endpoint import MetricsEndpoint
 from attention_serving.server.models import initial_models, model_store
-from attention_serving.server.process_metrics import ProcessesCollector
+from attention_serving.server.observe.metrics import Metrics
+from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import Inbox
 

@@ -6,9 +6,10 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from attention_serving.server import application, logs, machine, providers
+from attention_serving.server import application, machine, providers
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.metrics import Metrics
+from attention_serving.server.observe import logs
+from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.shutdown import Inbox, StopRequest, handle_signals
 from attention_serving.server.supervision import PING, Heartbeat, State, run_child
 from attention_serving.server.workers import Assignment, write_metrics_to

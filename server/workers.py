@@ -19,12 +19,15 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from attention_serving.server import machine
 from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import WorkerError
-from attention_serving.server.gauges import FOLDER_VARIABLE, NO_VALUE
 from attention_serving.server.http.child import HttpProcess, http_process
 from attention_serving.server.http.options import needs_private_sockets
 from attention_serving.server.identity import guard_of
-from attention_serving.server.metrics_endpoint import MetricsEndpoint
-from attention_serving.server.process_metrics import ProcessesCollector
+from attention_serving.server.observe.prometheus import (
+    FOLDER_VARIABLE,
+    NO_VALUE,
+    MetricsEndpoint,
+    ProcessesCollector,
+)
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, LAST_SECONDS, Inbox, StopRequest
 from attention_serving.server.supervision import Child, Exit, ExitKind, State

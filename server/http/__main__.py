@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 from pydantic import ByteSize, ValidationError
 
-from attention_serving.server import logs
 from attention_serving.server.addresses import listen
 from attention_serving.server.errors import ServerError
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.http.server import Stop, serve
+from attention_serving.server.observe import logs
 from attention_serving.server.shutdown import StopRequest, handle_signals
 from attention_serving.server.tls.files import TlsFiles, check_exposure
 from attention_serving.server.tracing.options import trace_options

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attention_serving.server import logs
 from attention_serving.server.addresses import listen
 from attention_serving.server.http.options import HttpOptions, options_of
+from attention_serving.server.observe import logs
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import StopRequest, handle_signals
 from attention_serving.server.supervision import PING, Child, Heartbeat, State, run_child

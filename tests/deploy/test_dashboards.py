@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from attention_serving.server.metrics import SECONDS
+from attention_serving.server.observe.metrics import SECONDS
 from scripts.dashboard.panels import DASHBOARD, panels
 from scripts.dashboard.prometheus import CONFIGURATION
 from scripts.operations_tables import metrics

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from attention_serving.server.api.methods import SERVICES
-from attention_serving.server.metrics import Metrics
+from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS
 from tests.deploy.test_kserve import _closed as closed

@@ -19,8 +19,8 @@ from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInfer
 from scripts.generate_operations_page import PAGE
 from scripts.local_server import ServerProcess, serving
 from scripts.operations_tables import SUPERVISOR
+from tests.server.observe.test_metrics import Samples, scrape
 from tests.server.samples import TEXT
-from tests.server.test_metrics import Samples, scrape
 from tests.support.metric_conventions import problems
 from tests.support.prometheus import check_metrics, page
 

@@ -19,8 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.shutdown import SIGNALS, StopRequest, handle_signals
+from tests.server.observe.test_metrics import HOST, scrape, value
 from tests.server.samples import ROOT, SELF
-from tests.server.test_metrics import HOST, scrape, value
 from tests.server.watched import Watched, watched
 
 REQUEST = pb.AttendRequest(
@@ -159,7 +159,8 @@ def test_a_signal_drains(artifacts: Path, tmp_path: Path, number: signal.Signals
 def test_a_process_that_cannot_end_is_ended_after_the_grace(holder: str, said: str) -> None:
     code = (
         "import ctypes, threading\n"
-        "from attention_serving.server import logs, shutdown\n"
+        "from attention_serving.server import shutdown\n"
+        "from attention_serving.server.observe import logs\n"
         "logs.configure('INFO')\n"
         f"shutdown.end_after(0.2); {holder}"
     )

@@ -35,9 +35,9 @@ from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.engine.types import Array, Request
 from tests.server.damage import DEVICE, Damageable, damageable
+from tests.server.observe.test_metrics import Samples, published, value
 from tests.server.samples import CROSS, SELF, assert_answers, ragged, request_of, validated_of
 from tests.server.seams import MESSAGE, PATIENCE_SECONDS, tapped
-from tests.server.test_metrics import Samples, published, value
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.coroutines import submitted
 

@@ -10,11 +10,11 @@ from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
-from attention_serving.server.gauges import FOLDER_VARIABLE
+from attention_serving.server.observe.prometheus import FOLDER_VARIABLE
 from attention_serving.server.workers import worker_registry, write_metrics_to
 from tests.server.damage import DEVICE
+from tests.server.observe.test_metrics import Samples, published
 from tests.server.samples import SELF
-from tests.server.test_metrics import Samples, published
 
 RATIO, REPLAYED_AT = "attention_canary_error_ratio", "attention_canary_last_replay_timestamp_seconds"
 LABELS = frozenset({("model", SELF), ("version", "1")})

@@ -27,7 +27,7 @@ from attention_serving.server.engine.requests.tokenizer import (
 from attention_serving.server.engine.types import Text
 from attention_serving.server.errors import BindError
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.metrics import Metrics
+from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.settings import Settings
 from attention_serving.server.transport import TransportKind
 from attention_serving.server.transport.options import RpcOptions

@@ -14,7 +14,7 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.metrics import Metrics
+from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.settings import HEADER_BYTES
 from attention_serving.server.transport import TransportKind, options
 from attention_serving.server.transport.options import RpcOptions

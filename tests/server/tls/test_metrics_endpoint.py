@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from attention_serving.server.metrics_endpoint import MetricsEndpoint
+from attention_serving.server.observe.prometheus import MetricsEndpoint
 from attention_serving.server.tls import WatchedCertificates, watch
 from attention_serving.server.tls.files import TlsFiles
 from tests.support.certificates import HOST, Authority, Mounted, Pair, client_context, presented
@@ -31,10 +31,11 @@ def reloader(mounted: Mounted) -> WatchedCertificates:
 
 
 @pytest.fixture
-def endpoint(reloader: WatchedCertificates) -> Iterator[MetricsEndpoint]:
+def endpoint(reloader: WatchedCertificates, monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsEndpoint]:
+    monkeypatch.setattr(MetricsEndpoint, "max_connection_seconds", 1)
     registry = CollectorRegistry()
     Gauge("answer", "The answer.", registry=registry).set(42)
-    endpoint = MetricsEndpoint(registry, HOST, 0, certificates=reloader.current, max_connection_seconds=1)
+    endpoint = MetricsEndpoint(registry, HOST, 0, certificates=reloader.current)
     yield endpoint
     endpoint.close()
 

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from attention_serving.server.errors import TlsError
-from attention_serving.server.metrics import TlsMetrics
+from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.tls import watch
 from attention_serving.server.tls.files import TlsFiles
 from tests.support.certificates import HOUR, Authority, Mounted, Pair, key_pem, new_key
@@ -18,11 +17,12 @@ class Watching:
     """A reloader, its metrics, and the files that it looks at."""
 
     def __init__(self, folder: Path) -> None:
-        self.registry = CollectorRegistry()
+        metrics = Metrics()
+        self.registry = metrics.registry
         self.mounted = Mounted(folder / "tls", AUTHORITY.issue(), AUTHORITY.pem)
         mounted = self.mounted
         files = TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
-        self.reloader = watch(files, TlsMetrics(self.registry))
+        self.reloader = watch(files, metrics.tls)
 
     @property
     def counted(self) -> tuple[float | None, float | None]:

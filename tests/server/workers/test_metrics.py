@@ -10,10 +10,10 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from attention_serving.server.api.calls import CallLoad
 from attention_serving.server.engine.statistics import EngineLoad
-from attention_serving.server.gauges import FOLDER_VARIABLE
-from attention_serving.server.metrics import Metrics
+from attention_serving.server.observe.metrics import Metrics
+from attention_serving.server.observe.prometheus import FOLDER_VARIABLE
 from attention_serving.server.workers import worker_registry, write_metrics_to
-from tests.server.test_metrics import published, value
+from tests.server.observe.test_metrics import published, value
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def work(folder: Path, worker: int, *, calls: int, ready: int, error: float) -> 
         metrics.call_ended("/a/B", "OK", 0.5)
     metrics._ready.labels("m", "1").set(ready)
     metrics._parity.labels("m", "1").set(error)
-    metrics.flush()
+    metrics.refresh()
 
 
 def test_counts_add_up_over_workers_and_their_replacements(

@@ -14,9 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
+from tests.server.observe.test_metrics import HOST, Samples, scrape, value
 from tests.server.samples import CROSS, SELF, TEXT
 from tests.server.test_application import REQUEST, SERVING, OpenStream
-from tests.server.test_metrics import HOST, Samples, scrape, value
 from tests.server.watched import Watched, watched
 
 WORKERS = "--workers=2"

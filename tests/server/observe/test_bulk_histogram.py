@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from attention_serving.server.bulk_metrics import BulkHistogram, Flush
 from attention_serving.server.engine.statistics import MOST_WAITING, Waiting
+from attention_serving.server.observe.prometheus import BulkHistogram
 
 BUCKETS = (0.1, 1.0, 2.5)
 # On a bound, beside it, above all bounds.
@@ -37,11 +37,6 @@ def test_the_samples_are_those_of_the_library(parts: Sequence[Sequence[float]]) 
 
 def test_no_event_is_lost_while_the_metrics_are_collected() -> None:
     registry = CollectorRegistry()
-
-    def flush() -> None:
-        waiting.flush()
-
-    registry.register(Flush(flush))
     count = Counter("count", "Help.", registry=registry)
     waiting = Waiting[int](lambda events: count.inc(sum(events)))
 
@@ -53,10 +48,11 @@ def test_no_event_is_lost_while_the_metrics_are_collected() -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        generate_latest(registry)
+        waiting.flush()
     for thread in threads:
         thread.join()
     waiting.add(1)
+    waiting.flush()
     assert samples(registry)["count_total"] == 8001
 
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_serving.server import logs
-from attention_serving.server.logs import JsonFormatter, TextFormatter
+from attention_serving.server.observe import logs
+from attention_serving.server.observe.logs import JsonFormatter, TextFormatter
 from tests.server.http.clients import ask
 from tests.server.samples import ROOT, SELF
 from tests.server.watched import watched
@@ -129,7 +129,7 @@ def test_json_is_valid_whatever_a_field_contains(value: object, name: str) -> No
 
 def logged(code: str) -> str:
     """Standard error of a process that logs."""
-    code = f"import logging; from attention_serving.server import logs\n{code}"
+    code = f"import logging; from attention_serving.server.observe import logs\n{code}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == ""
     return done.stderr
@@ -201,13 +201,14 @@ server.stop(0).wait()
 
 LINES = 30_000
 FLOOD = f"""
-import sys, time
+import logging, sys, time
+from attention_serving.server.observe import logs
 from attention_serving.server.shutdown import end
 logs.configure('INFO')
 log, started = logging.getLogger('any'), time.monotonic()
 for number in range({LINES}):
     log.info('event', extra={{'number': number}})
-from attention_serving.server.metrics import Metrics
+from attention_serving.server.observe.metrics import Metrics
 metrics, seconds = Metrics(), time.monotonic() - started
 metrics.refresh()
 print(seconds, metrics.registry.get_sample_value('attention_dropped_log_lines_total'), flush=True)
@@ -215,7 +216,7 @@ print(seconds, metrics.registry.get_sample_value('attention_dropped_log_lines_to
 
 
 def test_a_reader_that_stops_delays_nobody_and_learns_later_what_it_missed() -> None:
-    code = f"import logging; from attention_serving.server import logs\n{FLOOD}sys.stdin.readline()\nend(0)"
+    code = f"{FLOOD}sys.stdin.readline()\nend(0)"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -240,7 +241,7 @@ def test_a_reader_that_stops_delays_nobody_and_learns_later_what_it_missed() -> 
 
 
 def test_a_process_ends_in_bounded_time_though_nobody_reads_its_log() -> None:
-    code = f"import logging; from attention_serving.server import logs\n{FLOOD}end(0)"
+    code = f"{FLOOD}end(0)"
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from attention_serving.server.process_metrics import ProcessesCollector
-from tests.server.test_metrics import Samples, published, value
+from attention_serving.server.observe.prometheus import ProcessesCollector
+from tests.server.observe.test_metrics import Samples, published, value
 
 NAMES = {
     "process_cpu_seconds_total",

@@ -1,0 +1,340 @@
+"""Every metric of a server, and what counts it: calls, batches, models, certificates, load and limits."""
+
+import platform
+from collections import Counter as Counts
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import metadata
+from itertools import product
+from typing import Literal, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+
+from attention_serving.server import VERSION
+from attention_serving.server.api.calls import CallLoad
+from attention_serving.server.canary_metrics import CanaryMetrics
+from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.control import ChangeKind, ModelChange
+from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
+from attention_serving.server.observe import logs
+from attention_serving.server.observe.prometheus import BulkHistogram
+from attention_serving.server.settings import Settings
+from attention_serving.server.tls.files import Certificates
+
+T = TypeVar("T")
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
+# The code of requests that have their results, and the results of changes, as labels.
+ANSWERED, OK, FAILED = "OK", "ok", "failed"
+UNKNOWN = "unknown"
+
+HELP = {
+    "attention_requests": "Number of calls that ended, by status code; a stream is one call.",
+    "attention_request_seconds": "Duration of a call, until its reply has been sent, in seconds.",
+    "attention_model_requests": "Number of requests to a loaded model, each message of a stream included, by"
+    " status code.",
+    "attention_model_request_seconds": "Time from the arrival of a request in the queue to its result, in"
+    " seconds; if it was answered.",
+    "attention_batch_sequences": "Number of sequences in a batch.",
+    "attention_batch_seconds": "Time to run a batch, in seconds.",
+    "attention_queue_seconds": "Time that a sequence was queued before it ran, in seconds.",
+    "attention_sequences": "Number of sequences that ran.",
+    "attention_tokens": "Number of query and key rows that ran, without padding.",
+    "attention_padding_tokens": "Number of padding rows that ran in addition.",
+    "attention_refused_requests": "Number of calls and messages of streams that were refused, by the reason"
+    " of the error.",
+    "attention_expired_requests": "Number of requests whose deadline passed, by where they were: queued or"
+    " running.",
+    "attention_cut_readers": "Number of calls that were ended because the caller did not read the replies in"
+    " time.",
+    "attention_terminated_runs": "Number of runs that were stopped because no caller waited for their"
+    " results.",
+    "attention_security_reloads": "Number of times that tokens or keys were read again, by the result: after"
+    " a failure, those that were read before stay in use.",
+    "attention_tls_reloads": "Number of times that a process took changed files of certificates (ok) or could"
+    " not (failed).",
+    "attention_tls_certificate_expiry_timestamp_seconds": "When a certificate in use expires, in seconds"
+    " since 1970: the server's (server), or the last of the clients' authorities (client_ca); of the worker"
+    " where it is earliest.",
+    "attention_parity_error": "Largest absolute difference from eager PyTorch, measured on this machine when"
+    " the model loaded.",
+    "attention_parity_tolerance": "Absolute tolerance of the model; its relative tolerance times the value"
+    " comes in addition.",
+    "attention_model_ready": "1 if the model is ready, 0 while it loads, if it failed to load and after it"
+    " was unloaded.",
+    "attention_model_failed": "1 if the model is to be served and cannot be, as when it failed to load;"
+    " otherwise 0.",
+    "attention_model_changes": "Number of versions that were loaded, replaced or unloaded in a process, by"
+    " result.",
+    "attention_dropped_log_lines": "Number of lines of the log that were dropped because standard error was"
+    " not read in time.",
+    "attention_open_calls": "Number of inference calls in progress, streams included.",
+    "attention_waiting_calls": "Number of calls whose request has not arrived yet.",
+    "attention_open_connections": "Number of connections, counted at most every 10 seconds.",
+    "attention_open_streams": "Number of open streams.",
+    "attention_in_flight_bytes": "Memory that is reserved for requests, from arrival until the reply is sent,"
+    " in bytes.",
+    "attention_queue_depth": "Number of sequences that wait for a run.",
+    "attention_queue_age_seconds": "How long the oldest queued sequence has waited, in seconds; the largest"
+    " value of all workers.",
+    "attention_predicted_queue_seconds": "Expected time to run what is queued and running, in seconds; the"
+    " largest value of all workers.",
+    "attention_runs": "Number of runs in progress.",
+    "attention_run_memory_bytes": "Expected memory of the runs in progress, in bytes.",
+    "attention_open_calls_limit": "Most inference calls that are in progress at a time: max_concurrent_calls"
+    " of all workers.",
+    "attention_open_connections_limit": "Most connections: max_connections of all workers.",
+    "attention_in_flight_limit_bytes": "Most memory that requests may hold, in bytes: max_in_flight_bytes of"
+    " all workers.",
+    "attention_run_memory_limit_bytes": "Most memory that runs may be expected to take, in bytes: the rest of"
+    " max_memory, of all workers.",
+    "attention_batch_sequences_limit": "Most sequences of one run: max_batch_sequences.",
+    "attention_build_info": "Always 1; the labels are the versions of the server and its libraries, and the"
+    " execution provider.",
+}
+# What the server holds at one moment. Of several workers, it is added up, except for durations.
+LOAD: dict[str, Callable[[EngineLoad, CallLoad], float]] = {
+    "attention_open_calls": lambda _, calls: calls.calls,
+    "attention_waiting_calls": lambda _, calls: calls.waiting,
+    "attention_open_connections": lambda _, calls: calls.connections,
+    "attention_open_streams": lambda _, calls: calls.streams,
+    "attention_in_flight_bytes": lambda engine, _: engine.in_flight_bytes,
+    "attention_queue_depth": lambda engine, _: engine.queued_sequences,
+    "attention_queue_age_seconds": lambda engine, _: engine.oldest_seconds,
+    "attention_predicted_queue_seconds": lambda engine, _: engine.predicted_seconds,
+    "attention_runs": lambda engine, _: engine.running,
+    "attention_run_memory_bytes": lambda engine, _: engine.run_bytes,
+}
+MODEL = ("model", "version")
+# How the gauges of several workers become one.
+AmongWorkers = Literal["livemin", "livemax", "livesum"]
+
+
+class Metrics(Observer):
+    """All metrics of one server. Observes the calls, the runs of the engine, and the files that are reloaded.
+
+    What is counted, and what the server holds at one moment, is published by `refresh`: before a scrape, and
+    in a worker, whose metrics another process collects, with every heartbeat.
+    """
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._ended = Waiting(self._count_calls)
+        self._batches = Waiting(self._count_batches)
+        self._calls = self._counter("attention_requests", "method", "code")
+        self._call_seconds = self._histogram("attention_request_seconds", "method")
+        self._model_requests = self._counter("attention_model_requests", "model", "code")
+        self._model_seconds = self._histogram("attention_model_request_seconds", "model")
+        self._batch_sequences = self._histogram("attention_batch_sequences", "model", SEQUENCES)
+        self._batch_seconds = self._histogram("attention_batch_seconds", "model")
+        self._queue_seconds = self._histogram("attention_queue_seconds", "model")
+        self._sequences = self._counter("attention_sequences", "model")
+        self._tokens = self._counter("attention_tokens", "model")
+        self._padding = self._counter("attention_padding_tokens", "model")
+        self._refused = self._counter("attention_refused_requests", "reason")
+        self._expired = self._counter("attention_expired_requests", "model", "stage")
+        self._cut_readers = self._counter("attention_cut_readers", "method")
+        self._terminated = self._counter("attention_terminated_runs", "model")
+        self._security_reloads = self._counter("attention_security_reloads", "what", "result")
+        self._parity = self._gauge("attention_parity_error", "livemax", MODEL)
+        self._tolerance = self._gauge("attention_parity_tolerance", "livemax", MODEL)
+        self._ready = self._gauge("attention_model_ready", "livemin", MODEL)
+        self._failed = self._gauge("attention_model_failed", "livemax", MODEL)
+        self._changes = self._counter("attention_model_changes", "model", "change", "result")
+        name = "attention_dropped_log_lines"
+        self._dropped_lines = Counter(name, HELP[name], registry=self.registry)
+        self._seen_dropped_lines = 0
+        self._load = [
+            (self._gauge(name, "livemax" if name.endswith("_seconds") else "livesum"), read)
+            for name, read in LOAD.items()
+        ]
+        self.canary = CanaryMetrics(self.registry)
+        self.tls = TlsMetrics(
+            self._counter("attention_tls_reloads", "result"),
+            self._gauge("attention_tls_certificate_expiry_timestamp_seconds", "livemin", ("certificate",)),
+        )
+        self._published: set[tuple[str, str]] = set()
+        self._engine_load: Callable[[], EngineLoad] = EngineLoad
+        self._call_load: Callable[[], CallLoad] = CallLoad
+
+    # Metrics are stored as the cached look-up of their children: the look-up takes longer than the count.
+    def _histogram(
+        self, name: str, label: str, buckets: tuple[float, ...] = SECONDS
+    ) -> Callable[[str], BulkHistogram]:
+        return cache(BulkHistogram(name, HELP[name], [label], buckets=buckets, registry=self.registry).labels)
+
+    def _counter(self, name: str, *labels: str) -> Callable[..., Counter]:
+        return cache(Counter(name, HELP[name], labels, registry=self.registry).labels)
+
+    def _gauge(self, name: str, among_workers: AmongWorkers, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(name, HELP[name], labels, registry=self.registry, multiprocess_mode=among_workers)
+
+    def configured(self, settings: Settings) -> None:
+        """Publishes what does not change: what the server is built of, and what it holds at most."""
+        limits, runtime = settings.limits, settings.device.provider.runtime
+        for name, value in (
+            ("attention_open_calls_limit", settings.max_concurrent_calls),
+            ("attention_open_connections_limit", settings.max_connections),
+            ("attention_in_flight_limit_bytes", limits.max_in_flight_bytes),
+            ("attention_run_memory_limit_bytes", limits.max_run_bytes),
+        ):
+            self._gauge(name, "livesum").set(value)
+        self._gauge("attention_batch_sequences_limit", "livemax").set(limits.max_batch_sequences)
+        labels = {
+            "version": VERSION,
+            "provider": runtime.name,
+            "onnxruntime": _installed(runtime.package),
+            "grpcio": _installed("grpcio"),
+            "python": platform.python_version(),
+        }
+        self._gauge("attention_build_info", "livemax", list(labels)).labels(**labels).set(1)
+
+    def loading(self, models: Iterable[tuple[str, str]]) -> None:
+        """Publishes that these models, given by name and version, are not ready yet."""
+        for name, version in models:
+            self._ready.labels(name, version).set(0)
+
+    def loaded(self, repository: Repository) -> None:
+        """Publishes the state of every model, and the measured parity error of those that are ready.
+
+        Models that were published before and are gone are not ready.
+        """
+        self.canary.loaded(repository)
+        models = {(model.name, model.version) for model in repository}
+        for key in self._published - models:
+            self._ready.labels(*key).set(0)
+            self._failed.labels(*key).set(0)
+        self._published |= models
+        for model in repository:
+            ready = isinstance(model, LoadedModel)
+            self._ready.labels(model.name, model.version).set(ready)
+            self._failed.labels(model.name, model.version).set(not ready)
+            self._begin(model.name)
+            if isinstance(model, LoadedModel):
+                self._parity.labels(model.name, model.version).set(model.measured_error)
+                self._tolerance.labels(model.name, model.version).set(model.manifest.tolerance.atol)
+
+    def _begin(self, model: str) -> None:
+        """Publishes what is rare from 0 on, so that the first time is an increase."""
+        for change, result in product(ChangeKind, (OK, FAILED)):
+            self._changes(model, change.value, result)
+        for stage in ExpiryStage:
+            self._expired(model, stage.value)
+        self._terminated(model)
+
+    def model_changed(self, change: ModelChange) -> None:
+        """Counts a version of a model that changed, or failed to."""
+        result = OK if change.succeeded else FAILED
+        self._changes(change.name, change.kind.value, result).inc()
+
+    def watch(self, engine: Callable[[], EngineLoad], calls: Callable[[], CallLoad]) -> None:
+        """Sets where `refresh` finds the load; before, the load is 0.
+
+        Args:
+            engine: Returns the load of the engine. Called on any thread.
+            calls: Returns the load of the gRPC server. Called on any thread.
+        """
+        self._engine_load, self._call_load = engine, calls
+
+    def refresh(self) -> None:
+        """Publishes the load of this moment, and what was counted. May be called on any thread."""
+        load = self._engine_load(), self._call_load()
+        for gauge, read in self._load:
+            gauge.set(read(*load))
+        dropped, seen = logs.dropped_lines(), self._seen_dropped_lines
+        self._seen_dropped_lines = dropped
+        self._dropped_lines.inc(dropped - seen)
+        for waiting in (self._ended, self._batches):
+            waiting.flush()
+
+    def call_ended(self, method: str, code: str, seconds: float) -> None:
+        """Counts a call that ended."""
+        self._ended.add((method, code, seconds))
+
+    def _count_calls(self, calls: list[tuple[str, str, float]]) -> None:
+        for (method, code), number in Counts((method, code) for method, code, _ in calls).items():
+            self._calls(method, code).inc(number)
+        for method, seconds in _grouped((method, seconds) for method, _, seconds in calls):
+            self._call_seconds(method).observe_all(seconds)
+
+    def batch_completed(self, report: BatchReport) -> None:
+        """Counts a batch that ran."""
+        self._batches.add(report)
+
+    def _count_batches(self, batches: list[BatchReport]) -> None:
+        for model, reports in _grouped((report.model, report) for report in batches):
+            self._batch_sequences(model).observe_all([report.sequences for report in reports])
+            self._batch_seconds(model).observe_all([report.seconds for report in reports])
+            self._queue_seconds(model).observe_all(
+                [own for report in reports for own in report.queue_seconds]
+            )
+            self._sequences(model).inc(sum(report.sequences for report in reports))
+            self._tokens(model).inc(sum(report.tokens for report in reports))
+            self._padding(model).inc(sum(report.padding for report in reports))
+            answered = [own for report in reports for own in report.answered]
+            self._model_requests(model, ANSWERED).inc(len(answered))
+            self._model_seconds(model).observe_all(answered)
+
+    def request_failed(self, model: str, code: str) -> None:
+        """Counts a request that was refused or has no result."""
+        self._model_requests(model, code).inc()
+
+    def refused(self, method: str, reason: str) -> None:  # noqa: ARG002 - a label for each pair would be many
+        """Counts a request that was refused."""
+        self._refused(reason).inc()
+
+    def reloaded(self, what: str, *, success: bool) -> None:
+        """Counts that tokens or keys were read again."""
+        self._security_reloads(what, "success" if success else "failure").inc()
+
+    def reader_cut(self, method: str) -> None:
+        """Counts a call that was ended because its caller did not read."""
+        self._cut_readers(method).inc()
+
+    def request_expired(self, model: str, stage: ExpiryStage) -> None:
+        """Counts a request whose deadline passed."""
+        self._expired(model, stage.value).inc()
+
+    def run_terminated(self, model: str) -> None:
+        """Counts a run that was stopped because no caller waited for it."""
+        self._terminated(model).inc()
+
+
+class TlsMetrics:
+    """Counts reloads, and publishes when certificates expire. Without TLS, there are no values."""
+
+    def __init__(self, reloads: Callable[[str], Counter], expiry: Gauge) -> None:
+        self._reloads, self._expiry = reloads, expiry
+
+    def in_use(self, certificates: Certificates) -> None:
+        """Publishes when certificates expire that are used from now on."""
+        for result in (OK, FAILED):
+            self._reloads(result)
+        self._expiry.labels("server").set(certificates.expires.timestamp())
+        if certificates.client_ca_expires is not None:
+            self._expiry.labels("client_ca").set(certificates.client_ca_expires.timestamp())
+
+    def renewed(self, certificates: Certificates | None) -> None:
+        """Counts a change of the files, with the certificates that they contain if they can be used."""
+        self._reloads(FAILED if certificates is None else OK).inc()
+        if certificates is not None:
+            self.in_use(certificates)
+
+
+def _installed(package: str) -> str:
+    """The version of a package, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # ONNX Runtime can be built under another name
+        return UNKNOWN
+
+
+def _grouped(pairs: Iterable[tuple[str, T]]) -> Iterable[tuple[str, list[T]]]:
+    """The second of each pair, by the first."""
+    groups: defaultdict[str, list[T]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups.items()

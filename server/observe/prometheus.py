@@ -1,0 +1,251 @@
+"""What Prometheus' client library lacks: an endpoint with bounds and a guard, bulk histograms, processes."""
+
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from http import HTTPStatus
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram, Metric, make_wsgi_app
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from attention_serving.server.engine.errors import Code, EngineError
+from attention_serving.server.errors import BindError
+from attention_serving.server.security.guard import Guard
+from attention_serving.server.security.rights import Right
+from attention_serving.server.tls.files import CurrentCertificates
+
+log = logging.getLogger(__name__)
+
+PATH = "/metrics"
+# Connections beyond this number are closed with status 503.
+MAX_CONNECTIONS = 16
+# How long to wait after a connection could not be accepted.
+RETRY_SECONDS = 0.5
+STATUSES = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.RESOURCE_EXHAUSTED: 429}
+BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+
+
+class MetricsEndpoint(ThreadingMixIn, WSGIServer):
+    """Serves the metrics of a registry at /metrics, over HTTP or HTTPS, until it is closed.
+
+    Each connection has a thread. Both their number and their time are bounded.
+
+    Attributes:
+        port: The port that it listens on.
+        max_connection_seconds: How long a connection may last until its response has been sent.
+    """
+
+    daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+    max_connection_seconds = 10.0
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        host: str,
+        port: int,
+        refresh: Callable[[], None] = lambda: None,
+        *,
+        certificates: CurrentCertificates | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        """Starts to listen.
+
+        Args:
+            registry: The metrics.
+            host: Address or host name.
+            port: 0 selects a free port.
+            refresh: Called before the metrics are read.
+            certificates: Give the certificate of the next connection; None encrypts nothing.
+            guard: Knows who may read the metrics; None lets everyone.
+
+        Raises:
+            BindError: The address is in use, or does not belong to this machine.
+        """
+        self._metrics: Any = make_wsgi_app(registry)
+        self._refresh, self._guard = refresh, guard
+        # When each open connection began.
+        self._began: dict[socket.socket, float] = {}
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+            self.address_family = family
+            super().__init__((str(address[0]), port), _Handler)
+        except OSError as error:
+            raise BindError(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
+        if certificates is not None:  # the thread of a connection does its handshake, with the first read
+            from attention_serving.server.tls.certificates import renewing_context  # noqa: PLC0415 - its library is needed with TLS only
+
+            context = renewing_context(certificates)
+            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.set_app(self._answer)
+        self.port = self.server_port
+        self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops listening."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
+        """The metrics, or why they are refused."""
+        status, message = 404, f"only {PATH} is served on this port"
+        try:
+            if environ["PATH_INFO"] == PATH:
+                self._check(environ.get("HTTP_AUTHORIZATION"), f"{environ['REMOTE_ADDR']}:0")
+                self._refresh()
+                answer: list[bytes] = self._metrics(environ, start_response)
+                return answer
+        except EngineError as error:
+            status, message = STATUSES.get(error.code, 503), error.message
+        headers = [("Content-Type", "text/plain; charset=utf-8"), ("WWW-Authenticate", "Bearer")]
+        start_response(f"{status} {HTTPStatus(status).phrase}", headers)
+        return [f"{message}\n".encode()]
+
+    def _check(self, token: str | None, client: str) -> None:
+        """Raises EngineError if the caller may not read the metrics."""
+        if self._guard is not None:
+            metadata = () if token is None else (("authorization", token),)
+            self._guard.identify(metadata, tuple, lambda: client).require(Right.READ)
+
+    def server_bind(self) -> None:
+        """Binds the address. The library's own function asks DNS for its name, which may take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection."""
+        try:
+            return super().get_request()
+        except OSError:  # without descriptors, the loop that accepts would not wait otherwise
+            time.sleep(RETRY_SECONDS)
+            raise
+
+    def verify_request(self, request: Any, client_address: object) -> bool:  # noqa: ARG002 - as socketserver calls it
+        """Refuses a connection if as many are open as there may be."""
+        if len(self._began) < MAX_CONNECTIONS:
+            self._began[request] = time.monotonic()
+            return True
+        with suppress(OSError):  # an error here would end the thread
+            request.settimeout(0)
+            request.send(BUSY)
+        return False
+
+    def service_actions(self) -> None:
+        """Ends connections that have lasted for too long. Called twice a second, and after each new one."""
+        latest = time.monotonic() - self.max_connection_seconds
+        for connection, began in list(self._began.items()):
+            if began <= latest:
+                with suppress(OSError):  # it has just ended by itself
+                    # Not that of an encrypted socket, which would send unencrypted until it is done.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Called by a connection's thread when it has ended."""
+        self._began.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - as socketserver calls it
+        """Logs a failed connection."""
+        log.debug("metrics connection failed", exc_info=True)
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
+        """Logs nothing: scrapes are frequent."""
+
+
+class BulkHistogram(Histogram):
+    """A histogram that observes several values at once. Any thread may call its methods.
+
+    A metric of the client library takes 1 to 2 microseconds for each event: it locks each of its values.
+    Events wait in lists instead (`server.engine.statistics.Waiting`), and are counted together.
+    """
+
+    _buckets: list[Any]
+    _sum: Any
+    _upper_bounds: list[float]
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Observes values."""
+        counts = [0] * len(self._upper_bounds)
+        for amount in amounts:
+            counts[bisect_left(self._upper_bounds, amount)] += 1
+        self._sum.inc(sum(amounts))
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+
+
+# In the files of several processes, from which the library cannot remove a value. It is the least of all: the
+# value of another process takes its place in a maximum, and none in a minimum.
+NO_VALUE = -math.inf
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def forget(gauge: Gauge, *labels: str) -> None:
+    """Removes the value of these labels, if there is one; also if several processes publish it together."""
+    if FOLDER_VARIABLE in os.environ:
+        gauge.labels(*labels).set(NO_VALUE)
+    else:
+        gauge.remove(*labels)
+
+
+PROCESS = "process"
+MOST_PROCESSES = 2048
+# Process ids by the name of the process, such as `worker-0`.
+Processes = Callable[[], Mapping[str, int]]
+
+
+class ProcessesCollector(Collector):
+    """Reads each process at every scrape: Prometheus' `process_*` metrics with the label `process`.
+
+    They are not added up: pages that processes share, such as those of one weights file, count in the
+    resident memory of each.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        """Reads nothing yet.
+
+        Args:
+            processes: The processes of the service. Called at every scrape, on any thread.
+        """
+        self._processes = processes
+
+    def describe(self) -> Iterable[Metric]:
+        """Names of the metrics, which a client may ask for."""
+        return _read(os.getpid())
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of every process that is running."""
+        families = dict[str, Metric]()
+        for name, pid in self._processes().items():
+            for own in _read(pid):
+                family = families.setdefault(own.name, Metric(own.name, own.documentation, own.type))
+                for sample in own.samples:
+                    family.add_sample(sample.name, {PROCESS: name}, sample.value)
+        return families.values()
+
+
+def _read(pid: int) -> Iterable[Metric]:
+    """The metrics of one process; those that can be read."""
+    return _collector(pid).collect()
+
+
+@lru_cache(MOST_PROCESSES)
+def _collector(pid: int) -> ProcessCollector:
+    """Kept, so that the start of a process is always computed from the same start of the machine."""
+    return ProcessCollector(pid=lambda: pid, registry=None)
