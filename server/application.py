@@ -16,7 +16,7 @@ from attention_serving.server.lifecycle import Lifecycle
 from attention_serving.server.model_control import ControlMode
 from attention_serving.server.models import load_models, model_control
 from attention_serving.server.observe.metrics import Metrics
-from attention_serving.server.recorder import call_recorder
+from attention_serving.server.observe.request_log import recorder_of
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
 from attention_serving.server.tls import current_certificates
@@ -43,7 +43,7 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
     metrics = Metrics()
     guard = guard_of(settings, metrics)
     certificates = current_certificates(settings.tls_files, metrics.tls)
-    recorder = call_recorder(settings)
+    recorder = recorder_of(settings)
     metrics.configured(settings)
     server = RpcServer(
         rpc_options(settings), metrics, certificates=certificates, guard=guard, recorder=recorder

@@ -53,7 +53,7 @@ FORBIDDEN = {
         "server.transport",
         "server.workers",
         "server.http",
-        "server.tracing",
+        "server.observe",
         "opentelemetry",
     },
     "server.api": {
@@ -62,7 +62,7 @@ FORBIDDEN = {
         "server.application",
         "server.settings",
         "server.http",
-        "server.tracing",
+        "server.observe.traces",
     },
     "server.transport": {
         "protos",
@@ -72,7 +72,7 @@ FORBIDDEN = {
         "server.application",
         "server.settings",
         "server.http",
-        "server.tracing",
+        "server.observe.traces",
     },
     "server.security": {
         "grpc",
@@ -95,7 +95,7 @@ CONFINED = {
         "server",
         ("server/engine/run/session.py", "server/engine/run/binding.py", "server/engine/run/cuda.py"),
     ),
-    "opentelemetry": ("server", ("server/tracing/",)),
+    "opentelemetry": ("server", ("server/observe/traces.py",)),
 }
 
 

@@ -23,7 +23,7 @@ from attention_serving.server.engine.errors import (
     RunFailedError,
     ShuttingDownError,
 )
-from attention_serving.server.records import CallRecord
+from attention_serving.server.observe.records import CallRecord
 from attention_serving.server.transport.call import OK, Call
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.schedule.fair_shares import ANYONE
 from attention_serving.server.engine.types import Request, Result
-from attention_serving.server.records import RequestRecord
+from attention_serving.server.observe.records import RequestRecord
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 

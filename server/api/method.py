@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, OverloadedError
-from attention_serving.server.records import RequestRecord
+from attention_serving.server.observe.records import RequestRecord
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 

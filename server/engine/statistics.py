@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 # How many events wait at most.
 MOST_WAITING = 1024
@@ -213,8 +213,8 @@ class ModelStatistics:
                 self.runs.setdefault(run.sequences, RunDurations()).add(run.times)
 
 
-# Identifies a request among the records of its owner, such as the span of a trace.
-Reference = tuple[bytes, bytes]
+# Identifies a request among the records of its owner, such as the context of a span.
+Reference: TypeAlias = Any
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

@@ -16,9 +16,9 @@ from attention_serving.server.errors import ServerError
 from attention_serving.server.http.options import HttpOptions
 from attention_serving.server.http.server import Stop, serve
 from attention_serving.server.observe import logs
+from attention_serving.server.observe.request_log import trace_options
 from attention_serving.server.shutdown import StopRequest, handle_signals
 from attention_serving.server.tls.files import TlsFiles, check_exposure
-from attention_serving.server.tracing.options import trace_options
 
 log = logging.getLogger("attention_serving.server.http")
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -67,7 +67,7 @@ def create_application(options: HttpOptions) -> Router:
         router.default = Endpoint(service, "", {}, _error_json)
         yield
         await service.backend.close()
-        await asyncio.to_thread(service.observer.close)
+        await asyncio.to_thread(service.recorder.close)
 
     router = Router(lifespan=lifespan, redirect_slashes=False)
     return router

@@ -12,13 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from attention_serving.server import request_ids
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, OverloadedError
 from attention_serving.server.http.backend import TIMEOUT_SECONDS, Backend, Metadata
-from attention_serving.server.http.observation import Observer
 from attention_serving.server.http.options import HttpOptions
-from attention_serving.server.http.record import HttpRecord
+from attention_serving.server.observe.records import PARENT, REQUEST_ID, STATE
+from attention_serving.server.observe.request_log import Recorder
 from attention_serving.server.tls import identities
 from attention_serving.server.transport.options import METADATA_BYTES
 
@@ -38,7 +37,7 @@ LARGE_BYTES = 1 << 16
 CONNECTION = "connection"
 # Headers that are passed on to the gRPC server: rights are its business. So are traces, the headers after the
 # first, unless this process makes spans of its own.
-FORWARDED = (b"authorization", b"traceparent", b"tracestate")
+FORWARDED = (b"authorization", PARENT.encode(), STATE.encode())
 # The gRPC server refuses larger ones, and asks to try again. The rest is for the headers of gRPC itself.
 MAX_FORWARDED_BYTES = METADATA_BYTES - 512
 # What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
@@ -51,14 +50,15 @@ class Service:
     Attributes:
         options: What the process does.
         backend: The gRPC server.
-        observer: Notes requests.
+        recorder: Records requests.
         budget: Memory of all requests in progress.
         places: Inference requests that may begin now.
     """
 
     def __init__(self, options: HttpOptions) -> None:
         """Creates the channels to the gRPC server, which belong to the running event loop."""
-        self.options, self.backend, self.observer = options, Backend(options), Observer(options)
+        self.options, self.backend = options, Backend(options)
+        self.recorder = Recorder(options.log_requests, options.traces, role="http")
         self.budget = MemoryBudget(options.max_in_flight_bytes)
         self.places = options.max_concurrent_requests
 
@@ -97,7 +97,7 @@ class Exchange:
             route: The path, in which names of parameters are in braces.
         """
         self.service, self.scope, self._receive, self._send = service, scope, receive, send
-        self.record: HttpRecord = service.observer.begin(scope, route)
+        self.record = service.recorder.http_request(scope, route)
         self.parameters: dict[str, str] = scope["path_params"]
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.memory = service.budget.reserve(0)
@@ -113,7 +113,7 @@ class Exchange:
         """Frees what the request holds, and notes its end."""
         self.memory.release()
         self.service.places += self._has_place
-        self.service.observer.ended(self.record, self.status)
+        self.service.recorder.http_ended(self.record, self.status)
 
     def take_place(self) -> None:
         """Takes a place among the inference requests in progress.
@@ -205,7 +205,7 @@ class Exchange:
         """Sends the answer."""
         self.status = int(reply.status)
         own = {"content-length": str(sum(map(len, reply.parts))), "content-type": reply.media_type}
-        own |= {**reply.headers, request_ids.KEY: self.record.request_id}
+        own |= {**reply.headers, REQUEST_ID: self.record.request_id}
         headers = [(name.encode(), value.encode("latin-1")) for name, value in own.items()]
         await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
         if int(own["content-length"]) <= LARGE_BYTES:
@@ -225,8 +225,8 @@ class Exchange:
             InvalidRequestError: A header contains what gRPC's metadata cannot.
             HTTPException: The headers are larger than the gRPC server takes.
         """
-        metadata: list[tuple[str, str | bytes]] = [*self.record.metadata()]
-        forwarded = FORWARDED if self.record.trace is None else FORWARDED[:1]
+        metadata: list[tuple[str, str | bytes]] = [(REQUEST_ID, self.record.request_id), *self.record.traced]
+        forwarded = FORWARDED[:1] if self.record.traced else FORWARDED
         for name, value in self.scope["headers"]:
             if name in forwarded:
                 text, known = value.decode("latin-1"), name.decode()

@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, PositiveInt
 
 from attention_serving.server.addresses import address_of
+from attention_serving.server.observe.request_log import TraceOptions, trace_options
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.tracing.options import TraceOptions, trace_options
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - addresses to replace
 # Connections to each worker. The system distributes them at random, so that a few more find all workers.

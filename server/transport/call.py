@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from attention_serving.server import request_ids
 from attention_serving.server.coroutines import Callback, Task, Wait
 from attention_serving.server.engine.budget import Account
-from attention_serving.server.records import CallRecord
+from attention_serving.server.observe.records import REQUEST_ID, CallRecord, new_request_id, sent_request_id
 from attention_serving.server.security.identities import Identity
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
@@ -88,18 +87,18 @@ class Call(ABC):
 
     @property
     def request_id(self) -> str:
-        """What the log and the caller know the call by: see `server.request_ids`.
+        """What the log and the caller know the call by: see `server.observe.records`.
 
         It is sent with the status if the caller sent it, if the call failed, and if it was read before.
         """
-        self._request_id = self.known_request_id or request_ids.new()
+        self._request_id = self.known_request_id or new_request_id()
         return self._request_id
 
     @property
     def known_request_id(self) -> str:
         """The same; empty if the caller sent none and none was made."""
-        if not self._request_id and (sent := dict(self.metadata).get(request_ids.KEY)):
-            self._request_id = request_ids.sane(sent)
+        if not self._request_id:
+            self._request_id = sent_request_id(self.metadata)
         return self._request_id
 
     @coroutine
@@ -205,7 +204,7 @@ class Call(ABC):
         self.latest = self.transport.now + seconds if seconds else math.inf
         self.expired = Call.cut_off
         if self.known_request_id or code is not OK:
-            return (*trailing, (request_ids.KEY, self.request_id))
+            return (*trailing, (REQUEST_ID, self.request_id))
         return trailing
 
     def _end(self, _event: object = None) -> None:

@@ -14,10 +14,9 @@ from attention_client import AttentionClient, InvalidArgumentError, NotFoundErro
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
-from attention_serving.server import request_ids
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.recorder import CallRecorder
-from attention_serving.server.request_log import RequestLog
+from attention_serving.server.observe.records import REQUEST_ID, new_request_id
+from attention_serving.server.observe.request_log import Recorder
 from attention_serving.server.security.guard import Guard
 from scripts.local_server import serving
 from tests.server.api.messages import attend_request
@@ -59,7 +58,7 @@ def test_a_request_has_a_line_with_its_size_stages_and_code(
 ) -> None:
     request = attend_request([2, 5])
     parent = f"00-{7:032x}-{9:016x}-00"
-    with Served(self_model, recorder=CallRecorder(RequestLog(failed_only=False), None)) as served:
+    with Served(self_model, recorder=Recorder("all")) as served:
         AttentionServiceStub(served.channel).Attend(
             request, timeout=PATIENCE_SECONDS, metadata=(("x-request-id", "mine"), ("traceparent", parent))
         )
@@ -80,7 +79,7 @@ def test_a_request_has_a_line_with_its_size_stages_and_code(
 
 
 def test_failed_requests_only(self_model: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
-    with Served(self_model, recorder=CallRecorder(RequestLog(failed_only=True), None)) as served:
+    with Served(self_model, recorder=Recorder("failed")) as served:
         attend = AttentionServiceStub(served.channel).Attend
         attend(attend_request([2]), timeout=PATIENCE_SECONDS)
         with pytest.raises(grpc.RpcError) as caught:
@@ -90,7 +89,7 @@ def test_failed_requests_only(self_model: LoadedModel, caplog: pytest.LogCapture
     found = values(line)
     assert (found["code"], found["reason"], found["model"]) == ("INVALID_ARGUMENT", "INVALID_FIELD", SELF)
     assert "queue_ms" not in found
-    assert trailing(caught.value)[request_ids.KEY] == found["request_id"]
+    assert trailing(caught.value)[REQUEST_ID] == found["request_id"]
 
 
 def test_each_request_of_a_stream_has_a_line_and_so_has_the_stream(
@@ -98,7 +97,7 @@ def test_each_request_of_a_stream_has_a_line_and_so_has_the_stream(
 ) -> None:
     bad = pb.AttendStreamRequest(id="bad", request=pb.AttendRequest(model_name="nobody"))
     good = pb.AttendStreamRequest(id="good", request=attend_request([3]))
-    with Served(self_model, recorder=CallRecorder(RequestLog(failed_only=False), None)) as served:
+    with Served(self_model, recorder=Recorder("all")) as served:
         call = AttentionServiceStub(served.channel).AttendStream(iter([good, bad]), timeout=PATIENCE_SECONDS)
         assert len(list(call)) == 2
         served.calls.ended(1)
@@ -115,7 +114,7 @@ def test_each_request_of_a_stream_has_a_line_and_so_has_the_stream(
 def test_the_name_of_a_verified_caller_is_logged(
     self_model: LoadedModel, guard: Guard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = CallRecorder(RequestLog(failed_only=False), None)
+    recorder = Recorder("all")
     with Served(self_model, guard=guard, recorder=recorder) as served:
         AttentionServiceStub(served.channel).Attend(
             attend_request([2]), metadata=bearer("all-token"), timeout=PATIENCE_SECONDS
@@ -142,14 +141,14 @@ def test_an_identifier_is_taken_if_it_is_sane(self_model: LoadedModel, given: st
     with Served(self_model) as served:
         attend = AttentionServiceStub(served.channel).Attend
         _, call = attend.with_call(
-            attend_request([2]), timeout=PATIENCE_SECONDS, metadata=((request_ids.KEY, given),)
+            attend_request([2]), timeout=PATIENCE_SECONDS, metadata=((REQUEST_ID, given),)
         )
         returned = trailing(call)
         with pytest.raises(grpc.RpcError) as caught:
-            attend(attend_request([]), timeout=PATIENCE_SECONDS, metadata=((request_ids.KEY, given),))
-    failed = trailing(caught.value)[request_ids.KEY]
+            attend(attend_request([]), timeout=PATIENCE_SECONDS, metadata=((REQUEST_ID, given),))
+    failed = trailing(caught.value)[REQUEST_ID]
     # Nobody knows an identifier that was made for a call that succeeded, unless it is logged.
-    assert returned.get(request_ids.KEY) == (given if is_taken else None)
+    assert returned.get(REQUEST_ID) == (given if is_taken else None)
     assert failed == given if is_taken else len(failed) == 32
 
 
@@ -162,7 +161,7 @@ def test_calls_without_a_record_have_none(self_model: LoadedModel) -> None:
 
 
 def test_identifiers_differ() -> None:
-    assert len({request_ids.new() for _ in range(1000)}) == 1000
+    assert len({new_request_id() for _ in range(1000)}) == 1000
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "INFO"])
@@ -201,7 +200,7 @@ def test_the_level_of_the_log_does_not_hide_the_lines(
     self_model: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
-    with Served(self_model, recorder=CallRecorder(RequestLog(failed_only=False), None)) as served:
+    with Served(self_model, recorder=Recorder("all")) as served:
         AttentionServiceStub(served.channel).Attend(attend_request([2]), timeout=PATIENCE_SECONDS)
         served.calls.ended(1)
     assert len(lines(caplog)) == 1

@@ -10,9 +10,7 @@ import pytest
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.recorder import CallRecorder
-from attention_serving.server.tracing.calls import CallTracing
-from attention_serving.server.tracing.options import TraceOptions
+from attention_serving.server.observe.request_log import Recorder, TraceOptions
 from tests.server.api.messages import attend_request
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Gate, Served, costing, tapped
@@ -33,10 +31,8 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 @contextmanager
-def recorder(collector: Collector, ratio: float = 1.0) -> Iterator[CallRecorder]:
-    found = CallRecorder(
-        None, CallTracing(TraceOptions(endpoint=collector.url, ratio=ratio, host="h", port=9))
-    )
+def recorder(collector: Collector) -> Iterator[Recorder]:
+    found = Recorder("none", TraceOptions(endpoint=collector.url, host="h", port=9))
     try:
         yield found
     finally:
@@ -183,9 +179,12 @@ def test_no_id_is_made_for_a_span(self_model: LoadedModel, collector: Collector)
     assert "x-request-id" not in dict(call.trailing_metadata())
 
 
-def test_calls_that_are_not_sampled_are_not_recorded(self_model: LoadedModel, collector: Collector) -> None:
+def test_calls_that_are_not_sampled_are_not_recorded(
+    self_model: LoadedModel, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     sampled, unsampled = f"00-{7:032x}-{9:016x}-01", f"00-{8:032x}-{9:016x}-00"
-    with recorder(collector, ratio=0.0) as calls, Served(self_model, recorder=calls) as served:
+    with recorder(collector) as calls, Served(self_model, recorder=calls) as served:
         attend = AttentionServiceStub(served.channel).Attend
         for parent in (unsampled, "malformed", "", sampled):
             metadata = (("traceparent", parent), ("tracestate", "a=1"))

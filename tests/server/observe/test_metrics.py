@@ -214,7 +214,7 @@ def test_every_scrape_reads_the_load_of_its_moment(metrics: Metrics) -> None:
 
 
 def test_an_endpoint_serves_the_metrics_until_it_is_closed(metrics: Metrics) -> None:
-    endpoint = MetricsEndpoint(metrics.registry, HOST, 0)
+    endpoint = MetricsEndpoint(metrics.registry, HOST, 0, metrics.refresh)
     metrics.call_ended("/a/B", "OK", 0.1)
     assert scrape(endpoint.port) == counted(metrics)
     with pytest.raises(BindError, match=rf"cannot listen on {HOST}:{endpoint.port} for metrics: .*in use"):

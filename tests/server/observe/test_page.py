@@ -2,35 +2,27 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
+from opentelemetry.sdk.trace import ReadableSpan
 
 from attention_serving.server.engine.statistics import RecordedRun
-from attention_serving.server.http.observation import fields as http_fields
-from attention_serving.server.http.record import HttpRecord
-from attention_serving.server.records import CallRecord, RequestRecord, TraceContext
-from attention_serving.server.request_log import fields
+from attention_serving.server.observe import request_log
+from attention_serving.server.observe.records import CallRecord, HttpRecord, RequestRecord
+from attention_serving.server.observe.request_log import fields, http_fields
+from attention_serving.server.observe.traces import Traces
 from attention_serving.server.settings.sections import Observability
-from attention_serving.server.tracing import options
-from attention_serving.server.tracing.http_spans import http_span
-from attention_serving.server.tracing.spans import call_spans
 from tests.server.samples import ROOT
 
 PAGE = (ROOT / "docs/observability.md").read_text()
-TRACE = TraceContext(b"t" * 16, b"s" * 8, sampled=True)
 NAMED = set(re.findall(r"`([^`\n]+)`", PAGE))
 
 
-def ended(*, is_stream: bool) -> tuple[CallRecord, RequestRecord]:
+def ended(traces: Traces, *, is_stream: bool) -> tuple[CallRecord, RequestRecord]:
     """A call of which everything is known that can be."""
-    call = CallRecord(
-        "/s/m",
-        "id",
-        is_stream=is_stream,
-        trace=TRACE,
-        report=lambda _call, _request: None,
-    )
+    call = CallRecord("/s/m", "id", (), is_stream=is_stream, report=traces.ended)
+    call.span, call.start_span = traces.begin("/s/m", ()), traces.start_request
     call.caller = "alice"
     request = call.received(1)
     request.model, request.version, request.sequences, request.rows = "m", "1", 1, 1
@@ -52,26 +44,31 @@ def ended(*, is_stream: bool) -> tuple[CallRecord, RequestRecord]:
     return call, request
 
 
-def over_http() -> HttpRecord:
-    scope = {"method": "GET", "path": "/v2", "scheme": "http"}
-    request = HttpRecord(scope, "/v2", "id", TRACE)
+def over_http(traces: Traces) -> HttpRecord:
+    request = HttpRecord({"method": "GET", "path": "/v2", "scheme": "http"}, "/v2", "id", ())
+    request.span, _ = traces.begin_http("GET /v2", ())
     request.status, request.ended_at = 500, request.arrived_at
+    traces.http_ended(request)
     return request
 
 
 def names() -> Iterator[str]:
+    traces = Traces("http://127.0.0.1:1", host="h", port=9)
     for is_stream in (False, True):
-        call, request = ended(is_stream=is_stream)
+        call, request = ended(traces, is_stream=is_stream)
         yield from fields(call, request)
         yield from fields(call, None)
-        yield from keys(call_spans(call, request, (("server.port", 1),)))
-    yield from http_fields(over_http())
-    yield from (key for key in keys(http_span(over_http(), TRACE, ())) if key.startswith("attention."))
+        yield from keys(call.span)
+        yield from keys(request.span)
+    request_over_http = over_http(traces)
+    yield from http_fields(request_over_http)
+    yield from (key for key in keys(request_over_http.span) if key.startswith("attention."))
+    traces.close(0)
 
 
-def keys(spans: bytes) -> Iterator[str]:
-    for span in ScopeSpans.FromString(spans).spans:
-        yield from (attribute.key for attribute in span.attributes)
+def keys(span: Any) -> Iterator[str]:
+    assert isinstance(span, ReadableSpan)
+    yield from span.attributes or ()
 
 
 @pytest.mark.parametrize("name", sorted(set(names())))
@@ -84,9 +81,6 @@ def test_every_option_is_on_the_page() -> None:
         assert f"--{name.replace('_', '-')}" in PAGE
 
 
-def test_every_variable_is_on_the_page() -> None:
-    texts = [value for value in vars(options).values() if isinstance(value, str)]
-    values = [value for value in texts if value.startswith("OTEL_")]
-    assert len(values) == 5
-    for name in (*values, *options.ENDPOINTS):
-        assert name in NAMED
+@pytest.mark.parametrize("name", [request_log.DISABLED, request_log.EXPORTER, *request_log.ENDPOINTS])
+def test_every_variable_is_on_the_page(name: str) -> None:
+    assert name in NAMED

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from attention_serving.server.logs import TextFormatter
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.codec_threads import CodecThreads
@@ -21,6 +20,7 @@ from attention_serving.server.api.open_inference.service import ModelInfer, Mode
 from attention_serving.server.coroutines import result_of
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.observe.logs import TextFormatter
 from attention_serving.server.transport.call import Call
 from tests.server.api.calls.scripted import UNLIMITED, ScriptedCall, calls_of, started
 from tests.server.api.messages import raw_request

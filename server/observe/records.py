@@ -1,0 +1,239 @@
+"""What is noted of calls over gRPC and requests over HTTP, for the log of requests and for traces.
+
+A call that nobody records has no record: that costs the test of one attribute at each stage. All moments are
+on `time.monotonic`'s clock. Values from before anything happened are those of the class, so that a record is
+made quickly.
+"""
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from attention_serving.server.engine.errors import EngineError
+from attention_serving.server.engine.statistics import Timeline
+
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+# The keys of gRPC's metadata, and the headers of HTTP.
+REQUEST_ID, PARENT, STATE = "x-request-id", "traceparent", "tracestate"
+# Visible ASCII, and short enough for a line of the log.
+_SANE = re.compile(r"[!-~]{1,128}")
+# Trace id and flags. Later versions may append fields. Source: https://www.w3.org/TR/trace-context/.
+_PARENT = re.compile(
+    r"(?!ff|00-.{52}-)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(?:-.*)?"
+)
+SAMPLED = 0x01
+
+
+def new_request_id() -> str:
+    """A new identifier: 128 random bits in hexadecimal. It names a request and protects nothing."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def sent_request_id(metadata: Metadata) -> str:
+    """The identifier that a caller has sent: 1 to 128 visible ASCII characters; otherwise empty."""
+    for key, value in metadata:
+        if key == REQUEST_ID:
+            return value if isinstance(value, str) and _SANE.fullmatch(value) else ""
+    return ""
+
+
+def callers_trace(metadata: Metadata) -> tuple[str, bool] | None:
+    """The id of the caller's trace, and whether it is sampled; None if it sent none that can be taken."""
+    sent = [value for key, value in metadata if key == PARENT]
+    # Two contradict each other.
+    if len(sent) != 1 or not isinstance(sent[0], str) or (found := _PARENT.fullmatch(sent[0])) is None:
+        return None
+    return found[1], bool(int(found[2], 16) & SAMPLED)
+
+
+class Record:
+    """A call over gRPC or a request over HTTP, from its arrival to its end.
+
+    Attributes:
+        method: Full name of gRPC's method without the leading slash, such as
+            attention.v1.AttentionService/Attend; or HTTP's method.
+        request_id: What the caller and the log know it by; it may be set until the end.
+        span: OpenTelemetry's span of it; None if it is not sampled.
+        arrived_at: When it arrived.
+        arrived_ns: The same in nanoseconds since 1970.
+        ended_at: When it was answered; 0 before.
+    """
+
+    ended_at = 0.0
+    span: Any = None
+
+    def __init__(self, method: str, request_id: str, metadata: Metadata) -> None:
+        """Begins a record.
+
+        Args:
+            method: Name of the method.
+            request_id: What it is known by.
+            metadata: What the caller sent: metadata or headers.
+        """
+        self.method, self.request_id, self._metadata = method, request_id, metadata
+        self.arrived_at, self.arrived_ns = time.monotonic(), time.time_ns()
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that it belongs to, if it is sampled or its caller sent one; otherwise empty."""
+        if self.span is not None:
+            return f"{self.span.get_span_context().trace_id:032x}"
+        trace_id, _ = callers_trace(self._metadata) or ("", False)
+        return trace_id
+
+    def since_1970(self, moment: float) -> int:
+        """A moment in nanoseconds since 1970."""
+        return self.arrived_ns + int((moment - self.arrived_at) * 1_000_000_000)
+
+
+class HttpRecord(Record):
+    """One request over HTTP.
+
+    Attributes:
+        route: The path, with names of parameters in braces.
+        path: The path.
+        scheme: http or https.
+        traced: What tells the gRPC server of its trace; empty if traces are off.
+        status: The status of the answer; 499 if the client left before.
+    """
+
+    traced: Sequence[tuple[str, str]] = ()
+    status = 0
+
+    def __init__(self, scope: Mapping[str, Any], route: str, request_id: str, headers: Metadata) -> None:
+        """Begins a record.
+
+        Args:
+            scope: The request, as ASGI describes it.
+            route: Its path, with names of parameters in braces.
+            request_id: What it is known by.
+            headers: The headers that name its trace.
+        """
+        super().__init__(scope["method"], request_id, headers)
+        self.route, self.path, self.scheme = route, scope["path"], scope["scheme"]
+
+
+class RequestRecord(Timeline):
+    """One request over gRPC: a call of one request, or a message of a stream.
+
+    Attributes:
+        received_at: When its message had arrived.
+        received_bytes: Size of the message.
+        encode_started_at: When its reply began to be encoded; 0 if there was no result.
+        encoded_at: When it was encoded.
+        sent_bytes: Size of the reply.
+        ended_at: When the reply of a stream's message was sent, or the call had ended; 0 before.
+        code: What it ended with, such as OK.
+        reason: The stable reason of an error; empty if there is none.
+        span: OpenTelemetry's span of it, which is the call's unless the call is a stream; None if it is not
+            sampled.
+    """
+
+    encode_started_at = encoded_at = ended_at = 0.0
+    sent_bytes = 0
+    code, reason = "OK", ""
+    span: Any = None
+
+    def __init__(self, received_bytes: int) -> None:
+        self.received_at = time.monotonic()
+        self.received_bytes = received_bytes
+
+    def stages(self) -> Iterator[tuple[str, float, float]]:
+        """The stages that the request, which has ended, has reached: their names, beginnings and ends."""
+        yield "decode", self.received_at, self.queued_at or self.ended_at
+        if self.queued_at:
+            yield "queue", self.queued_at, self.run_started_at or self.ended_at
+        if self.runs:
+            yield "run", self.run_started_at, self.run_ended_at
+        if self.encoded_at:
+            yield "encode", self.encode_started_at, self.encoded_at
+
+    def failed(self, error: BaseException) -> None:
+        """Notes what the request failed with."""
+        shown = error if isinstance(error, EngineError) else EngineError("")
+        self.code, self.reason = shown.code.name, shown.reason
+
+    def encoded(self, started_at: float, size: int) -> None:
+        """Notes that the reply was encoded, which began at a moment."""
+        self.encode_started_at, self.encoded_at = started_at, time.monotonic()
+        self.sent_bytes = size
+
+
+class CallRecord(Record):
+    """One call over gRPC. It has ended when the core is done with it.
+
+    Attributes:
+        is_stream: Whether it may have several requests.
+        caller: The name of the caller; empty if it is not known.
+        requests: Number of its requests.
+        received_bytes: Size of all messages that were received.
+        sent_bytes: Size of all replies.
+        request: The request of a call that is not a stream; None if it has not arrived.
+        code: What the call ended with.
+        reason: The stable reason of an error; empty if there is none.
+        start_span: Starts the span of a request of a stream, given the stream's; needed if that has one.
+    """
+
+    caller = code = reason = ""
+    requests = received_bytes = sent_bytes = 0
+    request: RequestRecord | None = None
+    start_span: Callable[[Any], Any]
+
+    def __init__(
+        self,
+        method: str,
+        request_id: str,
+        metadata: Metadata,
+        *,
+        is_stream: bool,
+        report: "Callable[[CallRecord, RequestRecord | None], None]",
+    ) -> None:
+        """Begins a record.
+
+        Args:
+            method: Full name of the method.
+            request_id: What the caller and the log know the call by.
+            metadata: Its metadata.
+            is_stream: Whether it may have several requests.
+            report: Called with the record and each request of a stream that ended; at the end of the call
+                with the record and the request of a call that is not a stream, or None.
+        """
+        super().__init__(method.removeprefix("/"), request_id, metadata)
+        self.is_stream, self._report = is_stream, report
+        self._open: dict[RequestRecord, None] = {}
+
+    def received(self, size: int) -> RequestRecord:
+        """A request of the call arrived, in a message of so many bytes."""
+        record = RequestRecord(size)
+        self.requests += 1
+        self.received_bytes += size
+        if self.is_stream:
+            self._open[record] = None
+        else:
+            self.request = record
+        if self.span is not None:
+            record.span = self.start_span(self.span) if self.is_stream else self.span
+            record.reference = record.span.get_span_context()
+        return record
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """The reply to a request of a stream was sent. Does nothing for other calls, which end with it."""
+        if self._open.pop(record, record) is None:
+            record.ended_at = time.monotonic()
+            self.sent_bytes += record.sent_bytes
+            self._report(self, record)
+
+    def ended(self, code: str, reason: str) -> None:
+        """The core is done with the call; its requests that have no reply end as it did."""
+        for record in tuple(self._open):
+            record.code, record.reason = code, reason
+            self.request_ended(record)
+        self.ended_at = time.monotonic()
+        self.code, self.reason = code, reason
+        if self.request is not None:
+            self.request.ended_at = self.ended_at
+            self.request.code, self.request.reason = code, reason
+            self.sent_bytes += self.request.sent_bytes
+        self._report(self, self.request)

@@ -1,0 +1,231 @@
+"""Spans of what was recorded, made and exported by OpenTelemetry's SDK. Imported only if traces are on.
+
+A call over gRPC has a span, and its request has children: decode, queue, run and encode. A request of a
+stream has a span of its own between the two. A run that several requests share is one span: a child of the
+first of them that ended, linked to all of them, and they are linked to it. A request over HTTP has a span,
+whose child is that of the call that it becomes. The children are made when their request has ended.
+
+Names follow OpenTelemetry's conventions: https://opentelemetry.io/docs/specs/semconv/rpc/ and …/http/.
+"""
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from attention_serving.server import NAME, VERSION
+from attention_serving.server.observe.records import (
+    PARENT,
+    STATE,
+    CallRecord,
+    HttpRecord,
+    Metadata,
+    RequestRecord,
+    callers_trace,
+)
+
+log = logging.getLogger(__name__)
+# How long the last spans may take to reach the collector when the process ends.
+CLOSE_SECONDS = 1.5
+# How long a call to the collector may take to end once it was cancelled.
+CANCEL_SECONDS = 1.0
+MAX_PATH = 200
+# Codes of gRPC that are the server's fault, of the same conventions, and the least status of HTTP that is.
+ERRORS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"))
+HTTP_ERRORS = 500
+# The ratio in the description of a sampler, which the specification defines.
+RATIO = re.compile(r"(?:ParentBased\{root:)?TraceIdRatioBased\{([^}]+)\}")
+
+
+class Traces:
+    """Makes and exports the spans of one process. Has a thread, so that it is made after the last fork."""
+
+    def __init__(self, endpoint: str, *, host: str = "", port: int = 0, role: str = "") -> None:
+        """Starts the thread. A collector that cannot be reached is reported in the log.
+
+        Args:
+            endpoint: URL of the collector; empty leaves it to OpenTelemetry's variables.
+            host: The address that the server listens on.
+            port: The port; 0 if it is not known.
+            role: Tells the processes of one service apart, such as http.
+        """
+        self._server = {"server.address": host, "server.port": port or ""}
+        self._exporter = OTLPSpanExporter(endpoint=endpoint or None)
+        self._ids = _DrawnIds()
+        self._provider = TracerProvider(
+            resource=_resource(role), shutdown_on_exit=False, id_generator=self._ids
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._tracer = self._provider.get_tracer(NAME, VERSION)
+        self._propagator = TraceContextTextMapPropagator()
+        self._follows_caller = isinstance(self._provider.sampler, ParentBased)
+        found = RATIO.match(self._provider.sampler.get_description())
+        self._bound = TraceIdRatioBased.get_bound_for_rate(float(found[1]) if found else 1.0)
+
+    def begin(self, method: str, metadata: Metadata) -> Span | None:
+        """Starts the span of a call over gRPC, given its method and metadata; None if it is not sampled.
+
+        The sampler decides, which takes a tenth of the time of a small call. So it is not asked where it is
+        clear what it decides: if it follows a caller that does not sample, and by the id of a new trace.
+        """
+        caller = callers_trace(metadata)
+        if caller is None and self._ids.next_trace & TraceIdRatioBased.TRACE_ID_LIMIT >= self._bound:
+            self._ids.generate_trace_id()
+            return None
+        if caller is not None and self._follows_caller and not caller[1]:
+            return None
+        span = self._start(method.removeprefix("/"), metadata)
+        return span if span.is_recording() else None
+
+    def begin_http(self, name: str, headers: Metadata) -> tuple[Span | None, list[tuple[str, str]]]:
+        """Starts the span of a request over HTTP; it is None if the request is not sampled.
+
+        Returns the headers too that make the gRPC server follow what is decided here.
+        """
+        span, carrier = self._start(name, headers), dict[str, str]()
+        self._propagator.inject(carrier, set_span_in_context(span, Context()))
+        return (span if span.is_recording() else None), list(carrier.items())
+
+    def _start(self, name: str, metadata: Metadata) -> Span:
+        carrier = {}
+        if callers_trace(metadata) is not None:
+            carrier = {key: value for key, value in metadata if key in (PARENT, STATE)}
+        context = self._propagator.extract(carrier, Context())
+        return self._tracer.start_span(name, context, SpanKind.SERVER)
+
+    def start_request(self, call: Span) -> Span:
+        """Starts the span of a request of a stream."""
+        return self._tracer.start_span("request", set_span_in_context(call, Context()))
+
+    def ended(self, call: CallRecord, request: RequestRecord | None) -> None:
+        """Makes the spans of a call that has ended, or of a request of a stream that has."""
+        if call.span is None:
+            return
+        values: dict[str, Any] = {}
+        if request is not None:
+            self._stages(call, request)
+            if request.model:
+                values = {
+                    "attention.model": request.model,
+                    "attention.version": request.version,
+                    "attention.sequences": request.sequences or "",
+                    "attention.rows": request.rows or "",
+                }
+        ended = call if request is None or not call.is_stream else request
+        values |= {"rpc.response.status_code": ended.code, "attention.reason": ended.reason}
+        if ended is call:
+            values |= {"rpc.system.name": "grpc", "rpc.method": call.method, **self._server}
+            values |= {"attention.request_id": call.request_id}
+            values |= {"attention.requests": call.requests} if call.is_stream else {}
+        error = ended.code if ended.code in ERRORS else ""
+        _end(ended.span, call.since_1970(ended.ended_at), values, error)
+
+    def _stages(self, call: CallRecord, request: RequestRecord) -> None:
+        """The spans below that of a request."""
+        context = set_span_in_context(request.span, Context())
+
+        def add(
+            name: str, start: float, end: float, values: Mapping[str, Any] | None = None, *links: Link
+        ) -> Span:
+            span = self._tracer.start_span(
+                name, context, attributes=values, links=links, start_time=call.since_1970(start)
+            )
+            span.end(call.since_1970(max(start, end)))
+            return span
+
+        for name, start, end in request.stages():
+            if name != "run":
+                add(name, start, end)
+        for run in request.runs:
+            if run.reference is None:
+                computed = run.rows + run.padding
+                values = {
+                    "attention.model": run.model,
+                    "attention.version": run.version,
+                    "attention.precision": run.precision,
+                    "attention.graph": run.graph,
+                    "attention.sequences": run.sequences,
+                    "attention.rows": run.rows,
+                    "attention.padding_share": round(run.padding / computed, 4) if computed else 0.0,
+                }
+                links = [Link(reference) for reference in run.requests] if run.is_shared else []
+                made = add("run", run.started_at, run.ended_at, values, *links)
+                run.reference = made.get_span_context()
+            if run.is_shared:
+                request.span.add_link(run.reference)
+
+    def http_ended(self, request: HttpRecord) -> None:
+        """Ends the span of a request over HTTP."""
+        if request.span is None:
+            return
+        values = {
+            **self._server,
+            "http.request.method": request.method,
+            "http.route": request.route,
+            "http.response.status_code": request.status,
+            "url.scheme": request.scheme,
+            "url.path": request.path[:MAX_PATH],
+            "attention.request_id": request.request_id,
+        }
+        error = str(request.status) if request.status >= HTTP_ERRORS else ""
+        _end(request.span, request.since_1970(request.ended_at), values, error)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Sends what is queued; gives up after a time. May be called more than once.
+
+        Args:
+            seconds: How long that may take.
+        """
+        # The processor's own limit is 30 seconds.
+        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(seconds)
+        if closing.is_alive():
+            log.warning("traces lost: the collector did not take them in time", extra={"seconds": seconds})
+            self._exporter.shutdown()
+            # A thread that is still inside gRPC can hold up the end of the interpreter.
+            closing.join(CANCEL_SECONDS)
+
+
+class _DrawnIds(RandomIdGenerator):
+    """Draws the id of the next trace ahead.
+
+    Attributes:
+        next_trace: That id.
+    """
+
+    def __init__(self) -> None:
+        self.next_trace = super().generate_trace_id()
+
+    def generate_trace_id(self) -> int:
+        """The id that was drawn."""
+        drawn, self.next_trace = self.next_trace, super().generate_trace_id()
+        return drawn
+
+
+def _resource(role: str) -> Resource:
+    """What the process is called; OpenTelemetry's variables take precedence over the names."""
+    given = OTELResourceDetector().detect().attributes
+    own: dict[str, str | int] = {"process.pid": os.getpid()} | ({"attention.process": role} if role else {})
+    return Resource.create({"service.name": NAME, "service.version": VERSION, **given, **own})
+
+
+def _end(span: Span, moment: int, values: Mapping[str, Any], error: str) -> None:
+    """Ends a span with attributes; those that are empty texts are left out."""
+    span.set_attributes({name: value for name, value in values.items() if value != ""})
+    if error:
+        span.set_attribute("error.type", error)
+        span.set_status(StatusCode.ERROR)
+    span.end(moment)

@@ -1,0 +1,175 @@
+"""Which calls are sampled, how contexts arrive and leave, and the end of an exporter."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.context import Context
+from opentelemetry.trace import get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from attention_serving.server.observe.records import PARENT, STATE, callers_trace
+from attention_serving.server.observe.traces import Traces
+from tests.support.collector import PATIENCE_SECONDS, QUICKLY, Collector, collecting
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+GOOD = f"00-{TRACE}-{SPAN}-01"
+NOBODY = "http://127.0.0.1:1"
+CALLS = 2000
+MALFORMED = [
+    "",
+    "garbage",
+    GOOD.upper(),
+    GOOD[:-1],
+    f"{GOOD}-more",
+    f"ff-{TRACE}-{SPAN}-01",
+    f"00-{'0' * 32}-{SPAN}-01",
+    f"00-{TRACE}-{'0' * 16}-01",
+    f"00-{TRACE}-{SPAN}-0g",
+    f"00_{TRACE}_{SPAN}_01",
+    "00-" + "a" * 10_000,
+]
+PIECES = ("00", "01", "cc", "ff", TRACE, "0" * 32, SPAN, "0" * 16, "0g", "more", "")
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in QUICKLY.items():
+        monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def sampling(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, sampler: str = "parentbased_traceidratio"
+) -> Iterator[Traces]:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", str(ratio))
+    traces = Traces(NOBODY)
+    yield traces
+    traces.close(0)
+
+
+@pytest.mark.parametrize("value", MALFORMED)
+def test_a_malformed_context_is_ignored(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callers_trace([(PARENT, value)]) is None
+    with sampling(monkeypatch, 1) as traces:
+        span = traces.begin("/a/B", [(PARENT, value), (STATE, "vendor=1")])
+    assert span is not None
+    context = span.get_span_context()
+    assert (len(context.trace_state), f"{context.trace_id:032x}" == TRACE) == (0, False)
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=4, max_size=5))
+def test_the_contexts_that_are_taken_are_those_that_opentelemetry_takes(pieces: list[str]) -> None:
+    value = "-".join(pieces)
+    theirs = get_current_span(TraceContextTextMapPropagator().extract({PARENT: value}, Context()))
+    context, found = theirs.get_span_context(), callers_trace([(PARENT, value)])
+    assert context.is_valid is (found is not None)
+    assert found in (None, (f"{context.trace_id:032x}", context.trace_flags.sampled))
+
+
+@pytest.mark.parametrize("sent", [[GOOD, GOOD], [GOOD.encode()]], ids=["contradicting", "binary"])
+def test_what_is_not_one_text_is_ignored(sent: list[str | bytes]) -> None:
+    assert callers_trace([(PARENT, value) for value in sent]) is None
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_the_decision_of_the_caller_is_followed(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sampling(monkeypatch, 0 if sampled else 1) as traces:
+        found = traces.begin("/a/B", [(PARENT, GOOD if sampled else f"{GOOD[:-1]}0"), (STATE, "vendor=1")])
+    assert (found is not None) is sampled
+    if found is not None:
+        context = found.get_span_context()
+        assert (f"{context.trace_id:032x}", context.trace_state["vendor"]) == (TRACE, "1")
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_a_sampler_that_follows_no_caller_decides_itself(
+    ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sampling(monkeypatch, ratio, "traceidratio") as traces:
+        found = traces.begin("/a/B", [(PARENT, f"{GOOD[:-1]}{1 - ratio:.0f}")])
+    assert (found is not None) is bool(ratio)
+
+
+def test_a_ratio_samples_about_that_share_of_new_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    with sampling(monkeypatch, 0.1) as traces:
+        sampled = [span for span in (traces.begin("/a/B", ()) for _ in range(CALLS)) if span is not None]
+    # Outside with a probability of 1 in 10 ** 9: the standard deviation is 13.4.
+    assert abs(len(sampled) - CALLS / 10) < 6.2 * 13.4
+    assert len({span.get_span_context().trace_id for span in sampled}) == len(sampled)
+
+
+@pytest.mark.parametrize(("ratio", "count"), [(0.0, 0), (1.0, 50)])
+def test_the_ends_of_the_ratio_are_exact(ratio: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sampling(monkeypatch, ratio) as traces:
+        assert sum(traces.begin("/a/B", ()) is not None for _ in range(50)) == count
+
+
+def test_a_request_over_http_that_is_not_sampled_is_not_sampled_by_the_grpc_server_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with sampling(monkeypatch, 0.5) as first, sampling(monkeypatch, 1) as second:
+        found = []
+        for _ in range(50):
+            span, headers = first.begin_http("GET /v2", ())
+            call = second.begin("/a/B", headers)
+            found.append((span is not None, call is not None))
+            if span is not None and call is not None:
+                assert call.get_span_context().trace_id == span.get_span_context().trace_id
+    assert set(found) == {(True, True), (False, False)}
+
+
+@pytest.fixture
+def slow() -> Iterator[Collector]:
+    with collecting() as collector:
+        collector.held = threading.Event()
+        yield collector
+
+
+def add(traces: Traces) -> None:
+    span = traces.begin("/a/B", ())
+    assert span is not None
+    span.end()
+
+
+def closes(traces: Traces) -> bool:
+    """Whether the exporter ends although its collector does not answer."""
+    closing = threading.Thread(target=traces.close, args=(0.1,), daemon=True)
+    closing.start()
+    closing.join(PATIENCE_SECONDS)
+    return not closing.is_alive()
+
+
+def test_a_slow_collector_delays_neither_calls_nor_the_end(slow: Collector) -> None:
+    traces = Traces(slow.url)
+    add(traces)
+    assert slow.exporting.wait(PATIENCE_SECONDS)
+    for _ in range(10_000):  # more than the queue holds
+        add(traces)
+    assert closes(traces)
+
+
+def test_an_absent_collector_does_not_delay_the_end() -> None:
+    traces = Traces(NOBODY)
+    add(traces)
+    assert closes(traces)
+
+
+def test_what_is_queued_is_sent_before_the_end_with_opentelemetrys_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+    with collecting() as collector:
+        traces = Traces(collector.url, role="http")
+        add(traces)
+        traces.close(PATIENCE_SECONDS)
+        (span,) = collector.spans
+    assert span.name == "a/B"
+    assert span.resource["service.name"] == "mine"
+    assert span.resource["deployment.environment.name"] == "test"
+    assert span.resource["attention.process"] == "http"
