@@ -9,9 +9,7 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.transport import TransportKind
 from tests.server.samples import CROSS, SELF, TEXT, load_repository
-from tests.server.seams import Served
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +42,3 @@ def threads() -> Iterator[CodecThreads]:
     threads = CodecThreads()
     yield threads
     threads.close()
-
-
-@pytest.fixture(params=TransportKind, ids=str)
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransportKind:
-    """Each transport in turn, on which every `Served` of the test runs."""
-    kind: TransportKind = request.param
-    monkeypatch.setattr(Served, "transport", kind)
-    return kind

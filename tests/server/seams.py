@@ -25,7 +25,6 @@ from attention_serving.server.engine.statistics import BatchReport, Observer
 from attention_serving.server.engine.types import Array, Result
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.transport import TransportKind
 from attention_serving.server.transport.options import RpcOptions
 from tests.server.samples import Lengths, Sample, validated_of
 
@@ -266,9 +265,6 @@ class WatchedEngine(Engine):
 class Served:
     """A real server of some models, which opens its gate and stops at the end of the block."""
 
-    # The fixture `transport` of tests/server/api runs a test on each of them.
-    transport = TransportKind.COMPLETION_QUEUE
-
     def __init__(
         self,
         *models: LoadedModel,
@@ -287,7 +283,6 @@ class Served:
             max_concurrent_calls=8,
             max_streams=2,
             stream_window=3,
-            transport=self.transport,
         )
         self.server = RpcServer(
             dataclasses.replace(defaults, **options), observer or self.calls, guard=guard, recorder=recorder

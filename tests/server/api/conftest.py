@@ -8,7 +8,6 @@ import pytest
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.web_tokens import WebTokens
-from attention_serving.server.transport import TransportKind
 from tests.server.api.secured import ENTRIES, Secured
 from tests.server.seams import Served
 from tests.server.security.samples import AUDIENCE, ISSUER, FixedKeys, public_jwk, watched, write_tokens
@@ -30,12 +29,10 @@ def guard(tokens_file: Path) -> Iterator[Guard]:
 
 @pytest.fixture
 def secured(
-    transport: TransportKind,
     self_model: LoadedModel,
     cross_model: LoadedModel,
     guard: Guard,
     tokens_file: Path,
 ) -> Iterator[Secured]:
-    assert Served.transport is transport
     with Served(self_model, cross_model, guard=guard) as served:
         yield Secured(served, tokens_file)

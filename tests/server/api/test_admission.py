@@ -17,11 +17,8 @@ from attention_serving.protos.inference import open_inference_pb2 as open_infere
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server import grpc_server
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.transport import TransportKind
 from tests.server.api.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
-
-pytestmark = pytest.mark.usefixtures("transport")
 
 ATTEND = "/attention.v1.AttentionService/Attend"
 BURST = 5000
@@ -173,10 +170,8 @@ class BusyCalls(Calls):
 
 @pytest.mark.parametrize("places", [8, BURST], ids=["refused", "served"])
 def test_a_burst_on_one_connection_is_served_or_refused_and_counted(
-    self_model: LoadedModel, places: int, transport: TransportKind
+    self_model: LoadedModel, places: int
 ) -> None:
-    if transport is TransportKind.THREADED:
-        places = min(places, 512)  # it needs a thread for each
     observed = BusyCalls()
     options: dict[str, Any] = {"max_concurrent_calls": places, "max_calls_per_connection": BURST}
     with Served(self_model, observer=observed, **options) as served:
@@ -185,9 +180,8 @@ def test_a_burst_on_one_connection_is_served_or_refused_and_counted(
         codes = Counter(call.code() for call in calls)
         assert codes.keys() <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert codes[grpc.StatusCode.OK] > 0
-        if transport is TransportKind.COMPLETION_QUEUE:
-            counted = observed.ended(BURST)
-            assert counted == {("Attend", code.name): count for code, count in codes.items()}
+        counted = observed.ended(BURST)
+        assert counted == {("Attend", code.name): count for code, count in codes.items()}
 
 
 def test_the_names_of_unknown_services_are_kept_while_they_are_watched(self_model: LoadedModel) -> None:

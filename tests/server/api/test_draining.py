@@ -23,8 +23,6 @@ from tests.server.api.test_admission import ATTEND, Opened, wait_until_waiting
 from tests.server.api.test_server_lifecycle import NOT_SERVING, SERVING, Stopping, watch
 from tests.server.seams import PATIENCE_SECONDS, Served
 
-pytestmark = pytest.mark.usefixtures("transport")
-
 ROUNDS = 10
 CALLERS = 3
 # A drain without work takes less; one that waits for somebody who keeps silent takes PATIENCE_SECONDS.

@@ -36,8 +36,6 @@ from tests.server.security.samples import (
     unsigned,
 )
 
-pytestmark = pytest.mark.usefixtures("transport")
-
 
 @pytest.mark.parametrize("method", [ATTEND, STREAM, LOAD], ids=["unary", "stream", "admin"])
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ from tests.server.api.secured import ATTEND, ENTRIES, UNAUTHENTICATED, Secured, 
 from tests.server.seams import PATIENCE_SECONDS, Served
 from tests.server.security.samples import eventually, write_tokens
 
-pytestmark = pytest.mark.usefixtures("transport")
-
 
 class Conversation:
     """A stream whose next request the test sends when it has seen the reply to the last."""

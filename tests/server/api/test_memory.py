@@ -14,8 +14,6 @@ from attention_serving.server.engine.types import Array
 from tests.server.api.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Served, tapped
 
-pytestmark = pytest.mark.usefixtures("transport")
-
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:

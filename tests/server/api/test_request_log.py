@@ -52,7 +52,6 @@ def values(record: logging.LogRecord) -> dict[str, Any]:
     return vars(record)
 
 
-@pytest.mark.usefixtures("transport")
 def test_a_request_has_a_line_with_its_size_stages_and_code(
     self_model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,7 +135,6 @@ def test_the_name_of_a_verified_caller_is_logged(
     ],
     ids=["sane", "longest", "too long", "empty", "spaces"],
 )
-@pytest.mark.usefixtures("transport")
 def test_an_identifier_is_taken_if_it_is_sane(self_model: LoadedModel, given: str, is_taken: bool) -> None:
     with Served(self_model) as served:
         attend = AttentionServiceStub(served.channel).Attend

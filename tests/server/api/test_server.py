@@ -69,14 +69,12 @@ class BrokenEncoder(TextEncoder):
         )
 
 
-@pytest.fixture(scope="module", params=TransportKind, ids=str)
-def channel(
-    self_model: LoadedModel, text_model: LoadedModel, request: pytest.FixtureRequest
-) -> Iterator[grpc.Channel]:
+@pytest.fixture(scope="module")
+def channel(self_model: LoadedModel, text_model: LoadedModel) -> Iterator[grpc.Channel]:
     assert text_model.text_encoder is not None
     broken = dataclasses.replace(text_model, text_encoder=BrokenEncoder(text_model.text_encoder))
     engine = Engine(Repository([self_model, broken]), Limits(max_result_bytes=MAX_RESULT_BYTES))
-    server = RpcServer(dataclasses.replace(OPTIONS, transport=request.param), Metrics())
+    server = RpcServer(OPTIONS, Metrics())
     port = server.bind()
     server.start(engine)
     with grpc.insecure_channel(f"{OPTIONS.host}:{port}") as channel:
@@ -168,11 +166,10 @@ def test_a_response_that_padding_makes_too_large_is_refused(
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_port_in_use_is_refused(transport: TransportKind) -> None:
-    options = dataclasses.replace(OPTIONS, transport=transport)
-    first = RpcServer(options, Metrics())
+def test_a_port_in_use_is_refused() -> None:
+    first = RpcServer(OPTIONS, Metrics())
     port = first.bind()
-    second = RpcServer(dataclasses.replace(options, port=port), Metrics())
+    second = RpcServer(dataclasses.replace(OPTIONS, port=port), Metrics())
     with pytest.raises(BindError, match=f"cannot listen on 127.0.0.1:{port}"):
         second.bind()
     second.stop(0)

@@ -1,6 +1,5 @@
 """The life of a server: bind, start, health, drain, stop."""
 
-import dataclasses
 import threading
 from typing import Any
 
@@ -17,13 +16,10 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.transport import TransportKind
 from tests.server.api.messages import attend_request
 from tests.server.api.test_server_limits import OPTIONS
 from tests.server.samples import CROSS, SELF
 from tests.server.seams import PATIENCE_SECONDS, Calls, Served
-
-pytestmark = pytest.mark.usefixtures("transport")
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -64,8 +60,8 @@ def wait_until_refused(served: Served) -> None:
             refused += call.code() is not grpc.StatusCode.OK
 
 
-def test_calls_before_the_start_wait_for_it(self_model: LoadedModel, transport: TransportKind) -> None:
-    server = RpcServer(dataclasses.replace(OPTIONS, transport=transport), Calls())
+def test_calls_before_the_start_wait_for_it(self_model: LoadedModel) -> None:
+    server = RpcServer(OPTIONS, Calls())
     with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
         waiting = AttentionServiceStub(channel).Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         engine = Engine(Repository([self_model]))
@@ -75,8 +71,8 @@ def test_calls_before_the_start_wait_for_it(self_model: LoadedModel, transport: 
     engine.close()
 
 
-def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait(transport: TransportKind) -> None:
-    server = RpcServer(dataclasses.replace(OPTIONS, transport=transport), Calls())
+def test_a_server_that_stops_before_its_start_fails_the_calls_that_wait() -> None:
+    server = RpcServer(OPTIONS, Calls())
     with grpc.insecure_channel(f"{OPTIONS.host}:{server.bind()}") as channel:
         waiting = AttentionServiceStub(channel).Attend.future(attend_request([2]), timeout=PATIENCE_SECONDS)
         server.stop(PATIENCE_SECONDS)

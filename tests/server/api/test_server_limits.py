@@ -16,7 +16,7 @@ from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.settings import HEADER_BYTES
-from attention_serving.server.transport import TransportKind, options
+from attention_serving.server.transport import options
 from attention_serving.server.transport.options import RpcOptions
 from tests.server.api.messages import attend_request
 from tests.server.samples import HEADS
@@ -43,12 +43,12 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def channel(self_model: LoadedModel, gate: Gate, transport: TransportKind) -> Iterator[grpc.Channel]:
+def channel(self_model: LoadedModel, gate: Gate) -> Iterator[grpc.Channel]:
     """Connects to a server with a limit of one call, whose runs wait for the gate."""
     limits = Limits(max_result_bytes=RESULT_BYTES)
     # Runs on the transport's thread would block all calls at the gate.
     engine = WatchedEngine([tapped(self_model, gate)], limits)
-    server = RpcServer(dataclasses.replace(OPTIONS, transport=transport), Metrics())
+    server = RpcServer(OPTIONS, Metrics())
     port = server.bind()
     server.start(engine)
     with grpc.insecure_channel(f"{OPTIONS.host}:{port}", ANY_SIZE) as channel:
@@ -91,11 +91,9 @@ def test_a_result_within_the_limit_can_be_sent(channel: grpc.Channel, gate: Gate
     assert len(answer.attention_weights.data) + len(answer.context_vectors.data) <= RESULT_BYTES
 
 
-def test_a_client_that_answers_no_ping_is_disconnected(
-    transport: TransportKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_answers_no_ping_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "KEEPALIVE_TIMEOUT_SECONDS", 1)
-    server = RpcServer(dataclasses.replace(OPTIONS, keepalive_seconds=1, transport=transport), Metrics())
+    server = RpcServer(dataclasses.replace(OPTIONS, keepalive_seconds=1), Metrics())
     port = server.bind()
     engine = Engine(Repository([]), Limits())
     server.start(engine)
@@ -125,8 +123,8 @@ def has_ipv6() -> bool:
         "[::1]",
     ],
 )
-def test_a_server_listens_on_ipv6(transport: TransportKind, host: str) -> None:
-    server = RpcServer(dataclasses.replace(OPTIONS, host=host, transport=transport), Metrics())
+def test_a_server_listens_on_ipv6(host: str) -> None:
+    server = RpcServer(dataclasses.replace(OPTIONS, host=host), Metrics())
     try:
         assert server.bind() > 0
     finally:

@@ -16,8 +16,6 @@ from tests.server.api.messages import attend_request, reserved_bytes
 from tests.server.samples import SELF, validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served, costing
 
-pytestmark = pytest.mark.usefixtures("transport")
-
 STREAM = "/attention.v1.AttentionService/AttendStream"
 WINDOW = 3
 # Makes a reply of half a megabyte, ten times what a connection buffers.

@@ -43,7 +43,6 @@ def nested(outer: Seen, inner: Seen) -> bool:
     return outer.start <= inner.start <= inner.end <= outer.end
 
 
-@pytest.mark.usefixtures("transport")
 def test_a_call_has_a_span_with_its_stages(self_model: LoadedModel, collector: Collector) -> None:
     with recorder(collector) as calls, Served(self_model, recorder=calls) as served:
         named = (("x-request-id", "mine"),)

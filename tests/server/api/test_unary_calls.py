@@ -18,8 +18,6 @@ from tests.server.api.messages import answered, attend_request, raw_request, res
 from tests.server.samples import validated_of
 from tests.server.seams import PATIENCE_SECONDS, Served
 
-pytestmark = pytest.mark.usefixtures("transport")
-
 ATTEND = "/attention.v1.AttentionService/Attend"
 PLACES, FLOOD = 8, 5 * ACCEPT_AHEAD
 BRIEF_SECONDS = 0.1

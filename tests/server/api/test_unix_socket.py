@@ -17,14 +17,10 @@ from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.errors import BindError
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.transport import TransportKind
 from attention_serving.server.transport.options import MAX_PATH_BYTES, UnixSocket
 from tests.server.api.messages import attend_request
 from tests.server.api.test_server_limits import OPTIONS
 from tests.server.seams import PATIENCE_SECONDS, Calls
-
-pytestmark = pytest.mark.usefixtures("transport")
-
 
 CALLS = 20
 
@@ -45,9 +41,9 @@ def engine(self_model: LoadedModel) -> Iterator[Engine]:
 class Serving:
     """A server on a port and a socket."""
 
-    def __init__(self, path: Path, engine: Engine, transport: TransportKind) -> None:
+    def __init__(self, path: Path, engine: Engine) -> None:
         self.server = RpcServer(
-            dataclasses.replace(OPTIONS, transport=transport, unix_socket=path, max_concurrent_calls=CALLS),
+            dataclasses.replace(OPTIONS, unix_socket=path, max_concurrent_calls=CALLS),
             Calls(),
         )
         self.targets = [f"unix:{path}", f"{OPTIONS.host}:{self.server.bind()}"]
@@ -58,8 +54,8 @@ class Serving:
 
 
 @pytest.fixture
-def serving(path: Path, engine: Engine, transport: TransportKind) -> Iterator[Serving]:
-    found = Serving(path, engine, transport)
+def serving(path: Path, engine: Engine) -> Iterator[Serving]:
+    found = Serving(path, engine)
     yield found
     found.stop()
 
@@ -89,11 +85,9 @@ def test_the_file_is_there_while_the_server_listens(serving: Serving, path: Path
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_second_server_is_refused_and_the_first_goes_on(
-    serving: Serving, path: Path, transport: TransportKind
-) -> None:
+def test_a_second_server_is_refused_and_the_first_goes_on(serving: Serving, path: Path) -> None:
     second = RpcServer(
-        dataclasses.replace(OPTIONS, transport=transport, unix_socket=path, max_concurrent_calls=CALLS),
+        dataclasses.replace(OPTIONS, unix_socket=path, max_concurrent_calls=CALLS),
         Calls(),
     )
     with pytest.raises(BindError, match=f"{path}: another process listens on it"):
@@ -102,21 +96,19 @@ def test_a_second_server_is_refused_and_the_first_goes_on(
     assert ask(serving.targets[0]).HasField("context_vectors")
 
 
-def test_a_socket_that_nobody_listens_on_is_replaced(
-    path: Path, engine: Engine, transport: TransportKind
-) -> None:
+def test_a_socket_that_nobody_listens_on_is_replaced(path: Path, engine: Engine) -> None:
     with socket.socket(socket.AF_UNIX) as ended:
         ended.bind(str(path))
-    serving = Serving(path, engine, transport)
+    serving = Serving(path, engine)
     assert ask(serving.targets[0]).HasField("context_vectors")
     serving.stop()
 
 
 def test_a_later_server_keeps_its_socket_when_the_earlier_one_ends(
-    serving: Serving, path: Path, engine: Engine, transport: TransportKind
+    serving: Serving, path: Path, engine: Engine
 ) -> None:
     path.unlink()
-    later = Serving(path, engine, transport)
+    later = Serving(path, engine)
     serving.stop()
     assert ask(later.targets[0]).HasField("context_vectors")
     later.stop()

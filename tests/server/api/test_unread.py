@@ -4,15 +4,12 @@ import time
 from typing import Any
 
 import grpc
-import pytest
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.engine.model import LoadedModel
 from tests.server.api.messages import attend_request
 from tests.server.seams import PATIENCE_SECONDS, Served
-
-pytestmark = pytest.mark.usefixtures("transport")
 
 ATTEND = "/attention.v1.AttentionService/Attend"
 STREAM = "/attention.v1.AttentionService/AttendStream"
