@@ -28,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
+from weakref import WeakValueDictionary
 
 from attention_serving.server.api.errors import end_with
 from attention_serving.server.api.method import CallKind, Method
@@ -46,8 +47,6 @@ DRAINING = "the server is shutting down; retry on another server"
 ARRIVING_SECONDS = 0.5
 # The property of gRPC's authentication context that has the client's certificate.
 CERTIFICATE = "x509_pem_cert"
-# Accounts are removed, if nothing is held, when there are this many.
-MAX_ACCOUNTS = 1024
 
 
 class ReceiveTimeoutError(EngineError):
@@ -127,7 +126,9 @@ class Admission:
             IdentityPlaces("calls", most_calls, share),
             IdentityPlaces("streams", most_streams, share),
         )
-        self._accounts = IdentityAccounts(share)
+        self._multiple = multiple_of(share)
+        # Each lives as long as a call or a reservation that refers to it.
+        self._accounts: WeakValueDictionary[tuple[Caller, int], IdentityAccount] = WeakValueDictionary()
         self._options, self._check_deadline, self._guard = options, check_deadline, guard
         self._is_draining = False
 
@@ -218,10 +219,18 @@ class Admission:
     def _share(self, call: Call, identity: Identity, *, is_unary: bool) -> None:
         """Takes what a call of inference holds of the shares of its identity."""
         calls, streams = self._shares
-        call.account = self._accounts.of(identity)
+        call.account = self.account_of(identity)
         calls.take(call, identity, identity.limits.max_calls)
         if not is_unary:
             streams.take(call, identity)
+
+    def account_of(self, identity: Identity) -> "IdentityAccount":
+        """What an identity holds of the memory of requests."""
+        key = identity.caller, identity.limits.max_bytes
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = IdentityAccount(identity.limits.max_bytes, self._multiple)
+        return account
 
     def _not_received(self, call: Call) -> None:
         seconds = self._options.receive_timeout_seconds
@@ -333,27 +342,3 @@ class IdentityAccount(Account):
                 f"requests of this identity would hold {held} bytes, which is more than its share while"
                 f" {free} are free; try again later"
             )
-
-
-class IdentityAccounts:
-    """The memory accounts of all identities."""
-
-    def __init__(self, share: float) -> None:
-        """Begins without accounts.
-
-        Args:
-            share: Part of the memory that one identity may hold while nobody else holds any, above 0 to 1.
-        """
-        self._multiple = multiple_of(share)
-        self._accounts: dict[tuple[Caller, int], IdentityAccount] = {}
-
-    def of(self, identity: Identity) -> IdentityAccount:
-        """The account of an identity."""
-        key = identity.caller, identity.limits.max_bytes
-        account = self._accounts.get(key)
-        if account is None:
-            if len(self._accounts) >= MAX_ACCOUNTS:
-                used = self._accounts.items()
-                self._accounts = {one: other for one, other in used if other.held_bytes}
-            account = self._accounts[key] = IdentityAccount(identity.limits.max_bytes, self._multiple)
-        return account

@@ -25,28 +25,19 @@ def code_of(error: EngineError) -> grpc.StatusCode:
     return grpc.StatusCode[error.code.name]
 
 
-def status_of(error: EngineError) -> status_pb2.Status:
-    """A google.rpc.Status with ErrorInfo.
+def trailing_metadata(error: EngineError) -> Metadata:
+    """The trailing metadata that carries the google.rpc.Status of an error, with ErrorInfo.
 
     It has BadRequest if the error names a field, and RetryInfo if the server is overloaded.
     """
-    return status_pb2.Status.FromString(_serialized(*_parts(error)))
-
-
-def trailing_metadata(error: EngineError) -> Metadata:
-    """The trailing metadata that carries the status of an error."""
-    return ((DETAILS_KEY, _serialized(*_parts(error))),)
-
-
-def _parts(error: EngineError) -> tuple[int, str, str, str, int]:
-    """Code, reason, message, field, and the milliseconds until a retry, or -1 without one."""
     retry = math.ceil(1000 * error.retry_after) if isinstance(error, OverloadedError) else -1
-    return code_of(error).value[0], error.reason, error.message, error.field, retry
+    parts = code_of(error).value[0], error.reason, error.message, error.field, retry
+    return ((DETAILS_KEY, _serialized(*parts)),)
 
 
 @lru_cache(maxsize=CACHED_STATUSES)
 def _serialized(code: int, reason: str, message: str, field: str, retry_milliseconds: int) -> bytes:
-    """The bytes of a status. Under overload the same few are sent again and again."""
+    """The bytes of a status. Under overload the same few are sent again and again. -1 asks for no retry."""
     details = [_packed(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))]
     if field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)

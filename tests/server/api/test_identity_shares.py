@@ -5,13 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from attention_serving.server.api import admission
-from attention_serving.server.api.admission import IdentityAccounts, IdentityPlaces
+from attention_serving.server.api.admission import (
+    Admission,
+    IdentityAccount,
+    IdentityPlaces,
+    multiple_of,
+)
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.security.errors import IdentityLimitError
-from attention_serving.server.security.identities import Identity, IdentityLimits, Source
+from attention_serving.server.security.identities import Identity, Source
 from attention_serving.server.security.rights import Rights
+from tests.server.api.calls.scripted import UNLIMITED
 
 GREEDY = Identity(source=Source.TOKEN, name="greedy", rights=Rights())
 MODEST = replace(GREEDY, name="modest")
@@ -65,30 +70,35 @@ def test_with_few_places_each_identity_gets_one(total: int) -> None:
         places.take(object(), replace(GREEDY, name=f"caller-{number}"))
 
 
-def reserved(budget: MemoryBudget, shares: IdentityAccounts, identity: Identity) -> list[Reservation]:
+def accounts(share: float, max_bytes: int = 0) -> tuple[IdentityAccount, IdentityAccount]:
+    """Those of two identities."""
+    multiple = multiple_of(share)
+    return IdentityAccount(max_bytes, multiple), IdentityAccount(max_bytes, multiple)
+
+
+def reserved(budget: MemoryBudget, account: IdentityAccount) -> list[Reservation]:
     """Reserves 10 bytes after the other, as often as the identity may."""
     found: list[Reservation] = []
     while True:
         try:
-            found.append(budget.reserve(10, shares.of(identity)))
+            found.append(budget.reserve(10, account))
         except OverloadedError:
             return found
 
 
 def test_memory_is_shared_as_places_are() -> None:
-    budget, shares = MemoryBudget(1000), IdentityAccounts(0.8)
-    greedy = reserved(budget, shares, GREEDY)
-    assert len(greedy) == 80
-    assert len(reserved(budget, shares, MODEST)) >= 15
-    for reservation in greedy:
+    budget, (greedy, modest) = MemoryBudget(1000), accounts(0.8)
+    taken = reserved(budget, greedy)
+    assert len(taken) == 80
+    assert len(reserved(budget, modest)) >= 15
+    for reservation in taken:
         reservation.release()
-    assert shares.of(GREEDY).held_bytes == 0
+    assert greedy.held_bytes == 0
 
 
 def test_memory_has_a_limit_of_its_own_too() -> None:
-    budget, shares = MemoryBudget(1000), IdentityAccounts(0.8)
-    limited = replace(GREEDY, limits=IdentityLimits(max_bytes=50))
-    (first, *_), account = reserved(budget, shares, limited), shares.of(limited)
+    budget, (account, _) = MemoryBudget(1000), accounts(0.8, max_bytes=50)
+    first, *_ = reserved(budget, account)
     assert account.held_bytes == 50
     with pytest.raises(IdentityLimitError, match="would hold 51 bytes; its limit is 50"):
         first.add(1)
@@ -96,32 +106,31 @@ def test_memory_has_a_limit_of_its_own_too() -> None:
 
 
 def test_a_request_that_alone_exceeds_the_share_is_granted() -> None:
-    budget, shares = MemoryBudget(1000), IdentityAccounts(0.5)
-    reservation = budget.reserve(600, shares.of(GREEDY))
+    budget, (greedy, modest) = MemoryBudget(1000), accounts(0.5)
+    reservation = budget.reserve(600, greedy)
     reservation.add(300)
     with pytest.raises(IdentityLimitError):
-        budget.reserve(10, shares.of(GREEDY))
-    budget.reserve(50, shares.of(MODEST))
+        budget.reserve(10, greedy)
+    budget.reserve(50, modest)
 
 
 def test_what_the_server_refuses_is_not_counted_for_the_identity() -> None:
-    budget, shares = MemoryBudget(100), IdentityAccounts(1)
+    budget, (greedy, _) = MemoryBudget(100), accounts(1)
     budget.reserve(90)
     with pytest.raises(OverloadedError):
-        budget.reserve(20, shares.of(GREEDY))
-    assert shares.of(GREEDY).held_bytes == 0
+        budget.reserve(20, greedy)
+    assert greedy.held_bytes == 0
 
 
-def test_accounts_without_memory_are_removed_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MAX_ACCOUNTS", 10)
-    budget, shares = MemoryBudget(1000), IdentityAccounts(0.8)
-    kept = shares.of(GREEDY)
-    budget.reserve(10, kept)
+def test_an_account_is_kept_while_something_is_held() -> None:
+    budget, shares = MemoryBudget(1000), Admission(UNLIMITED, lambda *_: None)
+    held = budget.reserve(10, shares.account_of(GREEDY))
     for number in range(100):
-        shares.of(replace(GREEDY, name=f"caller-{number}"))
-    assert len(shares._accounts) <= 10
-    assert shares.of(GREEDY) is kept
+        shares.account_of(replace(GREEDY, name=f"caller-{number}"))
+    assert shares.account_of(GREEDY).held_bytes == 10
+    assert len(shares._accounts) == 1
+    held.release()
 
 
 def test_shares_become_multiples_of_what_is_free() -> None:
-    assert [admission.multiple_of(share) for share in (0.5, 0.8, 1)] == [1, pytest.approx(4), math.inf]
+    assert [multiple_of(share) for share in (0.5, 0.8, 1)] == [1, pytest.approx(4), math.inf]

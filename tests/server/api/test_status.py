@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from attention_serving.server.api.admission import IdleStreamError, ReceiveTimeoutError
-from attention_serving.server.api.errors import code_of, status_of
+from attention_serving.server.api.errors import code_of, trailing_metadata
 from attention_serving.server.api.method import MalformedMessageError
 from attention_serving.server.engine.errors import (
+    RETRY_SECONDS,
     Code,
     DeadlineExceededError,
     EngineError,
@@ -60,6 +61,11 @@ EXPECTED = [
 ]
 
 
+def status_of(error: EngineError) -> status_pb2.Status:
+    ((_, value),) = trailing_metadata(error)
+    return status_pb2.Status.FromString(value)
+
+
 def subclasses(parent: type[EngineError]) -> Iterator[type[EngineError]]:
     for child in parent.__subclasses__():
         yield child
@@ -83,6 +89,21 @@ def test_an_error_becomes_a_status_with_its_reason_and_field(
         assert status.details[1].Unpack(bad)
         violations = [(violation.field, violation.description) for violation in bad.field_violations]
         assert violations == [(error.field, error.message)]
+
+
+def delay_of(error: EngineError) -> float | None:
+    """The delay of the status's RetryInfo, in seconds; None if it has none."""
+    for detail in status_of(error).details:
+        retry = error_details_pb2.RetryInfo()
+        if detail.Unpack(retry):
+            return float(retry.retry_delay.ToMilliseconds() / 1000)
+    return None
+
+
+def test_only_an_overloaded_server_says_when_to_retry() -> None:
+    assert delay_of(OverloadedError("full", retry_after=1.25)) == 1.25
+    assert delay_of(OverloadedError("full")) == RETRY_SECONDS
+    assert delay_of(InvalidRequestError("query", "is wrong")) is None
 
 
 def test_every_error_is_listed_above() -> None:
