@@ -53,11 +53,10 @@ def is_accepted(server: ServerProcess, token: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("transport", ["completion-queue", "threaded"])
-def test_a_token_from_its_creation_to_its_end(artifacts: Path, tmp_path: Path, transport: str) -> None:
+def test_a_token_from_its_creation_to_its_end(artifacts: Path, tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     first = tokens("create", "first", "--file", str(file), "--right", f"infer:{SELF}")
-    with serving(artifacts, tmp_path / "log", f"--tokens={file}", f"--transport={transport}") as server:
+    with serving(artifacts, tmp_path / "log", f"--tokens={file}") as server:
         assert attend(server, first) == (3, 4)
         with pytest.raises(UnauthenticatedError) as unknown:
             attend(server, None)
@@ -150,14 +149,11 @@ def test_an_expiring_web_token_is_refused_when_it_has_expired(artifacts: Path, t
         assert refused.value.reason == "TOKEN_EXPIRED"
 
 
-@pytest.mark.parametrize("transport", ["completion-queue", "threaded"])
 @pytest.mark.parametrize("address", ["port", "socket"])
-def test_nobody_but_the_http_process_may_name_another(
-    artifacts: Path, tmp_path: Path, transport: str, address: str
-) -> None:
+def test_nobody_but_the_http_process_may_name_another(artifacts: Path, tmp_path: Path, address: str) -> None:
     job = {"name": "job", "certificate": "spiffe://trial/job", "rights": [f"infer:{SELF}"]}
     file, socket = write_tokens(tmp_path / "tokens.json", job), tmp_path / "socket"
-    options = (f"--tokens={file}", f"--transport={transport}", f"--unix-socket={socket}")
+    options = (f"--tokens={file}", f"--unix-socket={socket}")
     with serving(artifacts, tmp_path / "log", *options) as server:
         target = server.target if address == "port" else f"unix:{socket}"
         forged = [forward(["spiffe://trial/job"])]

@@ -1,4 +1,4 @@
-"""A whole service with mutual TLS: its three faces, with each transport, and with one and two workers."""
+"""A whole service with mutual TLS: its three faces, with one and two workers."""
 
 import http.client
 import json
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from attention_client import AttentionClient, DeadlineExceededError, TlsFiles, UnavailableError
 
-from attention_serving.server.transport import TransportKind
 from tests.server.samples import SELF, WIDTHS
 from tests.server.test_settings import run_server
 from tests.server.watched import Watched, watched
@@ -84,11 +83,10 @@ class Service:
                 time.sleep(0.05)
 
 
-@pytest.fixture(params=[(kind, n) for kind in TransportKind for n in (1, 2)], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])
 def service(artifacts: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
-    transport, workers = request.param
     mounted = Mounted(tmp_path / "tls", AUTHORITY.issue(), CLIENTS.pem)
-    options = [f"--transport={transport}", f"--workers={workers}", "--http-port=0", *mounted.options]
+    options = [f"--workers={request.param}", "--http-port=0", *mounted.options]
     with watched(artifacts, tmp_path, *options) as running:
         yield Service(running, mounted, tmp_path)
 
