@@ -30,6 +30,7 @@ from attention_serving.server.engine.requests.validated_request import SequenceI
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.run.provider import MIN_PARALLEL_RUNS
+from attention_serving.server.engine.run.run_memory import ArenaTrimmer
 from attention_serving.server.engine.run.session import RunControl
 from attention_serving.server.engine.schedule.batch import Batch
 from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
@@ -51,9 +52,6 @@ log = logging.getLogger(__name__)
 INLINE_SECONDS = 0.0005
 # Runs that are expected to take longer can be ended early, if no caller waits for them any more.
 TERMINABLE_SECONDS = 0.02
-# The memory that large runs leave in the runtime's arena is returned to the system after this time without
-# another one, in seconds. Smaller runs leave too little to matter.
-LARGE_RUN_BYTES, TRIM_SECONDS = 64 << 20, 5.0
 RUN_FAILED = "the runtime failed on this request; see the server's log"
 OUT_OF_MEMORY = "the run needs more memory than the server has left for runs; try again later"
 EXPIRED = "the deadline passed while the request was queued, or would have passed during its run"
@@ -100,9 +98,7 @@ class Engine:
         self._changed = threading.Condition(self._lock)
         self._queue = Queue(self.limits, parallel_runs)
         self._closing = False
-        # The model of the last large run, until the arena is trimmed.
-        self._large: LoadedModel | None = None
-        self._trim_at = 0.0
+        self._trimmer = ArenaTrimmer()
         self._threads = [
             threading.Thread(target=self._loop, name="scheduler", daemon=True) for _ in range(parallel_runs)
         ]
@@ -316,8 +312,7 @@ class Engine:
     def _wait(self) -> bool:
         """Waits until a thread is needed; returns whether one is."""
         with self._lock:
-            idle = TRIM_SECONDS if self._large else None
-            if not self._changed.wait_for(lambda: self._queue.needs_thread, idle):
+            if not self._changed.wait_for(lambda: self._queue.needs_thread, self._trimmer.wait_seconds):
                 return False
             if (delay := self._queue.delay(time.monotonic())) > 0:
                 self._changed.wait(delay)
@@ -340,7 +335,7 @@ class Engine:
             except Exception:
                 log.exception("batching failed")
                 batch, failed, error = None, queue.clear(), RUN_FAILED
-            if batch and batch.seconds >= TERMINABLE_SECONDS:
+            if batch is not None and batch.seconds >= TERMINABLE_SECONDS:
                 batch.control = RunControl()
             self._notify_if_needed()
         for request in failed:
@@ -354,10 +349,9 @@ class Engine:
     def _trim_arena(self) -> None:
         """Returns memory of a burst of large runs to the system, some time after the last of them."""
         with self._lock:
-            if self._large is None or time.monotonic() < self._trim_at:
-                return
-            model, self._large = self._large, None
-        model.shrink_arena()
+            model = self._trimmer.due(time.monotonic())
+        if model:
+            model.shrink_arena()
 
     def _run(self, batch: Batch, *, inline: bool = False) -> None:
         """Runs a batch, after which its requests have ended, and lets the next run start."""
@@ -370,8 +364,7 @@ class Engine:
         finally:
             with self._lock:
                 now = time.monotonic()
-                if self._queue.running[batch] >= LARGE_RUN_BYTES:
-                    self._large, self._trim_at = batch.model, now + TRIM_SECONDS
+                self._trimmer.note_run(batch.model, self._queue.running[batch], now)
                 self._queue.ended(batch, now)
                 if inline:  # the threads ask for the next batch by themselves
                     self._notify_if_needed()
@@ -433,9 +426,17 @@ class Engine:
     ) -> None:
         """Reports a run that succeeded, and the requests that it completed."""
         ended = time.monotonic()
-        rows = sum([queued.shape.rows for queued in sequences])
-        padding = _computed_rows(sequences) - rows
-        timelines = [queued.request.timeline for queued in sequences if queued.request.timeline is not None]
+        first, rows, is_padded = sequences[0].shape, 0, False
+        waits: list[float] = []
+        timelines: list[Timeline] = []
+        for queued in sequences:
+            request, shape = queued.request, queued.shape
+            rows += shape.rows
+            is_padded = is_padded or shape is not first
+            waits.append(started - request.queued_at)
+            if request.timeline is not None:
+                timelines.append(request.timeline)
+        padding = _computed_rows(sequences) - rows if is_padded else 0
         if timelines:
             run = RecordedRun(
                 model=model.name,
@@ -449,7 +450,6 @@ class Engine:
                 ended_at=ended,
             )
             record_run(run, timelines)
-        waits = [started - queued.request.queued_at for queued in sequences]
         answered = [ended - request.queued_at for request in complete]
         report = BatchReport(model.name, rows, padding, waits, times, answered)
         model.statistics.add_run(report)
@@ -465,9 +465,6 @@ class Engine:
 
 def _computed_rows(sequences: list[SequenceInputs]) -> int:
     """Rows that sequences have when all are padded to the longest."""
-    shape = sequences[0].shape
-    if all([queued.shape is shape for queued in sequences]):  # noqa: C419 - faster; the usual case
-        return len(sequences) * shape.rows
     sizes = [queued.sizes for queued in sequences]
     return len(sequences) * sum([max([size[axis] for size in sizes]) for axis in sizes[0]])
 

@@ -34,6 +34,8 @@ MOST_TIMED_ROUNDS = 10
 LEAST_TIMED_ROUNDS = 2
 # Two runs agree if the longer one takes at most this many times as long.
 AGREEMENT = 1.1
+# Fewer operations for each second are taken for none: their cost would not be finite.
+LEAST_SCALE = 1e-280
 # Larger sizes are skipped once a run takes this long.
 LONG_ENOUGH_SECONDS = 0.05
 
@@ -70,7 +72,7 @@ def fit(operations: Sequence[tuple[float, float]], seconds: Sequence[float]) -> 
     """
     durations = np.array(seconds)
     terms = np.column_stack([np.ones(len(durations)), np.array(operations, dtype=float)]) / durations[:, None]
-    scale = terms.max(axis=0, initial=np.finfo(float).tiny)
+    scale = terms.max(axis=0, initial=LEAST_SCALE)
     used = [0, 1, 2]
     while True:
         found, *_ = np.linalg.lstsq(terms[:, used] / scale[used], np.ones(len(durations)), rcond=None)

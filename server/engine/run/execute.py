@@ -69,7 +69,7 @@ def run_batch(
 def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) -> list[Outputs]:
     """The outputs of each sequence, without padding."""
     first = sequences[0].shape
-    has_padding = any(
+    has_padding = len(sequences) > 1 and any(
         [own.shape is not first and own.shape.sizes != first.sizes for own in sequences]  # noqa: C419 - faster
     )
     split: list[Outputs] = [{} for _ in sequences]

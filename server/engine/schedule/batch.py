@@ -87,7 +87,9 @@ class Batch:
     @property
     def has_spans(self) -> bool:
         """Whether spans are pooled after the run, which the expected durations do not include."""
-        return any(queued.spans is not None for queued in self.sequences)
+        return self.model.manifest.encoder is not None and any(
+            queued.spans is not None for queued in self.sequences
+        )
 
     @property
     def is_abandoned(self) -> bool:

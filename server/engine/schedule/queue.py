@@ -368,10 +368,12 @@ class Queue:
                 self._shares.clock = max(self._shares.clock, share.clock)
                 own_part = self._queued_seconds / (self._slots - len(self.running))
                 batch = Batch(self._limits, head, free_bytes, own_part)
-                unwanted = self._fill(batch, bucket, now, expired)
+                alone = not bucket and len(self._buckets) == 1  # the usual case
+                unwanted = [] if alone else self._fill(batch, bucket, now, expired)
             if not bucket:
                 del self._buckets[head.request.model, head.request.form.graph, share]
-            self._count_left(unwanted)
+            if unwanted:
+                self._count_left(unwanted)
         if batch is not None:
             self._count_left(batch.sequences, run=True)
             batch.choose_threads(self._queued_seconds + self._running_seconds)
@@ -422,7 +424,7 @@ class Queue:
         is_one = len(request.sequences) == 1
         if is_one and bucket:
             batch.take_alike(bucket, now)
-        if not bucket and len(self._buckets) == 1:  # the usual case
+        if not bucket and len(self._buckets) == 1:
             return []
         if batch.is_full or (batch.is_closed and is_one):
             return []

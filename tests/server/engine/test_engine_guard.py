@@ -8,11 +8,12 @@ from typing import NoReturn
 import pytest
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.engine.engine import LARGE_RUN_BYTES, Engine
+from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import DeadlineExceededError, RunFailedError
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.execute import Outputs, gather
+from attention_serving.server.engine.run.run_memory import LARGE_RUN_BYTES
 from attention_serving.server.engine.schedule import queue as queues
 from attention_serving.server.engine.types import Array
 from tests.server.samples import assert_answers, validated_of
@@ -68,7 +69,7 @@ def assert_still_runs(engine: Engine, model: LoadedModel) -> None:
 def test_threads_survive_an_arena_that_cannot_be_trimmed(
     self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attention_serving.server.engine.engine.TRIM_SECONDS", 0.0)
+    monkeypatch.setattr("attention_serving.server.engine.run.run_memory.IDLE_SECONDS", 0.0)
     broken = as_type(BrokenTrim, self_model)
     for seed in range(4):
         request = validated_of(broken, [(2, 2)], seed=seed)

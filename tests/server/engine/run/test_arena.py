@@ -33,7 +33,7 @@ PROGRAM = """
 import resource, sys, time
 from pathlib import Path
 import numpy as np
-from attention_serving.server.engine import engine as engines
+from attention_serving.server.engine.run import run_memory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.models.store import ModelStore
@@ -44,7 +44,7 @@ from tests.support.coroutines import submitted
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-engines.TRIM_SECONDS = 0.5
+run_memory.IDLE_SECONDS = 0.5
 store = ModelStore(Path(sys.argv[1]), Device(threads=1))
 engine = Engine(Repository([store.load("tiny-self", "1")]))
 rows = Ragged(np.ones((4096, 4), np.float32), (4096,))

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from attention_serving.server.engine.run.cost import (
@@ -40,6 +40,7 @@ def test_coefficients_are_recovered_from_runs_without_noise(call: float, row: fl
 
 
 @given(runs=timed)
+@example(runs=[((2e-309 * count, 0.0), float(count)) for count in (1, 2, 3)])
 def test_coefficients_are_finite_and_not_negative(runs: Timed) -> None:
     found = fit([run for run, _ in runs], [seconds for _, seconds in runs])
     for term in (found.call, found.row, found.pair):
