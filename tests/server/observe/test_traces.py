@@ -30,6 +30,8 @@ MALFORMED = [
     f"00-{TRACE}-{'0' * 16}-01",
     f"00-{TRACE}-{SPAN}-0g",
     f"00_{TRACE}_{SPAN}_01",
+    f" {GOOD}",
+    f"{GOOD}\n",
     "00-" + "a" * 10_000,
 ]
 PIECES = ("00", "01", "cc", "ff", TRACE, "0" * 32, SPAN, "0" * 16, "0g", "more", "")
@@ -60,6 +62,16 @@ def test_a_malformed_context_is_ignored(value: str, monkeypatch: pytest.MonkeyPa
     assert span is not None
     context = span.get_span_context()
     assert (len(context.trace_state), f"{context.trace_id:032x}" == TRACE) == (0, False)
+
+
+@pytest.mark.parametrize(
+    "state", ["x" * 513, "a=\u00e9", "a=\x00", b"a=1"], ids=["long", "accent", "nul", "bytes"]
+)
+def test_a_malformed_state_is_left_out(state: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sampling(monkeypatch, 0) as traces:
+        span = traces.begin("/a/B", [(PARENT, GOOD), (STATE, state)])
+    assert span is not None
+    assert len(span.get_span_context().trace_state) == 0
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=4, max_size=5))
