@@ -1,26 +1,32 @@
 """The certificate of an artifact: a signed statement of which files were proven, where, and with which error.
 
-It is a Statement of in-toto (https://github.com/in-toto/attestation, version 1) in a DSSE envelope. Its
+It is a Statement of in-toto (https://github.com/in-toto/attestation, version 1) in a DSSE envelope with
+Ed25519 signatures (https://github.com/secure-systems-lab/dsse, version 1), which securesystemslib makes. Its
 subjects are all files of the artifact by their SHA-256. It lies beside the manifest, which does not list it.
 """
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
 from pydantic.alias_generators import to_camel
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import UnverifiedSignatureError
+from securesystemslib.signer import Signature
 
-from attention_serving.artifact.dsse import EnvelopeError, seal, unseal
 from attention_serving.artifact.errors import ArtifactError
-from attention_serving.artifact.keys import PrivateKey, PublicKey, key_id
+from attention_serving.artifact.keys import PrivateKey, PublicKey
 from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, check_inside, file_hash
 from attention_serving.artifact.tolerance import Tolerance
 
 CERTIFICATE_FILE = "certificate.json"
 MAX_CERTIFICATE_BYTES = 1 << 20
+MAX_SIGNATURES = 100
+SHOWN_DIGITS = 16
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "tag:attention-serving,2026:parity/v1"
@@ -111,7 +117,7 @@ def write_certificate(folder: Path, manifest: Manifest, proof: Proof, key: Priva
         "predicateType": PREDICATE_TYPE,
         "predicate": proof.model_dump(mode="json", by_alias=True),
     }
-    envelope = seal(json.dumps(statement).encode(), PAYLOAD_TYPE, key)
+    envelope = seal(json.dumps(statement).encode(), key)
     path = folder / CERTIFICATE_FILE
     temporary = folder / f".{CERTIFICATE_FILE}"
     temporary.write_text(envelope)
@@ -132,15 +138,53 @@ def check_certificate(folder: Path, manifest: Manifest, keys: Sequence[PublicKey
     """
     path = folder / CERTIFICATE_FILE
     content = _read(folder, path)
+    payload, key = unseal(path, content, keys)
     try:
-        payload, key = unseal(content, PAYLOAD_TYPE, keys)
         statement = _Statement.model_validate_json(payload)
-    except EnvelopeError as error:
-        raise ArtifactError(path, str(error)) from error
     except ValidationError as error:
         raise ArtifactError(path, "is not a statement of parity", details=error) from error
     _check_subject(path, statement, manifest)
-    return Certificate(proof=statement.predicate, files=len(statement.subject), key=key_id(key))
+    return Certificate(proof=statement.predicate, files=len(statement.subject), key=key.keyid)
+
+
+def seal(payload: bytes, key: PrivateKey, payload_type: str = PAYLOAD_TYPE) -> str:
+    """Signs a payload; returns the envelope as JSON."""
+    envelope = Envelope(payload, payload_type, {})
+    envelope.sign(key)
+    return json.dumps(envelope.to_dict(), indent=2) + "\n"
+
+
+def unseal(path: Path, content: bytes, keys: Sequence[PublicKey]) -> tuple[bytes, PublicKey]:
+    """Verifies an envelope.
+
+    `Envelope.verify` takes only signatures with the ids of keys. In DSSE, an id is a hint that is not signed.
+
+    Returns:
+        The payload, and the first of the keys that has signed it.
+
+    Raises:
+        ArtifactError: It is not an envelope, has another type, or is not signed with one of the keys.
+    """
+    try:
+        found = json.loads(content)
+        signatures = [{"keyid": "", **each} for each in found["signatures"]]
+        envelope = Envelope.from_dict({**found, "signatures": signatures})
+        signed = envelope.pae()
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ArtifactError(path, "is not a DSSE envelope") from error
+    if len(envelope.signatures) > MAX_SIGNATURES:
+        raise ArtifactError(path, f"has more than {MAX_SIGNATURES} signatures")
+    for signature in envelope.signatures.values():
+        for key in keys:
+            with suppress(UnverifiedSignatureError):
+                # It compares the ids first.
+                key.verify_signature(Signature(key.keyid, signature.signature), signed)
+                if envelope.payload_type != PAYLOAD_TYPE:
+                    raise ArtifactError(path, f"does not contain a payload of type {PAYLOAD_TYPE}")
+                return envelope.payload, key
+    if known := [key.keyid for key in keys if key.keyid in envelope.signatures]:
+        raise ArtifactError(path, f"has a wrong signature of key {known[0][:SHOWN_DIGITS]}")
+    raise ArtifactError(path, "is not signed with a trusted key")
 
 
 def _read(folder: Path, path: Path) -> bytes:

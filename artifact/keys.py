@@ -1,4 +1,4 @@
-"""Ed25519 keys in PEM files."""
+"""Ed25519 keys in PEM files, as securesystemslib signs and verifies with them."""
 
 import hashlib
 import re
@@ -7,9 +7,11 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from securesystemslib.signer import CryptoSigner as PrivateKey
+from securesystemslib.signer import SSlibKey as PublicKey
 
-PublicKey = Ed25519PublicKey
-PrivateKey = Ed25519PrivateKey
+__all__ = ["KeyFileError", "PrivateKey", "PublicKey", "private_key", "read_private_key", "read_public_keys"]
+
 PUBLIC = "PUBLIC KEY"
 BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----\s*", re.DOTALL)
 # Keys have some hundred bytes.
@@ -29,7 +31,7 @@ def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
     blocks = list(BLOCK.finditer(_read(path)))
     if not blocks:
         raise KeyFileError(f"{path}: contains no public key in PEM format")
-    return tuple(_public_key(path, block[1].decode(), block[0]) for block in blocks)
+    return tuple(_load(path, block[1].decode(), block[0]) for block in blocks)
 
 
 def read_private_key(path: Path) -> PrivateKey:
@@ -44,15 +46,20 @@ def read_private_key(path: Path) -> PrivateKey:
         raise KeyFileError(f"{path}: is encrypted; write it without a password (openssl pkey)") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise KeyFileError(f"{path}: is not a private key in PEM format") from error
-    if not isinstance(key, PrivateKey):
+    if not isinstance(key, Ed25519PrivateKey):
         raise KeyFileError(f"{path}: is not an Ed25519 key")
-    return key
+    return private_key(key)
 
 
-def key_id(key: PublicKey) -> str:
-    """SHA-256 of the key's SubjectPublicKeyInfo in DER, in hexadecimal."""
+def private_key(key: Ed25519PrivateKey) -> PrivateKey:
+    """A key that signs."""
+    return PrivateKey(key, _public_key(key.public_key()))
+
+
+def _public_key(key: Ed25519PublicKey) -> PublicKey:
+    """A key that verifies. Its id is the SHA-256 of its SubjectPublicKeyInfo in DER, in hexadecimal."""
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(encoded).hexdigest()
+    return PublicKey.from_crypto(key, hashlib.sha256(encoded).hexdigest())
 
 
 def _read(path: Path) -> bytes:
@@ -66,7 +73,7 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _public_key(path: Path, label: str, block: bytes) -> PublicKey:
+def _load(path: Path, label: str, block: bytes) -> PublicKey:
     if label != PUBLIC:
         raise KeyFileError(
             f"{path}: contains a {label}; it must contain public keys only (openssl pkey -pubout)"
@@ -75,6 +82,6 @@ def _public_key(path: Path, label: str, block: bytes) -> PublicKey:
         key = serialization.load_pem_public_key(block)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise KeyFileError(f"{path}: contains a public key that cannot be read") from error
-    if not isinstance(key, PublicKey):
+    if not isinstance(key, Ed25519PublicKey):
         raise KeyFileError(f"{path}: contains a public key that is not an Ed25519 key")
-    return key
+    return _public_key(key)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from attention_serving.artifact.keys import key_id, read_private_key
+from attention_serving.artifact.keys import read_private_key
 from attention_serving.artifact.manifest import Manifest
 from attention_serving.artifact.tolerance import Tolerance
 from attention_serving.export.artifact import UNCHANGED
@@ -99,7 +99,7 @@ def run(
     _print_skipped(loaded, console)
     _print_artifact(folder, manifest, console, unchanged=steps[-1] == UNCHANGED)
     if key is not None:
-        console.print(f"  signed with key {key_id(key.public_key())}", markup=False)
+        console.print(f"  signed with key {key.public_key.keyid}", markup=False)
     for target in targets:
         for path in write_target(folder, target, replace=replace):
             console.print(f"  {target}: {path}", markup=False)

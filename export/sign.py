@@ -39,7 +39,7 @@ def sign(
         fail(f"--key {error}", USAGE_ERROR)
     try:
         path = sign_artifact(artifact, private, provider)
-        found = check_certificate(artifact, Manifest.load(artifact), [private.public_key()])
+        found = check_certificate(artifact, Manifest.load(artifact), [private.public_key])
     except (ArtifactError, ExportError, OSError) as error:
         fail(str(error), FAILURE)
     show(path, found)

@@ -10,20 +10,21 @@ import pytest
 
 from attention_serving.artifact.certificate import (
     CERTIFICATE_FILE,
-    PAYLOAD_TYPE,
     Machine,
     Proof,
     check_certificate,
+    seal,
+    unseal,
     write_certificate,
 )
-from attention_serving.artifact.dsse import seal, unseal
 from attention_serving.artifact.errors import ArtifactError
-from attention_serving.artifact.keys import PrivateKey, key_id
+from attention_serving.artifact.keys import PrivateKey, read_public_keys
 from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, file_hash
 from tests.server.samples import CROSS, SELF
+from tests.support.keys import new_key
 
-KEY = PrivateKey.generate()
-PUBLIC = [KEY.public_key()]
+KEY = new_key()
+PUBLIC = [KEY.public_key]
 
 
 def proof_of(manifest: Manifest, **changes: object) -> Proof:
@@ -73,16 +74,16 @@ def refusal(folder: Path) -> str:
 
 def test_the_certificate_of_an_artifact_is_accepted(folder: Path) -> None:
     manifest = Manifest.load(folder)
-    found = check_certificate(folder, manifest, [PrivateKey.generate().public_key(), *PUBLIC])
+    found = check_certificate(folder, manifest, [new_key().public_key, *PUBLIC])
     assert found.proof == proof_of(manifest)
     assert found.files == len(manifest.files) + 1
-    assert found.key == key_id(PUBLIC[0])
+    assert found.key == PUBLIC[0].keyid
     manifest.verify_files(folder)
     assert CERTIFICATE_FILE not in manifest.files
 
 
 def test_it_is_a_statement_of_in_toto_about_every_file(folder: Path) -> None:
-    payload, _ = unseal((folder / CERTIFICATE_FILE).read_bytes(), PAYLOAD_TYPE, PUBLIC)
+    payload, _ = unseal(folder, (folder / CERTIFICATE_FILE).read_bytes(), PUBLIC)
     statement = json.loads(payload)
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == "tag:attention-serving,2026:parity/v1"
@@ -122,10 +123,10 @@ def copy_from_another(folder: Path) -> None:
 
 def rewrite(folder: Path, edit: Callable[[dict[str, Any]], object], key: PrivateKey = KEY) -> None:
     """Signs another statement."""
-    payload, _ = unseal((folder / CERTIFICATE_FILE).read_bytes(), PAYLOAD_TYPE, PUBLIC)
+    payload, _ = unseal(folder, (folder / CERTIFICATE_FILE).read_bytes(), PUBLIC)
     statement = json.loads(payload)
     edit(statement)
-    (folder / CERTIFICATE_FILE).write_text(seal(json.dumps(statement).encode(), PAYLOAD_TYPE, key))
+    (folder / CERTIFICATE_FILE).write_text(seal(json.dumps(statement).encode(), key))
 
 
 def set_predicate(**values: object) -> Callable[[Path], None]:
@@ -152,7 +153,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a link to another place": (link_outside, "lies outside the model repository"),
     "another key": (
-        lambda folder: rewrite(folder, lambda _: None, PrivateKey.generate()),
+        lambda folder: rewrite(folder, lambda _: None, new_key()),
         "is not signed with a trusted key",
     ),
     "another artifact": (copy_from_another, f"is the certificate of another artifact, {CROSS}/1"),
@@ -207,3 +208,12 @@ def test_fields_that_a_later_version_adds_are_ignored(folder: Path) -> None:
 def test_files_that_the_manifest_does_not_list_are_not_part_of_the_artifact(folder: Path) -> None:
     (folder / "notes.txt").write_text("of the operator")
     check(folder)
+
+
+def test_a_certificate_of_an_earlier_release_is_accepted() -> None:
+    """It was made before securesystemslib was used."""
+    signed = Path(__file__).parent / "signed"
+    folder = signed / SELF / "1"
+    found = check_certificate(folder, Manifest.load(folder), read_public_keys(signed / "public.pem"))
+    assert (found.proof.name, found.proof.cases, found.files) == (SELF, 16, 9)
+    assert found.key == "b2deb2d8930c0c889c2e65aa0ab494466a95c83e20fbfdfab028e9a402d95d98"

@@ -10,12 +10,10 @@ import pytest
 
 from attention_serving.artifact.keys import (
     KeyFileError,
-    PrivateKey,
-    key_id,
     read_private_key,
     read_public_keys,
 )
-from tests.support.keys import private_pem, public_pem
+from tests.support.keys import new_key, private_pem, public_pem
 
 OPENSSL = shutil.which("openssl") or "openssl"
 # Writes a file's content; takes a folder for files of its own.
@@ -38,21 +36,21 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
 def test_keys_of_openssl_belong_together(made: tuple[Path, Path]) -> None:
     private, public = made
     (key,) = read_public_keys(public)
-    key.verify(read_private_key(private).sign(b"text"), b"text")
+    key.verify_signature(read_private_key(private).sign(b"text"), b"text")
 
 
 def test_the_id_of_a_key_is_what_openssl_and_sha256_say(made: tuple[Path, Path]) -> None:
     _, public = made
     encoded = openssl("pkey", "-pubin", "-in", public, "-outform", "DER")
     (key,) = read_public_keys(public)
-    assert key_id(key) == hashlib.sha256(encoded).hexdigest()
+    assert key.keyid == hashlib.sha256(encoded).hexdigest()
 
 
 def test_one_file_holds_several_public_keys_and_notes(tmp_path: Path) -> None:
-    keys = [PrivateKey.generate() for _ in range(3)]
+    keys = [new_key() for _ in range(3)]
     file = tmp_path / "keys.pem"
     file.write_bytes(b"of the first team\n" + b"\r\n".join(map(public_pem, keys)))
-    assert [key_id(key) for key in read_public_keys(file)] == [key_id(key.public_key()) for key in keys]
+    assert [key.keyid for key in read_public_keys(file)] == [key.public_key.keyid for key in keys]
 
 
 def broken(pem: bytes) -> bytes:
@@ -69,11 +67,11 @@ PUBLIC: dict[str, tuple[Content, str]] = {
     "empty": (lambda _: b"", "contains no public key in PEM format"),
     "text": (lambda _: b"a key", "contains no public key in PEM format"),
     "private": (
-        lambda _: private_pem(PrivateKey.generate()),
+        lambda _: private_pem(new_key()),
         "contains a PRIVATE KEY; it must contain public",
     ),
     "damaged": (
-        lambda _: broken(public_pem(PrivateKey.generate())),
+        lambda _: broken(public_pem(new_key())),
         "contains a public key that cannot be read",
     ),
     "rsa": (lambda folder: rsa(folder, public=True), "contains a public key that is not an Ed25519 key"),
@@ -81,7 +79,7 @@ PUBLIC: dict[str, tuple[Content, str]] = {
 }
 PRIVATE: dict[str, tuple[Content, str]] = {
     "empty": (lambda _: b"", "is not a private key in PEM format"),
-    "public": (lambda _: public_pem(PrivateKey.generate()), "is not a private key in PEM format"),
+    "public": (lambda _: public_pem(new_key()), "is not a private key in PEM format"),
     "rsa": (lambda folder: rsa(folder, public=False), "is not an Ed25519 key"),
     "encrypted": (
         lambda _: openssl("genpkey", "-algorithm", "ed25519", "-aes256", "-pass", "pass:secret"),

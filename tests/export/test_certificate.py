@@ -13,11 +13,12 @@ import onnxruntime
 import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import load_file, save_file
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
 from attention_serving.artifact.golden import load_golden
-from attention_serving.artifact.keys import PrivateKey, key_id
+from attention_serving.artifact.keys import PrivateKey
 from attention_serving.artifact.manifest import MANIFEST_FILE, Manifest, file_hash
 from attention_serving.export import VERSION, export_module, write_target
 from attention_serving.export.artifact import write_artifact
@@ -27,10 +28,10 @@ from attention_serving.export.errors import ExportError, ParityError
 from attention_serving.export.model_id import ModelId
 from scripts.local_server import ROOT
 from tests.export.modules import attention
-from tests.support.keys import private_pem, write_keys
+from tests.support.keys import new_key, private_pem, write_keys
 
 MODEL = ModelId("tiny", 2)
-KEY = PrivateKey.generate()
+KEY = new_key()
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def artifact(exported: Path, tmp_path: Path) -> Path:
 
 
 def check(folder: Path, key: PrivateKey = KEY) -> None:
-    check_certificate(folder, Manifest.load(folder), [key.public_key()])
+    check_certificate(folder, Manifest.load(folder), [key.public_key])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -60,7 +61,7 @@ def test_an_export_signs_what_was_proven_on_this_machine(exported: Path) -> None
     folder = MODEL.folder(exported)
     manifest = Manifest.load(folder)
     manifest.verify_files(folder)
-    found = check_certificate(folder, manifest, [KEY.public_key()])
+    found = check_certificate(folder, manifest, [KEY.public_key])
     proof = found.proof
     assert (proof.name, proof.version, proof.precision) == ("tiny", 2, "fp32")
     assert proof.tolerance == manifest.tolerance
@@ -72,7 +73,7 @@ def test_an_export_signs_what_was_proven_on_this_machine(exported: Path) -> None
     assert proof.replayed_with["exporter"] == VERSION
     assert proof.replayed_with["onnxruntime"] == onnxruntime.__version__
     assert proof.made_with["torch"].startswith(torch.__version__.partition("+")[0])
-    assert found.key == key_id(KEY.public_key())
+    assert found.key == KEY.public_key.keyid
 
 
 def test_the_certificate_is_beside_the_files_and_changes_none_of_them(exported: Path, tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_exporting_the_same_again_signs_what_is_there(artifact: Path) -> None:
     manifest = (artifact / MANIFEST_FILE).stat().st_mtime_ns
     write_artifact(attention(), MODEL, repository, sign_key=KEY)
     check(artifact)
-    other = PrivateKey.generate()
+    other = new_key()
     write_artifact(attention(), MODEL, repository, sign_key=other)
     check(artifact, other)
     write_artifact(attention(), MODEL, repository)
@@ -122,9 +123,9 @@ def test_any_module_can_be_signed(tmp_path: Path) -> None:
 
 
 def test_no_file_of_an_artifact_has_the_private_key(exported: Path) -> None:
-    raw = KEY.private_bytes(
-        serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
-    )
+    loaded = serialization.load_pem_private_key(private_pem(KEY), None)
+    assert isinstance(loaded, Ed25519PrivateKey)
+    raw = loaded.private_bytes_raw()
     body = b"".join(private_pem(KEY).splitlines()[1:-1])
     secrets = (raw, raw.hex().encode(), base64.b64encode(raw), body)
     for name, data in contents(MODEL.folder(exported)).items():
@@ -184,7 +185,7 @@ def test_the_commands_export_verify_and_sign(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     done = run("export", "self-attention", "--out", repository, "--sign-key", private)
     assert done.returncode == 0, done.stderr
-    assert f"signed with key {key_id(KEY.public_key())}" in done.stdout
+    assert f"signed with key {KEY.public_key.keyid}" in done.stdout
     folder = repository / "self-attention" / "1"
     verified = run("attention_serving.export.verify", folder, "--public-key", public)
     assert (verified.returncode, verified.stderr) == (0, "")
@@ -194,7 +195,7 @@ def test_the_commands_export_verify_and_sign(tmp_path: Path) -> None:
     assert lines[1].startswith("  largest difference from eager PyTorch ")
     assert "CPUExecutionProvider" in lines[2]
     assert f"onnxruntime {onnxruntime.__version__}" in lines[3]
-    assert lines[5] == f"  signed with key {key_id(KEY.public_key())}"
+    assert lines[5] == f"  signed with key {KEY.public_key.keyid}"
     (folder / CERTIFICATE_FILE).unlink()
     signed = run("attention_serving.export.sign", folder, "--key", private)
     assert (signed.returncode, signed.stderr) == (0, "")
@@ -208,7 +209,7 @@ def damage(folder: Path) -> None:
 
 
 def sign_with_another(folder: Path) -> None:
-    sign_artifact(folder, PrivateKey.generate())
+    sign_artifact(folder, new_key())
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {

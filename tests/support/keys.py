@@ -3,20 +3,25 @@
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attention_serving.artifact.keys import PrivateKey
+from attention_serving.artifact.keys import PrivateKey, private_key
+
+
+def new_key() -> PrivateKey:
+    """A key of its own."""
+    return private_key(Ed25519PrivateKey.generate())
 
 
 def private_pem(key: PrivateKey) -> bytes:
     """The key as `openssl genpkey` writes it."""
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    return key.private_bytes
 
 
 def public_pem(key: PrivateKey) -> bytes:
     """The public key as `openssl pkey -pubout` writes it."""
-    return key.public_key().public_bytes(
+    loaded = serialization.load_pem_private_key(key.private_bytes, None)
+    return loaded.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
 

@@ -8,7 +8,6 @@ import pytest
 from attention_client import AttentionClient, FailedPreconditionError
 
 from attention_serving.artifact.certificate import CERTIFICATE_FILE
-from attention_serving.artifact.keys import PrivateKey
 from attention_serving.export.certificate import sign_artifact
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import RepositoryControl
@@ -18,10 +17,10 @@ from scripts.local_server import serving, start
 from tests.server.damage import DEVICE
 from tests.server.samples import CROSS, SELF
 from tests.server.test_canary import wait_until
-from tests.support.keys import write_keys
+from tests.support.keys import new_key, write_keys
 
-KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
-KEYS = (OTHER.public_key(), KEY.public_key())
+KEY, OTHER = new_key(), new_key()
+KEYS = (OTHER.public_key, KEY.public_key)
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def change_graph(folder: Path) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another key": (
-        lambda folder: sign_artifact(folder, PrivateKey.generate()),
+        lambda folder: sign_artifact(folder, new_key()),
         f"{CERTIFICATE_FILE}: is not signed with a trusted key",
     ),
     "of another artifact": (
