@@ -14,7 +14,7 @@ from attention_serving.server.engine.models.loading import Parity, replay
 from attention_serving.server.engine.models.repository import Model, Repository
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import EngineLoad
-from attention_serving.server.periodic import PeriodicThread
+from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
 # Takes a model out of service, with the reason for callers; returns whether it was in service.

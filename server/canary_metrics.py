@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import FailedModel, Key, Repository
-from attention_serving.server.gauges import forget
+from attention_serving.server.observe.prometheus import forget
 
 LABELS = ["model", "version"]
 

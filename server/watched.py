@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.periodic import PeriodicThread
+from attention_serving.server.threads import PeriodicThread
 
 C = TypeVar("C")
 T = TypeVar("T")

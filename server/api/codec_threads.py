@@ -8,9 +8,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-from attention_serving.server import thread_names
 from attention_serving.server.coroutines import Task, suspend
 from attention_serving.server.engine.errors import DeadlineExceededError
+from attention_serving.server.threads import publish_name
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class CodecThreads:
             thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
-        thread_names.publish()
+        publish_name()
         while (work := self._queue.get()) is not None:
             task, function, deadline = work
             result, error = None, cast("BaseException | None", None)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server import thread_names
 from attention_serving.server.coroutines import suspend
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import (
@@ -46,6 +45,7 @@ from attention_serving.server.engine.statistics import (
     record_run,
 )
 from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.threads import publish_name
 
 log = logging.getLogger(__name__)
 # How long a run may occupy the thread that receives calls, and that reads their sockets, in seconds.
@@ -260,9 +260,8 @@ class Engine:
         submissions wake no other thread.
 
         Args:
-            limit_seconds: A batch that is expected to take longer, or whose batching delay has not passed, is
-                left to the engine's threads. If nothing else runs or is queued, it may take ten times as
-                long.
+            limit_seconds: A batch that is expected to take longer is left to the engine's threads. If nothing
+                else runs or is queued, it may take ten times as long.
 
         Returns:
             Whether to call again at once: a batch ran, so that there may be another, or the thread is to stay
@@ -297,7 +296,7 @@ class Engine:
 
     def _loop(self) -> None:
         """Body of a thread. An error in it must not end the thread, which later requests need."""
-        thread_names.publish()
+        publish_name()
         while not self._queue.is_complete:
             try:
                 if self._wait() and (batch := self._take()):
@@ -312,12 +311,7 @@ class Engine:
     def _wait(self) -> bool:
         """Waits until a thread is needed; returns whether one is."""
         with self._lock:
-            if not self._changed.wait_for(lambda: self._queue.needs_thread, self._trimmer.wait_seconds):
-                return False
-            if (delay := self._queue.delay(time.monotonic())) > 0:
-                self._changed.wait(delay)
-                return False
-            return True
+            return self._changed.wait_for(lambda: self._queue.needs_thread, self._trimmer.wait_seconds)
 
     def _take(self, inline_seconds: float | None = None) -> Batch | None:
         """Takes the next batch, inline if a limit of its seconds is given.

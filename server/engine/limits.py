@@ -37,8 +37,6 @@ class Limits:
     """Sequences of one batch."""
     max_batch_bytes: int = 256 * MIB
     """Expected memory of the run of several sequences together; a single one may need more."""
-    batch_delay_seconds: float = 0.0
-    """Maximum batching delay: how long the oldest queued sequence may wait for others to join its batch."""
 
     def check_sequences(self, field: str, count: int) -> None:
         """Checks the number of sequences of a request.

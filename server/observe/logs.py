@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Literal
 
-from attention_serving.server import thread_names
+from attention_serving.server.threads import publish_name
 
 log = logging.getLogger(__name__)
 # Lines that may wait for the reader of standard error; 3 to 4 MB of the lines of requests.
@@ -95,7 +95,7 @@ class QueuedHandler(logging.Handler):
 
     def _run(self) -> None:
         """Body of the thread."""
-        thread_names.publish()
+        publish_name()
         reported = 0
         while True:
             line = self._lines.get()

@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
-from attention_serving.server import thread_names
 from attention_serving.server.coroutines import Callback, suspend
+from attention_serving.server.threads import publish_name
 from attention_serving.server.transport.call import (
     NOT_READ,
     OK,
@@ -300,7 +300,7 @@ class CompletionQueueTransport(Transport):
         self.begin(call)
 
     def _run(self) -> None:
-        thread_names.publish()
+        publish_name()
         self.thread = threading.get_ident()
         taken = 0
         while not self._is_shut_down:

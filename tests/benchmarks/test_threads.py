@@ -3,7 +3,7 @@
 import os
 import threading
 
-from attention_serving.server import thread_names
+from attention_serving.server.threads import publish_name
 from benchmarks.threads import Reading, ThreadUse, idle_seconds, read, used
 
 
@@ -22,7 +22,7 @@ def test_a_thread_that_publishes_its_name_is_read_by_it() -> None:
     names: list[str] = []
 
     def body() -> None:
-        thread_names.publish()
+        publish_name()
         names.extend(reading.name for reading in read(os.getpid()).values())
 
     thread = threading.Thread(target=body, name="calls (with spaces)")

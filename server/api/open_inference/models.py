@@ -67,8 +67,7 @@ class ModelService:
             output=[pb.ModelOutput(**_configuration(tensor, batched)) for tensor in _outputs(model)],
         )
         if batched:
-            microseconds = int(self._engine.limits.batch_delay_seconds * 1e6)
-            config.dynamic_batching.max_queue_delay_microseconds = microseconds
+            config.dynamic_batching.SetInParent()
         return pb.ModelConfigResponse(config=config)
 
     def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:

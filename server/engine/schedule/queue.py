@@ -302,23 +302,14 @@ class Queue:
         return list(self._requests)
 
     def close(self) -> None:
-        """Leaves the rest of the queue to the engine's threads, without any batching delay."""
+        """Leaves the rest of the queue to the engine's threads."""
         self._closing, self._inline_is_due = True, False
-
-    def delay(self, now: float) -> float:
-        """Seconds until the batching delay has passed, which lets others join the oldest sequence."""
-        longest = self._limits.batch_delay_seconds
-        if not longest or self._closing or self._handed_over or not self._buckets:
-            return 0.0
-        bucket = self._next_bucket()
-        is_complete = len(bucket) >= self._limits.max_batch_sequences
-        return 0.0 if is_complete else bucket[0].request.queued_at + longest - now
 
     def next(self, now: float) -> Next:
         """Takes a batch to run on one of the engine's threads."""
         if self._handed_over:
             return self._handed_over.popleft(), []
-        if not self.needs_thread or self.delay(now) > 0:
+        if not self.needs_thread:
             return None, []
         return self._take(now)
 
@@ -329,7 +320,7 @@ class Queue:
         engine's threads. If nothing else runs or is queued, the limit is ten times as large.
         """
         self._inline_is_due = False
-        if not self._buckets or len(self.running) >= self._slots or self.delay(now) > 0:
+        if not self._buckets or len(self.running) >= self._slots:
             return None, []
         batch, expired = self._take(now)
         if batch is None:

@@ -44,26 +44,6 @@ def test_an_empty_queue_has_no_batch() -> None:
     assert take(queue) == (None, [])
 
 
-def test_without_a_delay_a_batch_is_due_at_once(model: LoadedModel) -> None:
-    assert queue_of(Limits(), *requests_of(model, 1)).delay(7) == 0
-
-
-@pytest.mark.parametrize(("count", "due"), [(1, 5), (2, 5), (3, 2), (4, 2)])
-def test_the_delay_counts_from_the_oldest_and_ends_once_its_bucket_is_full(
-    model: LoadedModel, count: int, due: float
-) -> None:
-    limits = Limits(batch_delay_seconds=5, max_batch_sequences=3)
-    assert queue_of(limits, *requests_of(model, *[1] * count)).delay(2) == due - 2
-
-
-def test_a_full_bucket_waits_for_an_older_one(model: LoadedModel, cross_model: LoadedModel) -> None:
-    limits = Limits(batch_delay_seconds=5, max_batch_sequences=2)
-    queue = queue_of(limits, *requests_of(cross_model, 1), *requests_of(model, 1, 1))
-    assert queue.delay(2) == 3
-    take(queue, 5)
-    assert queue.delay(5) == 0
-
-
 def test_sequences_nearest_in_length_join_first_and_the_rest_keep_their_order(model: LoadedModel) -> None:
     queue = queue_of(Limits(max_batch_sequences=3), *requests_of(model, 5, 9, 2, 6, 8, 5, 1))
     assert [next_lengths(queue) for _ in range(4)] == [[5, 5, 6], [9, 8, 2], [1], []]

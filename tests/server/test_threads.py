@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_serving.server.periodic import PeriodicThread
+from attention_serving.server.threads import PeriodicThread
 
 
 def test_the_work_is_called_again_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
