@@ -167,7 +167,9 @@ def unseal(path: Path, content: bytes, keys: Sequence[PublicKey]) -> tuple[bytes
     """
     try:
         found = json.loads(content)
-        signatures = [{"keyid": "", **each} for each in found["signatures"]]
+        claimed = {each.get("keyid") for each in found["signatures"]}
+        # The library needs ids, of which each names one signature.
+        signatures = [{**each, "keyid": str(number)} for number, each in enumerate(found["signatures"])]
         envelope = Envelope.from_dict({**found, "signatures": signatures})
         signed = envelope.pae()
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -182,7 +184,7 @@ def unseal(path: Path, content: bytes, keys: Sequence[PublicKey]) -> tuple[bytes
                 if envelope.payload_type != PAYLOAD_TYPE:
                     raise ArtifactError(path, f"does not contain a payload of type {PAYLOAD_TYPE}")
                 return envelope.payload, key
-    if known := [key.keyid for key in keys if key.keyid in envelope.signatures]:
+    if known := [key.keyid for key in keys if key.keyid in claimed]:
         raise ArtifactError(path, f"has a wrong signature of key {known[0][:SHOWN_DIGITS]}")
     raise ArtifactError(path, "is not signed with a trusted key")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
+    ModelNotReadyError,
     UnsupportedError,
     quoted,
 )
@@ -129,6 +130,8 @@ class ModelControl:
                 self._control.load(name, strict=False)
             else:
                 self._control.unload(name)
+        except ModelNotReadyError as error:  # it was removed in the meantime
+            log.info("model not changed", extra={"model": name, "reason": error.message})
         except Exception:  # one model must not end the polling
             log.exception("model not changed", extra={"model": name})
 

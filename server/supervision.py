@@ -225,7 +225,7 @@ class Child:
     def join(self, seconds: float) -> bool:
         """Waits for the end of the process after `drain`; returns whether it has ended."""
         if self._thread.ident is not None:
-            self._thread.join(None if seconds == math.inf else max(0.0, seconds))
+            self._thread.join(min(max(0.0, seconds), threading.TIMEOUT_MAX))
         return not self._thread.is_alive()
 
     def close(self, seconds: float) -> None:

@@ -24,7 +24,6 @@ from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.outputs import shortened
-from attention_serving.server.engine.requests.texts import encode_texts
 from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
@@ -113,16 +112,6 @@ class Engine:
             ModelNotReadyError: The model failed to load.
         """
         return self.repository.ready(name, version)
-
-    def encode_texts(
-        self, model: LoadedModel, request: Request, reservation: Reservation | None = None
-    ) -> Request:
-        """The request with token ids in place of its texts, so that their number is known to `validate`.
-
-        Raises:
-            EngineError: The texts are refused.
-        """
-        return encode_texts(request, model, self.limits, reservation)
 
     def validate(self, model: LoadedModel, request: Request) -> ValidatedRequest:
         """Checks a decoded request against its model and the limits.

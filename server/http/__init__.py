@@ -11,5 +11,5 @@ schemas.py            pydantic models of JSON bodies; openapi.py: their descript
 exchange.py           one request: its body within limits of size, memory and time, and its answer
 backend.py            the channels to the gRPC server
 server.py             uvicorn, with limits of time and number
-process.py, child.py  the process beside a server, from both sides; it is replaced if it ends
+child.py              the process beside a server, which is replaced if it ends
 """

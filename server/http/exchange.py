@@ -99,7 +99,9 @@ class Exchange:
         self.service, self.scope, self._receive, self._send = service, scope, receive, send
         self.record = service.recorder.http_request(scope, route)
         self.parameters: dict[str, str] = scope["path_params"]
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        # Of a header that is sent twice, the first counts.
+        sent = reversed(scope["headers"])
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
         self.memory = service.budget.reserve(0)
         self.status = 0
         self._connection = scope["state"][CONNECTION]

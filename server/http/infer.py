@@ -114,7 +114,7 @@ def decode(
     size = len(body) if header is None else _json_size(header, len(body))
     json = body if header is None else bytes(memoryview(body)[:size])
     schemas.reserve(json, limits.json_bytes, limits.scratch)
-    if isinstance(json, bytes) and size <= KNOWN_BYTES:
+    if isinstance(json, bytes) and size + len(model) + len(version) <= KNOWN_BYTES:
         head = _known_head(json, model, version)
     else:
         head = _read_head(json, model, version)

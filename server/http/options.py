@@ -13,7 +13,7 @@ from attention_serving.server.tls.files import TlsFiles
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - addresses to replace
 # Connections to each worker. The system distributes them at random, so that a few more find all workers.
-CONNECTIONS_PER_WORKER = 4
+CONNECTIONS_PER_WORKER, MAX_CONNECTIONS = 4, 1024
 
 
 class HttpOptions(BaseModel):
@@ -34,7 +34,7 @@ class HttpOptions(BaseModel):
     connections: int = Field(
         default=1,
         ge=1,
-        le=1024,
+        le=MAX_CONNECTIONS,
         description="Connections to the gRPC server: one is enough for one process, workers share many.",
     )
     max_message_bytes: ByteSize = Field(
@@ -103,7 +103,7 @@ def options_of(settings: Settings, port: int, private_sockets: Sequence[Path] = 
         target=_target(settings, port),
         private_sockets=tuple(f"unix:{path}" for path in private_sockets),
         tls=settings.tls_files,
-        connections=CONNECTIONS_PER_WORKER * settings.workers if shares_port else 1,
+        connections=min(MAX_CONNECTIONS, CONNECTIONS_PER_WORKER * settings.workers) if shares_port else 1,
         max_message_bytes=settings.max_message_bytes,
         max_in_flight_bytes=ByteSize(settings.memory_for_requests),
         max_concurrent_requests=settings.max_concurrent_calls * settings.workers,

@@ -202,7 +202,10 @@ def parse(data: bytes | bytearray, model: type[M]) -> M:
         InvalidRequestError: The body is not JSON, or a member is wrong.
     """
     try:
-        return model.model_validate(orjson.loads(data or b"{}"))
+        content = orjson.loads(data or b"{}")
+        if isinstance(content, dict) and len(content) > MAX_ENTRIES:  # an error for each would take memory
+            raise InvalidRequestError("body", f"has {len(content)} members; the limit is {MAX_ENTRIES}")
+        return model.model_validate(content)
     except orjson.JSONDecodeError as error:
         if data[error.pos : error.pos + 9].startswith(NOT_IN_JSON):
             raise InvalidRequestError("body", f"{NOT_FINITE}; send binary tensors") from None

@@ -35,9 +35,9 @@ from attention_serving.server.tls.identities import names_in
 Stop = Callable[[], None]
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
-# Why a connection cannot be accepted: the process or the system has no descriptors or no memory left.
 # Seconds of work on one large body share the cores with the server's runs, and with small calls.
 LARGE_BODIES_NICE = 5
+# Why a connection cannot be accepted: the process or the system has no descriptors or no memory left.
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The request line and the headers together; also what a body has between two pieces of its data.
 MAX_HEAD_BYTES = 1 << 16
@@ -179,6 +179,9 @@ class Connection(HttpToolsProtocol):
         """The request has arrived."""
         self._in_head, self._unparsed = True, 0
         super().on_message_complete()
+        # A large body has paused the reading. Without it, nobody would notice that the client leaves.
+        if not self.pipeline:
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """The connection waits for its client again."""

@@ -51,8 +51,8 @@ HELP = {
     " time.",
     "attention_terminated_runs": "Number of runs that were stopped because no caller waited for their"
     " results.",
-    "attention_security_reloads": "Number of times that tokens or keys were read again, by the result: after"
-    " a failure, those that were read before stay in use.",
+    "attention_security_reloads": "Number of times that changed tokens or keys were taken, by the result:"
+    " after a failure, those that were read before stay in use.",
     "attention_tls_reloads": "Number of times that a process took changed files of certificates (ok) or could"
     " not (failed).",
     "attention_tls_certificate_expiry_timestamp_seconds": "When a certificate in use expires, in seconds"

@@ -104,13 +104,16 @@ class MetricsEndpoint(ThreadingMixIn, WSGIServer):
         status, message = 404, f"only {PATH} is served on this port"
         try:
             if environ["PATH_INFO"] == PATH:
-                self._check(environ.get("HTTP_AUTHORIZATION"), f"{environ['REMOTE_ADDR']}:0")
+                client = f"{environ['REMOTE_ADDR']}:{environ['REMOTE_PORT']}"
+                self._check(environ.get("HTTP_AUTHORIZATION"), client)
                 self._refresh()
                 answer: list[bytes] = self._metrics(environ, start_response)
                 return answer
         except EngineError as error:
             status, message = STATUSES.get(error.code, 503), error.message
-        headers = [("Content-Type", "text/plain; charset=utf-8"), ("WWW-Authenticate", "Bearer")]
+        headers = [("Content-Type", "text/plain; charset=utf-8")]
+        if status == HTTPStatus.UNAUTHORIZED:
+            headers.append(("WWW-Authenticate", "Bearer"))
         start_response(f"{status} {HTTPStatus(status).phrase}", headers)
         return [f"{message}\n".encode()]
 
@@ -164,6 +167,10 @@ class MetricsEndpoint(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
+    def get_environ(self) -> dict[str, Any]:
+        """The request, with the port of its client, which tells connections of one address apart."""
+        return {**super().get_environ(), "REMOTE_PORT": str(self.client_address[1])}
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""
 

@@ -173,7 +173,8 @@ class CallRecord(Record):
         request: The request of a call that is not a stream; None if it has not arrived.
         code: What the call ended with.
         reason: The stable reason of an error; empty if there is none.
-        start_span: Starts the span of a request of a stream, given the stream's; needed if that has one.
+        start_span: Starts the span of a request of a stream, given the stream's; needed if that has one. It
+            may return None.
     """
 
     caller = code = reason = ""
@@ -215,7 +216,8 @@ class CallRecord(Record):
             self.request = record
         if self.span is not None:
             record.span = self.start_span(self.span) if self.is_stream else self.span
-            record.reference = record.span.get_span_context()
+            if record.span is not None:
+                record.reference = record.span.get_span_context()
         return record
 
     def request_ended(self, record: RequestRecord) -> None:

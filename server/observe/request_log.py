@@ -7,9 +7,10 @@ content is logged, and nothing that its caller sent but its identifiers. What is
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attention_serving.server.errors import ServerError
 from attention_serving.server.observe.records import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # OpenTelemetry is imported only if traces are on, and the su
     from attention_serving.server.observe.traces import Traces
     from attention_serving.server.transport.call import Call
 
+T = TypeVar("T")
 log = logging.getLogger("attention_serving.server.requests")
 # Has the level of the whole log.
 debug = logging.getLogger(__name__)
@@ -97,7 +99,9 @@ class Recorder:
 
     def __call__(self, call: "Call", is_stream: bool) -> CallRecord | None:  # noqa: FBT001 - as the dispatcher calls it
         """The record of a new call over gRPC; None if nobody is interested in it."""
-        span = None if self._traces is None else self._traces.begin(call.method, call.metadata)
+        span = None
+        if self._traces is not None:
+            span = _safely(partial(self._traces.begin, call.method, call.metadata))
         if span is None and not self._logs:
             return None
         # Traces, and a log of failures, need the identifier of few calls. It is sent once it was read.
@@ -105,7 +109,8 @@ class Recorder:
         request_id = call.request_id if is_named else ""
         record = CallRecord(call.method, request_id, call.metadata, is_stream=is_stream, report=self._ended)
         if self._traces is not None:
-            record.span, record.start_span = span, self._traces.start_request
+            start = self._traces.start_request
+            record.span, record.start_span = span, lambda stream: _safely(partial(start, stream))
         return record
 
     def http_request(self, scope: Mapping[str, Any], route: str) -> HttpRecord:
@@ -120,7 +125,8 @@ class Recorder:
         ]
         record = HttpRecord(scope, route, sent_request_id(headers) or new_request_id(), headers)
         if self._traces is not None:
-            record.span, record.traced = self._traces.begin_http(f"{record.method} {route}", headers)
+            begun = _safely(partial(self._traces.begin_http, f"{record.method} {route}", headers))
+            record.span, record.traced = begun or (None, ())
         return record
 
     def http_ended(self, record: HttpRecord, status: int) -> None:
@@ -131,9 +137,9 @@ class Recorder:
             shown = {"method": record.method, "path": record.path, "status": status, "milliseconds": total}
             debug.debug("request ended", extra=shown)
         if self._logs and not (self._failed_only and status < FAILED):
-            log.info("http request", extra=http_fields(record))
+            _safely(lambda: log.info("http request", extra=http_fields(record)))
         if self._traces is not None:
-            self._traces.http_ended(record)
+            _safely(partial(self._traces.http_ended, record))
 
     def close(self) -> None:
         """Sends the last spans."""
@@ -146,9 +152,18 @@ class Recorder:
         code = call.code if in_stream is None else in_stream.code
         if self._logs and not (self._failed_only and code == "OK"):
             event = "stream" if call.is_stream and request is None else "request"
-            log.info(event, extra=fields(call, request))
+            _safely(lambda: log.info(event, extra=fields(call, request)))
         if self._traces is not None:
-            self._traces.ended(call, request)
+            _safely(partial(self._traces.ended, call, request))
+
+
+def _safely(step: Callable[[], T]) -> T | None:
+    """What a step returns; None if it fails, which is logged: what observes calls must not break them."""
+    try:
+        return step()
+    except Exception:
+        debug.exception("not recorded")
+        return None
 
 
 def recorder_of(settings: Settings) -> Recorder | None:

@@ -23,7 +23,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import span as trace_span
+from opentelemetry.trace.propagation import tracecontext
 
 from attention_serving.server import NAME, VERSION
 from attention_serving.server.observe.records import (
@@ -61,6 +62,9 @@ class Traces:
             port: The port; 0 if it is not known.
             role: Tells the processes of one service apart, such as http.
         """
+        # The library logs what it does not take of a caller's headers: text that anybody may send.
+        for reader in (trace_span, tracecontext):
+            logging.getLogger(reader.__name__).setLevel(logging.ERROR)
         self._server = {"server.address": host, "server.port": port or ""}
         self._exporter = OTLPSpanExporter(endpoint=endpoint or None)
         self._ids = _DrawnIds()
@@ -69,7 +73,7 @@ class Traces:
         )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer(NAME, VERSION)
-        self._propagator = TraceContextTextMapPropagator()
+        self._propagator = tracecontext.TraceContextTextMapPropagator()
         self._follows_caller = isinstance(self._provider.sampler, ParentBased)
         found = RATIO.match(self._provider.sampler.get_description())
         self._bound = TraceIdRatioBased.get_bound_for_rate(float(found[1]) if found else 1.0)

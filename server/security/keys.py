@@ -30,6 +30,7 @@ MIN_RSA_BITS, MAX_RSA_BITS = 2048, 8192
 MAX_KEYS = 100
 MAX_BYTES = 1 << 20
 FETCH_SECONDS = 10.0
+CURVES = frozenset({"P-256", "P-384", "P-521", "Ed25519"})
 # How often a URL is fetched; and how soon after one fetch an unknown key, or a failure, may cause the next.
 REFRESH_SECONDS, PAUSE_SECONDS = 3600.0, 10.0
 
@@ -189,8 +190,12 @@ def _key(where: str, member: dict[str, Any]) -> VerificationKey | None:
     try:
         found = jwt.PyJWK(member)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
-        return None  # of a kind that PyJWT does not know; its message may contain the key
-    if found.algorithm_name not in ALGORITHMS:
+        is_ours = member.get("kty") == "RSA" or member.get("crv") in CURVES
+        if is_ours and member.get("alg") in (None, *ALGORITHMS):
+            # Without the message, which may contain the key.
+            raise IdentityError(f"{where}: is damaged, or its alg is not one of its kind of key") from None
+        return None
+    if found.algorithm_name not in ALGORITHMS or member.get("crv") == "Ed448":
         return None
     if hasattr(found.key, "private_bytes"):
         raise IdentityError(f"{where}: is a private key; publish the public key only")

@@ -57,7 +57,7 @@ class Entry(BaseModel):
         sha256: SHA-256 of its token, in hexadecimal. A fast hash is right here, as it would be wrong for
             passwords: a slow one makes it expensive to try likely passwords, and of 2**256 equally likely
             tokens none can be found by trying. It is computed for every call.
-        certificate: A name in its certificate, as `peer_identities` of the transport returns it.
+        certificate: A name in its certificate, as `server.api.admission.peer_identities` returns it.
         expires: When it ends; None for never.
         rights: What it may do; see `server.security.rights`.
         max_calls: Its inference calls in progress at most; 0 sets no limit.

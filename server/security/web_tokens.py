@@ -44,6 +44,10 @@ class NotYetValidError(InvalidTokenError):
     """The token will be valid later, so that it must not be remembered as one that failed."""
 
 
+class UnknownKeyError(InvalidTokenError):
+    """The key that signed the token is not one of the issuer's, which may have published it since."""
+
+
 # What PyJWT finds wrong with a token, as its caller is told.
 PROBLEMS: dict[type[Exception], tuple[type[CredentialsError], str]] = {
     jwt.ExpiredSignatureError: (ExpiredTokenError, "the token has expired; get a new one"),
@@ -103,6 +107,8 @@ class WebTokens:
         if (identity := known.verified.get(digest)) is not None:
             return identity
         if (failure := known.failed.get(digest)) is not None:
+            if isinstance(failure, UnknownKeyError):
+                self._keys.want()
             raise type(failure)(failure.message)
         connection = client()
         self._failures.check(connection, time.time())
@@ -129,7 +135,7 @@ class WebTokens:
         key = find_key(keys, header.get("kid"))
         if key is None:
             self._keys.want()
-            raise InvalidTokenError("the key that signed the token is not one of the issuer's")
+            raise UnknownKeyError("the key that signed the token is not one of the issuer's")
         try:
             claims: dict[str, Any] = jwt.decode(
                 token,

@@ -30,7 +30,7 @@ def names_in(certificate: bytes) -> tuple[str, ...]:
     """
     from cryptography import x509  # noqa: PLC0415 - needed with TLS only
 
-    load = x509.load_pem_x509_certificate if PEM in certificate else x509.load_der_x509_certificate
+    load = x509.load_pem_x509_certificate if certificate.startswith(PEM) else x509.load_der_x509_certificate
     try:
         found = load(certificate)
         extension = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)

@@ -191,7 +191,7 @@ class Call(ABC):
         """A message arrived. One that nobody waits for any more is dropped."""
         if self._awaits_message:
             self._awaits_message = False
-            self.task.resume(message)
+            self.task.resume(None if self.ended_with is not None else message)
 
     def _hand_over(self, code: grpc.StatusCode, trailing: Metadata = (), reason: str = "") -> Metadata:
         """Records the status that is handed to the core: there is no other after it.

@@ -121,6 +121,7 @@ class ThreadedCall(Call):
             message, then = outgoing
             yield message
             self.transport.post(then)
+            del message, outgoing  # they must not stay alive while the stream is idle
         if self._status is not None:  # otherwise the call was cancelled
             code, details, trailing = self._status
             self._context.set_code(code)

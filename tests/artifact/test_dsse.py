@@ -79,6 +79,9 @@ def test_the_id_of_the_key_is_a_hint_only() -> None:
     assert opened(envelope) == PAYLOAD
     del envelope["signatures"][0]["keyid"]
     assert opened(envelope) == PAYLOAD
+    envelope["signatures"].insert(0, {"sig": sealed(OTHER)["signatures"][0]["sig"]})
+    assert opened(envelope) == PAYLOAD
+    del envelope["signatures"][0]
     with pytest.raises(ArtifactError, match="is not signed with a trusted key"):
         opened(envelope, OTHER)
 
@@ -109,7 +112,6 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no payload": (lambda envelope: envelope.pop("payload"), NOT_ONE),
     "not base64": (lambda envelope: envelope.update(payload="{}"), NOT_ONE),
     "a number": (lambda envelope: envelope.update(payload=7), NOT_ONE),
-    "twice": (lambda envelope: envelope.update(signatures=envelope["signatures"] * 2), NOT_ONE),
     "many": (
         lambda envelope: envelope.update(
             signatures=[{**envelope["signatures"][0], "keyid": str(number)} for number in range(101)]

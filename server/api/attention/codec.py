@@ -136,16 +136,6 @@ def decode(
     )
 
 
-def check_embedding(model: LoadedModel) -> None:
-    """Refuses a request for embeddings to a model that has none.
-
-    Raises:
-        InvalidRequestError: The model is not a text encoder.
-    """
-    if model.encoder is None:
-        raise InvalidRequestError("embedding", f"model {model.name!r} is not a text encoder")
-
-
 def elements(
     field: str,
     data_type: pb.DataType.ValueType,

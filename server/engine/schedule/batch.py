@@ -112,7 +112,8 @@ class Batch:
             queued = bucket[0]
             request = queued.request
             is_late = now + request.form.least_seconds > request.deadline
-            if queued.shape is not shape or len(request.sequences) > 1 or request.is_done or is_late:
+            is_alike = queued.shape is shape or queued.shape == shape  # two caches may have made them
+            if not is_alike or len(request.sequences) > 1 or request.is_done or is_late:
                 break
             taken.append(bucket.popleft())
             room -= 1

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -261,6 +262,21 @@ def test_a_client_that_leaves_cancels_its_call(port: int, scripted: Scripted) ->
     assert blocked.cancelled.wait(60)
     blocked.release()
     _until_served(port)
+
+
+def test_a_client_that_leaves_after_a_large_body_cancels_its_call(scripted: Scripted) -> None:
+    blocked = scripted.behaviours["ModelInfer"] = Blocked()
+    body = json.dumps(REQUEST).encode() + b" " * 100_000
+    with front(f"127.0.0.1:{scripted.port}") as running, connected(running.port) as connection:
+        connection.sendall(head(PATH, f"Content-Length: {len(body)}"))
+        assert ask(running.port, "/v2/health/live").status == 200  # the head was read by now
+        running.process.send_signal(signal.SIGSTOP)
+        connection.sendall(body)
+        running.process.send_signal(signal.SIGCONT)  # it reads the body at once
+        assert [scripted.next().method for _ in range(2)] == ["ServerLive", "ModelInfer"]
+        connection.close()
+        assert blocked.cancelled.wait(30)  # and not only when the process gives the connection up
+        blocked.release()
 
 
 def test_a_client_that_leaves_while_it_sends(port: int) -> None:

@@ -49,6 +49,7 @@ def test_the_request_that_is_changed_is_good() -> None:
         ({"inputs": {}}, "inputs: must be an array"),
         ({"inputs": [7]}, "inputs[0]: must be an object"),
         ({"inputs": [{}] * MANY}, "inputs: has more than 256 entries"),
+        (dict.fromkeys(map(str, range(MANY)), 0), "body: has 257 members; the limit is 256"),
         ({**changed(), "id": 7}, "id: must be a string"),
         ({**changed(), "outputs": "all"}, "outputs: must be an array"),
         ({**changed(), "outputs": [{}]}, "outputs[0].name: is required"),

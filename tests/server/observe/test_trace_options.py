@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from attention_serving.server.observe.request_log import TraceOptions, trace_options
+from attention_serving.server.observe.request_log import Recorder, TraceOptions, trace_options
 from tests.server.samples import ROOT
 
 URL = "http://127.0.0.1:4317"
@@ -53,7 +55,7 @@ def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
         "import sys, pathlib\n"
         "from attention_serving.server import application\n"
         "from attention_serving.server.observe.request_log import recorder_of\n"
-        "from attention_serving.server.http import application as http\n"
+        "from attention_serving.server.http import app as http\n"
         "from attention_serving.server.settings import Settings\n"
         "settings = Settings(model_repository=pathlib.Path('.'), log_requests='all')\n"
         "assert recorder_of(settings) is not None\n"
@@ -61,3 +63,24 @@ def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+class Broken:
+    """Traces that fail at every step."""
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def step(*_arguments: object) -> object:
+            raise RuntimeError(name)
+
+        return step
+
+
+def test_a_fault_of_the_traces_breaks_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder("none", TraceOptions(endpoint="http://127.0.0.1:1"))
+    recorder.close()
+    monkeypatch.setattr(recorder, "_traces", Broken())
+    call = SimpleNamespace(method="/a/B", metadata=())
+    is_stream = True
+    assert recorder(call, is_stream) is None  # type: ignore[arg-type]
+    scope = {"method": "GET", "path": "/", "scheme": "http", "headers": []}
+    recorder.http_ended(recorder.http_request(scope, "/"), 200)

@@ -65,13 +65,18 @@ def test_a_malformed_context_is_ignored(value: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "state", ["x" * 513, "a=\u00e9", "a=\x00", b"a=1"], ids=["long", "accent", "nul", "bytes"]
+    "state",
+    ["x" * 513, "a=\u00e9", "a=\x00", b"a=1", "x code=OK caller=admin"],
+    ids=["long", "accent", "nul", "bytes", "no member"],
 )
-def test_a_malformed_state_is_left_out(state: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_state_is_left_out_and_not_logged(
+    state: str | bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with sampling(monkeypatch, 0) as traces:
         span = traces.begin("/a/B", [(PARENT, GOOD), (STATE, state)])
     assert span is not None
     assert len(span.get_span_context().trace_state) == 0
+    assert not [record for record in caplog.records if "Member" in record.msg]
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=4, max_size=5))

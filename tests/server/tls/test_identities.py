@@ -46,6 +46,14 @@ def test_a_name_is_not_cut_off_at_a_zero_byte() -> None:
     assert names_in(pem) == ("b.example",)
 
 
+def test_a_certificate_inside_another_names_nobody() -> None:
+    victim = AUTHORITY.issue("spiffe://x.example/victim").certificate
+    outer = AUTHORITY.issue("a.example", f"spiffe://x.example/{victim.decode()}").certificate
+    der = ssl.PEM_cert_to_DER_cert(outer.decode())
+    assert victim in der
+    assert "spiffe://x.example/victim" not in names_in(der)
+
+
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
 def test_what_is_not_a_certificate_has_no_names(content: bytes) -> None:
     assert names_in(content) == ()
