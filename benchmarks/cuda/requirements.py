@@ -11,6 +11,7 @@ BASE: dict[str, str] = {
     "onnxruntime": "onnxruntime-gpu",
     "pydantic": "pydantic",
     "safetensors": "safetensors",
+    "securesystemslib": "securesystemslib",
     "tokenizers": "tokenizers",
     "torch": "torch",
 }

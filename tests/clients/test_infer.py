@@ -267,9 +267,9 @@ def test_outputs_that_cannot_be_returned(client: AttentionClient, outputs: Any, 
 MASKS = {
     "shape": (
         np.ones((2, 2), bool),
-        r"has a mask \(2, 2\); that sequence takes \(5,\), \(4, 5\), \(1, 4, 5\) or \(2, 4, 5\)$",
+        r"is bool \(2, 2\); must be bool \(5,\), \(4, 5\), \(1, 4, 5\) or \(2, 4, 5\)$",
     ),
-    "type": (np.ones(5), "is float32; the model takes bool"),
+    "type": (np.ones(5), r"is float32 \(5,\); must be bool \(5,\), "),
     "count": ([np.ones(5, bool)] * 2, "contains 2 masks for 1 sequences"),
 }
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ from examples.asyncio_service import make_app
 from scripts.local_server import ROOT, ServerProcess
 from tests.encoders.repository import SENTENCE
 from tests.encoders.texts import ATOL, RTOL, TEXTS
-from tests.examples.conftest import MAX_CALLS
 from tests.server.http.clients import head
 from tests.server.samples import SELF
 
@@ -60,18 +59,18 @@ def test_a_text_that_the_model_refuses_is_the_callers_mistake(web: TestClient) -
     assert "the limit is" in answer.json()["error"]
 
 
-def test_an_overloaded_server_is_503_with_the_time_of_the_next_attempt(
-    web: TestClient, client: AttentionClient
-) -> None:
+def test_an_overloaded_server_is_503_with_the_time_of_the_next_attempt(small_server: ServerProcess) -> None:
     def endless() -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
         while True:
             yield np.ones((1, 4), np.float32)
 
-    with ExitStack() as stack:
-        for _ in range(MAX_CALLS):
-            stream = client.attend_stream(SELF, endless(), max_in_flight=1)
-            stack.enter_context(closing(stream))
-            next(stream)  # the server has accepted it
+    app = make_app(small_server.target, SENTENCE, timeout=PATIENCE_SECONDS)
+    with (
+        TestClient(app) as web,
+        AttentionClient(small_server.target) as client,
+        closing(client.attend_stream(SELF, endless(), max_in_flight=1)) as stream,
+    ):
+        next(stream)  # the server has accepted it
         answer = web.post("/embed", content=BODY)
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1

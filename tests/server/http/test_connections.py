@@ -124,8 +124,8 @@ def test_more_requests_on_a_connection_than_it_may_have(port: int, scripted: Scr
         scripted.next()
         connection.sendall(20 * head("/v2/health/live", method="GET"))
         blocked.release()
-        assert [answer_on(connection).status for _ in range(17)] == 17 * [200]
-        assert _is_closed(connection)
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # until it is closed
+        assert received.count(b"HTTP/1.1 200 ") == received.count(b"HTTP/1.1 ") == 17
 
 
 def test_a_wish_for_another_protocol_is_ignored(port: int) -> None:
