@@ -33,7 +33,7 @@ from attention_serving.server.security.errors import (
     MissingCredentialsError,
     PermissionDeniedError,
 )
-from attention_serving.server.security.web_tokens import NotYetValidError
+from attention_serving.server.security.web_tokens import NotYetValidError, UnknownKeyError
 
 EXPECTED = [
     (EngineError("m"), grpc.StatusCode.INTERNAL, 13, "INTERNAL"),
@@ -54,6 +54,7 @@ EXPECTED = [
     (MissingCredentialsError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "CREDENTIALS_MISSING"),
     (InvalidTokenError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_INVALID"),
     (NotYetValidError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_INVALID"),
+    (UnknownKeyError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_INVALID"),
     (ExpiredTokenError("m"), grpc.StatusCode.UNAUTHENTICATED, 16, "TOKEN_EXPIRED"),
     (PermissionDeniedError("m"), grpc.StatusCode.PERMISSION_DENIED, 7, "RIGHT_MISSING"),
     (KeysUnavailableError("m"), grpc.StatusCode.UNAVAILABLE, 14, "KEYS_UNAVAILABLE"),

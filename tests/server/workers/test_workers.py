@@ -62,16 +62,22 @@ def call(service: Watched, port: int, *, total: int) -> None:
 
 
 def counted(metrics_port: int, total: int) -> Samples:
-    """The samples once they contain `total` calls: workers publish with each heartbeat."""
+    """The samples once they contain `total` calls: workers publish with each heartbeat.
+
+    Each kind of metric has a file of its own: one scrape may see calls in one that are not in another yet.
+    """
     deadline = time.monotonic() + 60
+    names = (
+        ("attention_requests_total", {"method": ATTEND, "code": "OK"}),
+        ("attention_request_seconds_count", {"method": ATTEND}),
+        ("attention_batch_sequences_sum", {"model": SELF}),
+    )
     while True:
         samples = scrape(metrics_port)
-        found = samples.get(
-            ("attention_requests_total", frozenset({("method", ATTEND), ("code", "OK")})), 0.0
-        )
-        if found == total:
+        found = [samples.get((name, frozenset(labels.items())), 0.0) for name, labels in names]
+        if min(found) == total:
             return samples
-        assert found < total
+        assert max(found) <= total
         assert time.monotonic() < deadline, found
 
 
@@ -104,8 +110,6 @@ def test_calls_reach_every_worker_and_their_metrics_add_up(service: Watched, tmp
     assert len(by_worker) == 2
     assert min(by_worker) > 0
     assert sum(by_worker) == CONNECTIONS
-    assert value(samples, "attention_request_seconds_count", method=ATTEND) == CONNECTIONS
-    assert value(samples, "attention_batch_sequences_sum", model=SELF) == CONNECTIONS
     assert value(samples, "attention_workers", state="ready") == 2
     assert value(samples, "attention_workers", state="starting") == 0
     for model in (SELF, CROSS, TEXT):
