@@ -93,7 +93,7 @@ CONFINED = {
     "grpc._cython": ("", ("server/transport/completion_queue.py", "benchmarks/")),
     "onnxruntime": (
         "server",
-        ("server/engine/run/session.py", "server/engine/run/binding.py", "server/engine/run/cuda.py"),
+        ("server/engine/run/session.py", "server/engine/run/cuda.py"),
     ),
     "opentelemetry": ("server", ("server/observe/traces.py",)),
 }

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions."""
+"""ONNX Runtime sessions: on the host, and on a device with inputs and outputs in page-locked memory."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -9,14 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime
 from numpy.typing import DTypeLike
+from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from attention_serving.server.engine.run import cuda
-from attention_serving.server.engine.run.binding import (
-    BoundSession,
-    CudaPageLock,
-    HostMemory,
-    UnboundOutputError,
-)
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array
 
@@ -36,6 +31,16 @@ SHAPE_OPERATORS = (
     "Shape", "Size", "Gather", "Slice", "Concat", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Min",
     "Max", "Range", "Cast", "Identity", "Constant",
 )  # fmt: skip
+HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
+# Types of tensors by their names in ONNX Runtime.
+DATA_TYPES: dict[str, DTypeLike] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}
 
 
 class HostNodes(NamedTuple):
@@ -73,7 +78,7 @@ class Session:
     """
 
     host_nodes: HostNodes = HostNodes([], [])
-    _bound: BoundSession | None = None
+    _bound: "BoundSession | None" = None
 
     def __init__(self, path: Path, device: Device, *, prepack_weights: bool = True) -> None:
         """Loads the graph.
@@ -88,31 +93,27 @@ class Session:
             ProviderError: The execution provider is not available. ONNX Runtime itself would silently fall
                 back to the CPU.
         """
+        runtime = device.provider.runtime
+        on_host = runtime.uses_host_cores
         options = onnxruntime.SessionOptions()
-        on_host = device.provider.runtime.uses_host_cores
         options.intra_op_num_threads = device.threads if on_host else 1
-        _set_spinning(options, spins=device.spins)
-        # All sessions share one arena. Without an arena, each long run would fault its pages in again.
-        _register_shared_arena(device.arena_bytes)
-        options.add_session_config_entry("session.use_env_allocators", "1")
-        # Weights do not count towards the arena's limit.
-        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         options.enable_mem_pattern = False
-        if not prepack_weights:
-            options.add_session_config_entry("session.disable_prepacking", "1")
+        _register_arena(device.arena_bytes)
         if not on_host:
             cuda.preload()
             if device.memory_bytes:
                 _register_device_arena(device.memory_bytes)
-            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        for name, value in _entries(device, prepack_weights=prepack_weights).items():
+            options.add_session_config_entry(name, value)
+        providers = [(runtime.name, device.options)]
+        if not on_host:  # for operators that the device lacks
+            providers.append((Provider.CPU.runtime.name, {}))
         # By default it would retry on the CPU after a failure, and print about it to standard output.
-        self._session = onnxruntime.InferenceSession(
-            path, options, providers=_providers(device), enable_fallback=0
-        )
+        self._session = onnxruntime.InferenceSession(path, options, providers=providers, enable_fallback=0)
         self.provider: str = self._session.get_providers()[0]
-        if self.provider != (wanted := device.provider.runtime).name:
-            raise ProviderError(f"{wanted.name} is not available: {cuda.why_not()}")
-        self._arenas = wanted.arenas
+        if self.provider != runtime.name:
+            raise ProviderError(f"{runtime.name} is not available: {cuda.why_not()}")
+        self._arenas = runtime.arenas
         self.outputs = [output.name for output in self._session.get_outputs()]
         if not on_host:
             self._bind(path)
@@ -165,10 +166,95 @@ class Session:
             fields = {"graph": path, "provider": self.provider, "operators": operators}
             log.warning("operators run on the host", extra=fields)
         try:
-            self._bound = BoundSession(self._session, _host_memory())
-        except UnboundOutputError as error:
+            self._bound = BoundSession(self._session, cuda.host_memory())
+        except ValueError as error:
             fields = {"graph": path, "reason": str(error)}
             log.warning("outputs are not bound to page-locked memory", extra=fields)
+
+
+class BoundSession:
+    """A session whose device is not the host: inputs and outputs are bound to page-locked memory.
+
+    The outputs of a run are written where they are read: into memory that the caller's arrays refer to. Both
+    copies, to the device and back, are part of the run. Each run has values of its own, so that several may
+    go on at once.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, memory: cuda.HostMemory) -> None:
+        """Binds nothing yet.
+
+        Args:
+            session: The session.
+            memory: Makes the arrays of the outputs.
+
+        Raises:
+            ValueError: An output cannot be bound: its type is unknown, or its shape does not follow from the
+                inputs.
+        """
+        self._session = session
+        self._memory = memory
+        self._inputs: dict[str, list[Any]] = {each.name: each.shape for each in session.get_inputs()}
+        self._outputs: dict[str, tuple[list[Any], DTypeLike]] = {}
+        known = {axis for shape in self._inputs.values() for axis in shape if isinstance(axis, str)}
+        for each in session.get_outputs():
+            data_type = DATA_TYPES.get(each.type)
+            if data_type is None or not all(isinstance(axis, int) or axis in known for axis in each.shape):
+                raise ValueError(f"output {each.name} {each.shape}")
+            self._outputs[each.name] = each.shape, data_type
+
+    def empty(self, shape: Sequence[int], data_type: DTypeLike) -> Array:
+        """An array for an input, whose values are undefined. Other arrays are copied more slowly."""
+        return self._memory.empty(shape, data_type)
+
+    def run(
+        self, inputs: dict[str, Array], options: onnxruntime.RunOptions | None = None
+    ) -> dict[str, Array]:
+        """Runs the graph.
+
+        Args:
+            inputs: Arrays by name.
+            options: Options of the run.
+
+        Returns:
+            Output arrays by name. Their memory is used again once nothing refers to them.
+
+        Raises:
+            ValueError: An input is missing.
+        """
+        if missing := [name for name in self._inputs if name not in inputs]:
+            raise ValueError(f"inputs {missing} are missing")
+        # The runtime reads the arrays' own memory, and these variables keep it.
+        arrays = {name: np.asarray(array, order="C") for name, array in inputs.items()}
+        sizes = {
+            axis: size
+            for name, shape in self._inputs.items()
+            for axis, size in zip(shape, arrays[name].shape, strict=False)
+            if isinstance(axis, str)
+        }
+        outputs = {
+            # An axis that an input lacks has no size here. The runtime refuses such an input.
+            name: self._memory.empty(
+                [axis if isinstance(axis, int) else sizes.get(axis, 0) for axis in shape], data_type
+            )
+            for name, (shape, data_type) in self._outputs.items()
+        }
+        self._session.run_with_ortvaluevector(
+            options or onnxruntime.RunOptions(),
+            list(arrays),
+            _values(arrays),
+            list(outputs),
+            _values(outputs),
+            [HOST] * len(outputs),
+        )
+        return outputs
+
+
+def _values(arrays: dict[str, Array]) -> Any:
+    """The runtime's values that share the memory of arrays."""
+    values = native.OrtValueVector()
+    for array in arrays.values():
+        values.push_back(native.OrtValue.ortvalue_from_numpy(array, HOST))
+    return values
 
 
 def left_on_host(assigned: Iterable[Any], provider: str) -> HostNodes:
@@ -186,60 +272,59 @@ def left_on_host(assigned: Iterable[Any], provider: str) -> HostNodes:
     return found
 
 
-@cache
-def _register_device_arena(limit_bytes: int) -> None:
-    """Registers one arena of the device for all sessions. Otherwise each has its own, and its own limit."""
-    memory = onnxruntime.OrtMemoryInfo(
-        "Cuda", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
-    )
-    as_requested = {"max_mem": limit_bytes, "arena_extend_strategy": 1}
-    try:
-        onnxruntime.create_and_register_allocator_v2(
-            Provider.CUDA.runtime.name, memory, {}, onnxruntime.OrtArenaCfg(as_requested)
-        )
-    except Exception as error:  # ONNX Runtime does not raise a specific type
-        log.warning(
-            "the limit of device memory applies to each graph by itself", extra={"reason": str(error)}
-        )
+def _entries(device: Device, *, prepack_weights: bool) -> dict[str, str]:
+    """Options of a session, by ONNX Runtime's names.
 
-
-@cache
-def _host_memory() -> HostMemory:
-    """Memory of this process for the inputs and outputs of all sessions."""
-    return HostMemory(CudaPageLock(f"libcudart.so.{cuda.cuda_version().split('.')[0]}"))
-
-
-def _set_spinning(options: onnxruntime.SessionOptions, *, spins: bool) -> None:
-    """Lets threads spin between two operators of a run, but never after the run.
-
-    Threads that spin while another process needs the core make runs several times slower.
+    Threads may spin between two operators of a run, but never after it: threads that spin while another
+    process needs the core make runs several times slower.
     """
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
-    if spins:
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+    entries = {
+        # All sessions share one arena. Without an arena, each long run would fault its pages in again.
+        "session.use_env_allocators": "1",
+        # Weights do not count towards the arena's limit.
+        "session.use_device_allocator_for_initializers": "1",
+        "session.intra_op.allow_spinning": str(int(device.spins)),
+    }
+    if device.spins:
+        entries["session.intra_op.spin_duration_us"] = str(SPIN_MICROSECONDS)
+        entries["session.force_spinning_stop"] = "1"
+    if not prepack_weights:
+        entries["session.disable_prepacking"] = "1"
+    if not device.provider.runtime.uses_host_cores:
+        entries["session.record_ep_graph_assignment_info"] = "1"
+    return entries
+
+
+def _arena_memory(name: str) -> onnxruntime.OrtMemoryInfo:
+    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    return onnxruntime.OrtMemoryInfo(name, kind, 0, onnxruntime.OrtMemType.DEFAULT)
 
 
 @cache
-def _register_shared_arena(limit_bytes: int) -> None:
+def _register_arena(limit_bytes: int) -> None:
     """Registers the arena of this process's sessions. It grows by exactly what a run asks for.
 
     Args:
         limit_bytes: Size above which runs fail; 0 for no limit.
     """
-    memory = onnxruntime.OrtMemoryInfo(
-        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
-    )
     as_requested = {
         "max_mem": limit_bytes,
         "arena_extend_strategy": 1,
         "initial_chunk_size_bytes": -1,
         "max_dead_bytes_per_chunk": -1,
     }
-    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(as_requested))
+    onnxruntime.create_and_register_allocator(_arena_memory("Cpu"), onnxruntime.OrtArenaCfg(as_requested))
 
 
-def _providers(device: Device) -> list[tuple[str, dict[str, str]]]:
-    """The provider, and the CPU for operators that it lacks."""
-    chosen = (device.provider.runtime.name, device.options)
-    return [chosen] if device.provider.runtime.uses_host_cores else [chosen, (Provider.CPU.runtime.name, {})]
+@cache
+def _register_device_arena(limit_bytes: int) -> None:
+    """Registers one arena of the device for all sessions. Otherwise each has its own, and its own limit."""
+    as_requested = {"max_mem": limit_bytes, "arena_extend_strategy": 1}
+    try:
+        onnxruntime.create_and_register_allocator_v2(
+            Provider.CUDA.runtime.name, _arena_memory("Cuda"), {}, onnxruntime.OrtArenaCfg(as_requested)
+        )
+    except Exception as error:  # ONNX Runtime does not raise a specific type
+        log.warning(
+            "the limit of device memory applies to each graph by itself", extra={"reason": str(error)}
+        )

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_serving.server.engine.run.binding import (
+from attention_serving.server.engine.run.cuda import (
     KEPT_BLOCKS,
     KEPT_BYTES,
     SMALLEST_BLOCK,
-    CudaPageLock,
     HostMemory,
     block_size,
 )
@@ -24,22 +23,28 @@ from attention_serving.server.engine.run.binding import (
 PAGE = 4096
 
 
-class Locks:
-    """Counts what is locked; refuses if it is told to."""
+class CountedMemory(HostMemory):
+    """Counts what is locked, without CUDA; refuses to lock if it is told to."""
 
-    def __init__(self, *, works: bool = True) -> None:
-        self.works = works
+    def __init__(self, *, locks: bool = True) -> None:
+        super().__init__("libc.so.6")
+        self._locks = locks
         self.locked: dict[int, int] = {}
         self.total = 0
 
-    def lock(self, address: int, size: int) -> bool:
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is kept for later arrays."""
+        return sum(size * len(blocks) for size, blocks in self._free.items())
+
+    def _lock(self, address: int, size: int) -> bool:
         assert address % PAGE == size % PAGE == 0
-        if self.works:
+        if self._locks:
             self.locked[address] = size
             self.total += 1
-        return self.works
+        return self._locks
 
-    def unlock(self, address: int) -> None:
+    def _unlock(self, address: int) -> None:
         del self.locked[address]
 
 
@@ -52,19 +57,18 @@ def test_blocks_are_whole_pages_and_at_most_a_quarter_is_unused(count: int) -> N
 
 
 def test_memory_is_used_again_once_no_view_is_left() -> None:
-    locks = Locks()
-    memory = HostMemory(locks)
+    memory = CountedMemory()
     view = memory.empty((8, 16), np.float32)[2:, :3]
     view[...] = 7
     other = memory.empty((8, 16), np.float32)
     other[...] = 1
     assert (view == 7).all()
-    assert (locks.total, memory.free_bytes) == (2, 0)
+    assert (memory.total, memory.free_bytes) == (2, 0)
     del view, other
     gc.collect()
     assert memory.free_bytes == 2 * SMALLEST_BLOCK
     assert memory.empty((3,), np.int64).shape == (3,)
-    assert locks.total == 2
+    assert memory.total == 2
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,7 @@ def test_memory_is_used_again_once_no_view_is_left() -> None:
     ids=["empty axis", "a number", "flags", "large"],
 )
 def test_every_shape_and_type(shape: tuple[int, ...], data_type: type) -> None:
-    array = HostMemory(Locks()).empty(shape, data_type)
+    array = CountedMemory().empty(shape, data_type)
     assert (array.shape, array.dtype) == (shape, np.dtype(data_type))
     assert array.flags.c_contiguous
     array[...] = 1
@@ -81,27 +85,26 @@ def test_every_shape_and_type(shape: tuple[int, ...], data_type: type) -> None:
 
 
 def test_large_blocks_are_not_kept_beyond_a_few() -> None:
-    locks = Locks()
-    memory = HostMemory(locks)
+    memory = CountedMemory()
     arrays = [memory.empty((KEPT_BYTES // 2,), np.uint8) for _ in range(KEPT_BLOCKS + 2)]
     arrays.clear()
     gc.collect()
     assert memory.free_bytes == KEPT_BLOCKS * KEPT_BYTES // 2
-    assert len(locks.locked) == KEPT_BLOCKS
+    assert len(memory.locked) == KEPT_BLOCKS
 
 
 def test_memory_that_cannot_be_locked_works_too() -> None:
-    locks = Locks(works=False)
-    memory = HostMemory(locks)
+    memory = CountedMemory(locks=False)
     for _ in range(KEPT_BLOCKS + 2):
         memory.empty((KEPT_BYTES,), np.uint8)[:1] = 1
-    assert locks.total == 0
+    assert memory.total == 0
 
 
 def test_without_the_library_nothing_is_locked_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    page_lock = CudaPageLock("libcudart.so.999")
-    assert not page_lock.lock(0, PAGE)
-    page_lock.unlock(0)
+    memory = HostMemory("libcudart.so.999")
+    assert memory.empty((3,), np.float32).shape == (3,)
+    assert not memory._lock(0, PAGE)
+    memory._unlock(0)
     (record,) = caplog.records
     assert (record.message, vars(record)["library"]) == ("host memory is not page-locked", "libcudart.so.999")
 
@@ -125,21 +128,21 @@ def test_the_library_of_cuda_gets_addresses_and_sizes_of_64_bits(tmp_path: Path)
     source.write_text(RUNTIME)
     command = ["cc", "-shared", "-fPIC", str(source), "-o", str(library)]
     subprocess.run(command, check=True, timeout=60)
-    noted, page_lock = ctypes.CDLL(str(library)), CudaPageLock(str(library))
+    noted, memory = ctypes.CDLL(str(library)), HostMemory(str(library))
     address = (1 << 46) + PAGE
-    assert page_lock.lock(address, 1 << 33)
+    assert memory._lock(address, 1 << 33)
     assert ctypes.c_void_p.in_dll(noted, "address").value == address
     assert ctypes.c_size_t.in_dll(noted, "size").value == 1 << 33
     assert ctypes.c_uint.in_dll(noted, "flags").value == 1
-    page_lock.unlock(address)
+    memory._unlock(address)
     assert ctypes.c_void_p.in_dll(noted, "address").value is None
-    assert not page_lock.lock(address, 1 << 41)
+    assert not memory._lock(address, 1 << 41)
     # The error of the refusal was fetched, so that nobody else finds it.
     assert ctypes.c_int.in_dll(noted, "asked").value == 1
 
 
 def test_threads_do_not_share_memory() -> None:
-    memory = HostMemory(Locks())
+    memory = CountedMemory()
 
     def body(number: int) -> bool:
         ok = True
