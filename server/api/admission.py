@@ -64,7 +64,11 @@ class IdleStreamError(EngineError):
 
 
 class Places(set[Call]):
-    """The calls that hold a place of one kind."""
+    """The calls that hold a place of one kind.
+
+    Attributes:
+        limit: Number of places. Whoever adds a call checks that one is free.
+    """
 
     def __init__(self, limit: int, are_taken: str) -> None:
         """Begins with none.
@@ -74,23 +78,13 @@ class Places(set[Call]):
             are_taken: What to say if that many are: "calls are open".
         """
         super().__init__()
-        self._limit, self._are_taken = limit, are_taken
+        self.limit, self._are_taken = limit, are_taken
 
-    def check(self) -> None:
-        """Checks that a place is free.
-
-        Raises:
-            OverloadedError: None is.
-        """
-        if len(self) >= self._limit:
-            says = f"{self._limit} {self._are_taken}, which is this server's limit; try again later"
-            raise OverloadedError(says)
-
-    def take(self, call: Call) -> None:
-        """Takes a place. Raises as `check` does."""
-        if len(self) >= self._limit:
-            self.check()
-        self.add(call)
+    def all_taken(self) -> OverloadedError:
+        """What to refuse a call with if no place is free."""
+        return OverloadedError(
+            f"{self.limit} {self._are_taken}, which is this server's limit; try again later"
+        )
 
 
 class Admission:
@@ -119,6 +113,7 @@ class Admission:
         self.calls = Places(most_calls, "calls are open")
         self.streams = Places(most_streams, "streams are open")
         self.waiting = Places(options.max_waiting_calls, "calls wait for their messages")
+        self._needed = self.calls, self.waiting
         self.others = Places(options.max_waiting_calls, "calls of health, metadata and reflection are open")
         self.waiting_others: set[Call] = set()
         share = options.identity_share
@@ -143,18 +138,20 @@ class Admission:
             raise ShuttingDownError(DRAINING)
         if self._guard is not None:
             self.identify(call, method)
-        if not method.is_inference:
-            self.others.take(call)
-            self.waiting_others.add(call)
-        else:
+        if method.is_inference:
             if call.identity is not None:
                 self._share(call, call.identity, is_unary=is_unary)
             if is_unary and call.deadline != math.inf:
                 self._check_deadline(call.deadline, caller_of(call))
-            self.calls.check()
-            if not is_unary:
-                self.streams.check()
-            self.waiting.take(call)
+            for places in self._needed if is_unary else (*self._needed, self.streams):
+                if len(places) >= places.limit:
+                    raise places.all_taken()
+            self.waiting.add(call)
+        else:
+            if len(self.others) >= self.others.limit:
+                raise self.others.all_taken()
+            self.others.add(call)
+            self.waiting_others.add(call)
         call.limit_wait(self._options.receive_timeout_seconds, self._not_received)
 
     def identify(self, call: Call, method: Method) -> None:
@@ -185,22 +182,25 @@ class Admission:
             self.waiting_others.discard(call)
             return
         self.waiting.discard(call)
-        self.calls.take(call)
-        if method.kind is not CallKind.UNARY:
-            self.streams.take(call)
+        for places in (self.calls,) if method.kind is CallKind.UNARY else (self.calls, self.streams):
+            if len(places) >= places.limit:
+                raise places.all_taken()
+            places.add(call)
 
     def idle(self, call: Call) -> None:
         """Every reply of a stream has been sent: it waits for a request."""
         if call.ended_with is None:  # otherwise it waits until its status is sent
             call.limit_wait(self._options.stream_idle_seconds, self._is_idle)
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: Call, method: Method) -> None:
         """The core is done with a call: what it held is free."""
-        self.calls.discard(call)
-        self.streams.discard(call)
-        self.waiting.discard(call)
-        self.others.discard(call)
-        self.waiting_others.discard(call)
+        if method.is_inference:
+            self.calls.discard(call)
+            self.waiting.discard(call)
+            self.streams.discard(call)
+        else:
+            self.others.discard(call)
+            self.waiting_others.discard(call)
         if call.identity is not None:
             for share in self._shares:
                 share.give_back(call)

@@ -16,10 +16,10 @@ from attention_serving.server.api.admission import DRAINING, Admission
 from attention_serving.server.api.errors import CallError, end_with
 from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.coroutines import Task, Wait, suspend
+from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
     EngineError,
-    OverloadedError,
     RunFailedError,
     ShuttingDownError,
 )
@@ -87,57 +87,56 @@ class Calls:
             stream_window: Number of requests of one stream that may be without a sent reply.
             recorder: Is asked about every call whose method is counted; None if none is recorded.
         """
-        self._methods = methods
         self._observer = observer
         self._admission = admission
         self._window = stream_window
         self._recorder = recorder
-        self._kinds = {
-            CallKind.UNARY: self._unary,
+        self._logs_calls = log.isEnabledFor(logging.DEBUG)
+        streams = {
             CallKind.ORDERED_STREAM: self._ordered_stream,
             CallKind.SERVER_STREAMING: self._server_stream,
         }
+        self._methods = {name: (method, streams.get(method.kind)) for name, method in methods.items()}
         # How to end each stream once what was received has been answered.
         self._streams: dict[Call, Callable[[], object]] = {}
 
     async def serve(self, call: Call) -> None:
-        """Serves one call until the core is done with it."""
-        method = self._methods.get(call.method)
-        if method is None:
+        """Serves one call until the core is done with it: one request and one reply, or a stream."""
+        found = self._methods.get(call.method)
+        if found is None:
             call.finish(grpc.StatusCode.UNIMPLEMENTED, "the server has no such method")
             return
-        started = time.perf_counter()
+        method, serve_stream = found
+        started, reservation, message = time.perf_counter(), None, None
         if self._recorder is not None and method.is_counted:
             call.record = self._recorder(call, method.kind is not CallKind.UNARY)
         try:
             try:
                 self._admission.arrive(call, method)
-                await self._kinds[method.kind](call, method)
+                if serve_stream is not None:
+                    await serve_stream(call, method)
+                else:
+                    message = await call.message()
+                    if message is None:
+                        raise CallError(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)  # noqa: TRY301
+                    self._admission.received(call, method)
+                    record = None if call.record is None else call.record.received(len(message))
+                    if method.budget is not None:
+                        reservation = Reservation(method.budget, call.account, record)
+                    reply = await method.handle(message, call, reservation)
+                    if record is not None:
+                        record.sent_bytes = len(reply)
+                    call.reply(reply)
+                    del reply  # the core has a copy of what is not sent yet
             except Exception as error:  # an unexpected one too must end the call, and not only be logged
                 end_with(call, error)
-            await call.done()
-        finally:
-            self._admission.leave(call)
-            self._report(call, method, started)
-
-    async def _unary(self, call: Call, method: Method) -> None:
-        """One request, one reply."""
-        message = await call.message()
-        if message is None:
-            raise CallError(grpc.StatusCode.UNIMPLEMENTED, NO_MESSAGE)
-        self._admission.received(call, method)
-        record = None if call.record is None else call.record.received(len(message))
-        reservation = method.reserve(len(message), call, record)
-        try:
-            reply = await method.handle(message, call, reservation)
-            if record is not None:
-                record.sent_bytes = len(reply)
-            call.reply(reply)
-            del message, reply  # the core has a copy of what is not sent yet
+            del message
             await call.done()
         finally:
             if reservation is not None:
                 reservation.release()
+            self._admission.leave(call, method)
+            self._report(call, method, started)
 
     async def _ordered_stream(self, call: Call, method: Method) -> None:
         """One reply for each request, in the order of the requests, while later requests are received.
@@ -169,19 +168,16 @@ class Calls:
     async def _answer(self, call: Call, method: Method, message: bytes, replies: "OrderedReplies") -> None:
         """Answers one request of a stream, when its turn comes. An error of the method ends the stream."""
         record = None if call.record is None else call.record.received(len(message))
-        reservation = error = None
+        reservation = None if method.budget is None else Reservation(method.budget, call.account, record)
+        error = None
         try:
             try:
-                reservation = method.reserve(len(message), call, record)
                 reply = await method.handle(message, call, reservation)
             except Exception as raised:
                 if record is not None:
                     record.failed(raised)
-                if reservation is None and method.refuse and isinstance(raised, OverloadedError):
-                    reply = method.refuse(message, raised)
-                else:
-                    error = raised
-                    call.stop_receiving()
+                error = raised
+                call.stop_receiving()
             more = await replies.turn()
             if error is not None:
                 end_with(call, error)
@@ -246,7 +242,7 @@ class Calls:
             return
         name = "OK" if code is OK else code.name
         self._observer.call_ended(call.method, name, seconds)
-        if log.isEnabledFor(logging.DEBUG):
+        if self._logs_calls:
             fields = {"method": call.method, "code": name, "milliseconds": round(1000 * seconds, 3)}
             log.debug("call ended", extra=fields)
         if call.record is not None:

@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 
 from attention_serving.server.api import access
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import LARGE_BYTES, parse
+from attention_serving.server.api.method import LARGE_BYTES, CallKind, MalformedMessageError, Method, parse
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
 from attention_serving.server.api.request_cache import RequestCache
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest
 from attention_serving.server.engine.schedule.fair_shares import ANYONE
@@ -54,31 +53,42 @@ class Inference(ABC):
         self._read = reader(self.kind, self.paths, engine.limits.max_sequences, self.within)
         self._cache = RequestCache(engine.repository)
 
+    def method(self) -> Method:
+        """What the server knows of the method."""
+        return Method(
+            kind=CallKind.ORDERED_STREAM if self.is_stream else CallKind.UNARY,
+            handle=self.handle,
+            is_inference=True,
+            right=Right.INFER,
+            budget=self._engine.budget,
+        )
+
     async def handle(self, message: bytes, call: Call, reservation: Reservation) -> bytes:
         """Answers one request."""
-        known = self._cache.get(message, call)
-        if known is None:
-            parsed = await self._parsed(message, call)
-            request_id = parsed.id
-        else:
-            request, reply, request_id = known
+        request_id = None
         try:
-            if known is None:
-                request, reply = await self._decoded(parsed, call, reservation)
-            access.require(call, Right.INFER, request.model.name)
-            if request.deadline < call.deadline:  # the request has a timeout of its own
-                result = await self._run_in_time(request, call, reservation)
+            if known := self._cache.get(message, call):
+                request, reply, request_id = known
+                if call.identity is not None:
+                    call.identity.require_model(Right.INFER, request.model.name)
+                result = await self._engine.run(request, reservation, len(message))
             else:
-                result = await self._engine.run(request, reservation)
+                reservation.add(len(message))
+                parsed = await self._parsed(message, call)
+                request_id = parsed.id
+                request, reply = await self._decoded(parsed, call, reservation)
+                result = await self._run_in_time(request, call, reservation)
             if reservation.timeline is None and reservation.size <= LARGE_REPLY_BYTES:
                 return self._encode(reply, result, request_id)
             return await self._encoded_aside(reply, result, request_id, call, reservation)
+        except MalformedMessageError:
+            raise
         except Exception as error:
             if not self.is_stream:
                 raise
             if isinstance(reservation.timeline, RequestRecord):
                 reservation.timeline.failed(error)
-            return self._failed(request_id, error)
+            return self._failed(self._leading_id(message) if request_id is None else request_id, error)
 
     @abstractmethod
     def _decode(
@@ -102,9 +112,9 @@ class Inference(ABC):
         """What is replied, in a stream, to a request that failed."""
         raise NotImplementedError
 
-    def refuse(self, message: bytes, error: OverloadedError) -> bytes:  # noqa: ARG002 - most ids come late
-        """What is replied, in a stream, to a message that is not parsed: there is no memory for it."""
-        return self._failed("", error)
+    def _leading_id(self, message: bytes) -> str:  # noqa: ARG002 - most ids come late
+        """The id of a request for which there is no memory to parse it; empty if it comes late."""
+        return ""
 
     async def _parsed(self, message: bytes, call: Call) -> Parsed[Any]:
         work = partial(parse, self._read, message)
@@ -134,7 +144,9 @@ class Inference(ABC):
             raise
 
     async def _run_in_time(self, request: ValidatedRequest, call: Call, reservation: Reservation) -> Result:
-        """Runs a request, which fails at its own deadline."""
+        """Runs a request, which may have a timeout of its own and then fails at that."""
+        if request.deadline >= call.deadline:
+            return await self._engine.run(request, reservation)
         cancel_timer = call.transport.call_at(request.deadline, partial(self._engine.expire, request))
         try:
             return await self._engine.run(request, reservation)

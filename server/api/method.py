@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, OverloadedError
-from attention_serving.server.observe.records import RequestRecord
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -42,9 +41,8 @@ class Method:
         is_counted: Whether calls are reported to the metrics. Those of gRPC's own services are not.
         right: What a caller needs, where callers have to say who they are; None opens the method to everyone.
             A method that states nothing is one for administrators.
-        budget: Where the memory of each request is reserved, from its arrival until its reply was sent; None
-            for requests of a few names, whose reservation is None too.
-        refuse: Replies to a message of a stream for which there is no memory; None ends the call.
+        budget: Where `handle` reserves the memory of each request, which is released once its reply was sent;
+            None for requests of a few names, whose reservation is None too.
     """
 
     kind: CallKind = CallKind.UNARY
@@ -53,19 +51,6 @@ class Method:
     is_counted: bool = True
     right: Right | None = Right.ADMIN
     budget: MemoryBudget | None = None
-    refuse: Callable[[bytes, OverloadedError], bytes] | None = None
-
-    def reserve(self, size: int, call: Call, record: RequestRecord | None) -> Reservation | None:
-        """The memory of a request of a call, which receives the stages of the request, too.
-
-        Raises:
-            OverloadedError: There is not so much.
-        """
-        if self.budget is None:
-            return None
-        reservation = self.budget.reserve(size, call.account)
-        reservation.timeline = record
-        return reservation
 
 
 def of_names(
@@ -93,28 +78,6 @@ def of_names(
         return write(await reply if isawaitable(reply) else reply)
 
     return Method(kind=kind, handle=answer, is_counted=is_counted, right=right)
-
-
-def of_tensors(
-    handle: Callable[[bytes, Call, Reservation], Awaitable[bytes]],
-    budget: MemoryBudget,
-    refuse: Callable[[bytes, OverloadedError], bytes] | None = None,
-) -> Method:
-    """A method of inference.
-
-    Args:
-        handle: See `Method`.
-        budget: See `Method`.
-        refuse: See `Method`. The method is an ordered stream if it is given.
-    """
-    return Method(
-        kind=CallKind.UNARY if refuse is None else CallKind.ORDERED_STREAM,
-        handle=handle,
-        is_inference=True,
-        right=Right.INFER,
-        budget=budget,
-        refuse=refuse,
-    )
 
 
 class MalformedMessageError(InvalidRequestError):

@@ -17,7 +17,7 @@ from attention_serving.server.api.access import check_method
 from attention_serving.server.api.attention.service import Attend, AttendStream, ModelMethods
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import CallError
-from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, of_names, of_tensors, parse
+from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, of_names, parse
 from attention_serving.server.api.open_inference import service as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
@@ -69,8 +69,8 @@ def _attention(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
     pb, attend, stream = attention_pb, Attend(engine, threads), AttendStream(engine, threads)
     models = ModelMethods(engine)
     return {
-        f"/{ATTENTION}/Attend": of_tensors(attend.handle, engine.budget),
-        f"/{ATTENTION}/AttendStream": of_tensors(stream.handle, engine.budget, stream.refuse),
+        f"/{ATTENTION}/Attend": attend.method(),
+        f"/{ATTENTION}/AttendStream": stream.method(),
         f"/{ATTENTION}/ListModels": of_names(
             pb.ListModelsRequest.FromString,
             models.list_models,

@@ -40,7 +40,7 @@ class Entry:
         named: The name and version by which they name the model.
         model: The model. It can be freed: the entry is then dropped.
         form: Makes the request of the engine.
-        arrays: For each of the model's inputs: shape, element type, and where its vectors begin.
+        arrays: For each of the model's inputs: name, shape, element type, and where its vectors begin.
         reply: Encodes their replies.
     """
 
@@ -51,12 +51,12 @@ class Entry:
         parsed: Parsed[Any],
         model: LoadedModel,
         form: RequestForm,
-        arrays: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...],
+        arrays: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...],
         reply: Reply,
     ) -> None:
         message, data = parsed.message, parsed.data
         ids = parsed.places.get(("id",), ())
-        vectors = [(start, start + dtype.itemsize * int(np.prod(shape))) for shape, dtype, start in arrays]
+        vectors = [(start, start + dtype.itemsize * int(np.prod(shape))) for _, shape, dtype, start in arrays]
         differing = sorted([*vectors, *ids])
         starts, ends = [0, *(end for _, end in differing)], [*(start for start, _ in differing), len(data)]
         self.fixed = tuple([(at, data[at:end]) for at, end in zip(starts, ends, strict=True) if at < end])
@@ -108,7 +108,9 @@ class RequestCache:
         else:
             self._use(size, entry)
         caller = ANYONE if call.identity is None else call.identity.caller
-        rows = [np.ndarray(shape, dtype, message, start) for shape, dtype, start in entry.arrays]
+        rows = {}
+        for name, shape, dtype, start in entry.arrays:
+            rows[name] = np.ndarray(shape, dtype, message, start)
         return entry.form.filled(model, rows, call.deadline, caller), entry.reply, request_id
 
     def keep(self, parsed: Parsed[Any], decoded: Request, request: ValidatedRequest, reply: Reply) -> None:
@@ -127,14 +129,15 @@ class RequestCache:
             or not _depends_on_form(decoded, model)
         ):
             return
-        rows = [decoded.inputs[spec.name].rows for spec in model.inputs]
-        rest_bytes = len(parsed.data) - sum([own.nbytes for own in rows])
+        rows = {spec.name: decoded.inputs[spec.name].rows for spec in model.inputs}
+        rest_bytes = len(parsed.data) - sum([own.nbytes for own in rows.values()])
         if not 0 <= rest_bytes <= MAX_REST_BYTES or len(parsed.places.get(("id",), ())) > 1:
             return
         # Inputs that are not the very bytes of the message were converted, cut, or sent elsewhere.
         start = _address(np.frombuffer(parsed.data, np.uint8))
-        arrays = tuple([(own.shape, own.dtype, _address(own) - start) for own in rows])
-        for own, (_, _, at) in zip(rows, arrays, strict=True):
+        arrays = tuple([(name, own.shape, own.dtype, _address(own) - start) for name, own in rows.items()])
+        for name, _, _, at in arrays:
+            own = rows[name]
             if not (own.flags.c_contiguous and 0 <= at <= len(parsed.data) - own.nbytes):
                 return
         entry = Entry(parsed, model, request.form, arrays, reply)

@@ -198,8 +198,9 @@ class Reply:
                 continue
             name, wire, shape = piece
             arrays = result.outputs[name]
-            if wire is WireFloat.FP32 and shape is None:  # those of a run with padding are views with gaps
-                parts += [own if own.flags.c_contiguous else np.ascontiguousarray(own) for own in arrays]
+            if wire is WireFloat.FP32 and shape is None:
+                for array in arrays:  # those of a run with padding are views with gaps
+                    parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))  # noqa: PERF401
             else:
                 parts += to_bytes(arrays, wire, shape)
         return parts

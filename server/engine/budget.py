@@ -8,7 +8,13 @@ from attention_serving.server.engine.statistics import Timeline
 
 
 class MemoryBudget:
-    """Bounds the bytes of all requests in flight. May be used by any thread."""
+    """Bounds the bytes of all requests in flight. May be used by any thread.
+
+    Attributes:
+        limit_bytes: Bytes that may be reserved at a time.
+        held_bytes: Bytes that are reserved now.
+        lock: Held by reservations while they change that.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         """Creates a budget of which nothing is reserved.
@@ -17,13 +23,8 @@ class MemoryBudget:
             limit_bytes: Bytes that may be reserved at a time.
         """
         self.limit_bytes = limit_bytes
-        self._lock = threading.Lock()
-        self._held_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that are reserved now."""
-        return self._held_bytes
+        self.held_bytes = 0
+        self.lock = threading.Lock()
 
     def reserve(self, size: int, account: "Account | None" = None) -> "Reservation":
         """Reserves bytes until they are released.
@@ -38,29 +39,8 @@ class MemoryBudget:
             OverloadedError: The limit is reached, or that of the account.
         """
         reservation = Reservation(self, account)
-        self.add(reservation, size)
+        reservation.add(size)
         return reservation
-
-    def add(self, reservation: "Reservation", size: int) -> None:
-        """Adds bytes to a reservation of this budget.
-
-        Raises:
-            OverloadedError: The limit is reached, or that of the account; the reservation is as before.
-        """
-        with self._lock:
-            own, account = reservation._size, reservation._account
-            held = self._held_bytes + size
-            if account is not None:
-                account.check(size, own, self.limit_bytes - self._held_bytes)
-            if held > self.limit_bytes and self._held_bytes > own:
-                raise OverloadedError(
-                    f"requests in flight would hold {held} bytes; the limit is {self.limit_bytes}; "
-                    "try again later"
-                )
-            self._held_bytes = held
-            if account is not None:
-                account.held_bytes += size
-            reservation._size += size
 
 
 class Account(ABC):
@@ -89,38 +69,54 @@ class Account(ABC):
 
 
 class Reservation:
-    """The bytes of one request. Made by `MemoryBudget.reserve`.
+    """The bytes of one request.
 
     Attributes:
+        size: Bytes that are reserved.
         timeline: Receives the stages of the request; None if nobody asked for them.
     """
 
-    __slots__ = ("_account", "_budget", "_size", "timeline")
+    __slots__ = ("_account", "_budget", "size", "timeline")
 
-    def __init__(self, budget: MemoryBudget, account: Account | None = None) -> None:
-        self._budget = budget
-        self._account = account
-        self._size = 0
-        self.timeline: Timeline | None = None
+    def __init__(
+        self, budget: MemoryBudget, account: Account | None = None, timeline: Timeline | None = None
+    ) -> None:
+        """Begins with no bytes.
 
-    @property
-    def size(self) -> int:
-        """Bytes that are reserved."""
-        return self._size
+        Args:
+            budget: What they are part of.
+            account: Whose reservation it is; None if nobody's.
+            timeline: See the attribute.
+        """
+        self._budget, self._account, self.timeline = budget, account, timeline
+        self.size = 0
 
     def add(self, size: int) -> None:
         """Reserves more bytes.
 
         Raises:
-            OverloadedError: The limit is reached; the reservation is as before.
+            OverloadedError: The limit of the budget is reached, or that of the account; nothing has changed.
         """
-        self._budget.add(self, size)
+        budget, account = self._budget, self._account
+        with budget.lock:
+            held = budget.held_bytes + size
+            if account is not None:
+                account.check(size, self.size, budget.limit_bytes - budget.held_bytes)
+            if held > budget.limit_bytes and budget.held_bytes > self.size:
+                raise OverloadedError(
+                    f"requests in flight would hold {held} bytes; the limit is {budget.limit_bytes}; "
+                    "try again later"
+                )
+            budget.held_bytes = held
+            if account is not None:
+                account.held_bytes += size
+            self.size += size
 
     def release(self) -> None:
         """Frees all bytes. May be called more than once, by any thread."""
         budget = self._budget
-        with budget._lock:
-            size, self._size = self._size, 0
-            budget._held_bytes -= size
+        with budget.lock:
+            size, self.size = self.size, 0
+            budget.held_bytes -= size
             if self._account is not None:
                 self._account.held_bytes -= size

@@ -7,10 +7,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from types import coroutine
+from typing import Any
 
 from attention_serving.artifact.manifest import GraphKind
-from attention_serving.server.coroutines import suspend
+from attention_serving.server.coroutines import Wait
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import (
     Code,
@@ -121,19 +123,23 @@ class Engine:
         """
         return validate(request, model, self.limits)
 
-    async def run(self, request: ValidatedRequest, reservation: Reservation) -> Result:
+    @coroutine
+    def run(
+        self, request: ValidatedRequest, reservation: Reservation, message_bytes: int = 0
+    ) -> Generator[Wait, Any, Result]:
         """Queues a request and waits for its result. If the coroutine is closed, the request is withdrawn.
 
         Args:
             request: The request.
-            reservation: Holds the memory of the received message. What the request takes in addition is added
-                to it. Its timeline receives the stages of the request.
+            reservation: The memory that the request takes is added to it. Its timeline receives the stages of
+                the request.
+            message_bytes: Size of the received message, if the reservation does not contain it yet.
 
         Raises:
             EngineError: The request is refused, or fails.
         """
         try:
-            self.budget.add(reservation, request.form.held_bytes)
+            reservation.add(message_bytes + request.form.held_bytes)
             if reservation.timeline is not None:
                 _record(request, reservation.timeline)
             self.submit(request, wake=threading.get_ident() != self._inline_thread)
@@ -141,7 +147,7 @@ class Engine:
             self.refused(request.model, error, reservation)
             raise
         try:
-            await suspend(request.wait)
+            yield request.wait
         finally:
             if not request.is_done:
                 self.fail(request, None)

@@ -1,7 +1,6 @@
 """Every metric of a server, and what counts it: calls, batches, models, certificates, load and limits."""
 
 import platform
-from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -23,7 +22,7 @@ from attention_serving.server.observe.prometheus import BulkHistogram
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls.files import Certificates
 
-T = TypeVar("T")
+K, T = TypeVar("K"), TypeVar("T")
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 # The code of requests that have their results, and the results of changes, as labels.
@@ -252,12 +251,11 @@ class Metrics(Observer):
 
     def call_ended(self, method: str, code: str, seconds: float) -> None:
         """Counts a call that ended."""
-        self._ended.add((method, code, seconds))
+        self._ended.add(((method, code), seconds))
 
-    def _count_calls(self, calls: list[tuple[str, str, float]]) -> None:
-        for (method, code), number in Counts((method, code) for method, code, _ in calls).items():
-            self._calls(method, code).inc(number)
-        for method, seconds in _grouped((method, seconds) for method, _, seconds in calls):
+    def _count_calls(self, calls: list[tuple[tuple[str, str], float]]) -> None:
+        for (method, code), seconds in _grouped(calls):
+            self._calls(method, code).inc(len(seconds))
             self._call_seconds(method).observe_all(seconds)
 
     def batch_completed(self, report: BatchReport) -> None:
@@ -332,9 +330,9 @@ def _installed(package: str) -> str:
         return UNKNOWN
 
 
-def _grouped(pairs: Iterable[tuple[str, T]]) -> Iterable[tuple[str, list[T]]]:
+def _grouped(pairs: Iterable[tuple[K, T]]) -> Iterable[tuple[K, list[T]]]:
     """The second of each pair, by the first."""
-    groups: defaultdict[str, list[T]] = defaultdict(list)
+    groups: defaultdict[K, list[T]] = defaultdict(list)
     for key, value in pairs:
         groups[key].append(value)
     return groups.items()

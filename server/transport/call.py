@@ -203,9 +203,9 @@ class Call(ABC):
         seconds = self.transport.send_timeout_seconds
         self.latest = self.transport.now + seconds if seconds else math.inf
         self.expired = Call.cut_off
-        if self.known_request_id or code is not OK:
-            return (*trailing, (REQUEST_ID, self.request_id))
-        return trailing
+        if code is OK and not (self._request_id or sent_request_id(self.metadata)):
+            return trailing
+        return (*trailing, (REQUEST_ID, self.request_id))
 
     def _end(self, _event: object = None) -> None:
         """The core is done with the call: its status was sent, or it was cancelled."""

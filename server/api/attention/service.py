@@ -11,7 +11,7 @@ from attention_serving.server.api.inference import Inference
 from attention_serving.server.api.protobuf_bytes import Parsed, field, leading_text, text_field
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.engine import Engine
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError, OverloadedError
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.texts import encode_texts
 from attention_serving.server.engine.types import Request, Result
@@ -64,9 +64,8 @@ class AttendStream(Attend):
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
         return b"".join([text_field(ID, request_id), *field(RESPONSE, reply.parts(result))])
 
-    def refuse(self, message: bytes, error: OverloadedError) -> bytes:
-        """Answers with the id, if the message begins with it."""
-        return self._failed(leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER), error)
+    def _leading_id(self, message: bytes) -> str:
+        return leading_text(message, pb.AttendStreamRequest.ID_FIELD_NUMBER)
 
     def _failed(self, request_id: str, error: Exception) -> bytes:
         shown = engine_error_of(error)

@@ -7,7 +7,7 @@ from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import Method, of_names, of_tensors
+from attention_serving.server.api.method import Method, of_names
 from attention_serving.server.api.open_inference import codec, tensors
 from attention_serving.server.api.open_inference.models import ModelService
 from attention_serving.server.api.open_inference.server import ServerMethods
@@ -46,7 +46,10 @@ class ModelInfer(Inference):
         return codec.decode(parsed, model, deadline, allowance, self._memory, in_stream=self.is_stream)
 
     def _encode(self, reply: Reply, result: Result, request_id: str) -> bytes:
-        return b"".join([text_field(ID, request_id), *reply.parts(result)])
+        parts = reply.parts(result)
+        if request_id:
+            parts.insert(0, text_field(ID, request_id))
+        return b"".join(parts)
 
 
 class ModelStreamInfer(ModelInfer):
@@ -109,8 +112,8 @@ def methods(
                 "LogSettings": server.log_settings,
             },
         ),
-        f"/{SERVICE}/ModelInfer": of_tensors(infer.handle, engine.budget),
-        f"/{SERVICE}/ModelStreamInfer": of_tensors(stream.handle, engine.budget, stream.refuse),
+        f"/{SERVICE}/ModelInfer": infer.method(),
+        f"/{SERVICE}/ModelStreamInfer": stream.method(),
     }
 
 

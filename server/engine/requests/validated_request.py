@@ -1,7 +1,7 @@
 """A request that its model can answer, from its validation to its end."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 
 import numpy as np
@@ -34,17 +34,6 @@ class SequenceInputs:
         turn: When it is its turn; see `server.engine.schedule.queue`.
     """
 
-    __slots__ = (
-        "head_selection",
-        "index",
-        "inputs",
-        "mask",
-        "number",
-        "request",
-        "shape",
-        "spans",
-        "turn",
-    )
     request: "ValidatedRequest"
     index: int
     number: int
@@ -124,7 +113,7 @@ class RequestForm:
         self.least_seconds = max([shape.least_seconds for shape in shapes])
 
     def filled(
-        self, model: LoadedModel, rows: Sequence[Array], deadline: float, caller: Caller
+        self, model: LoadedModel, rows: Mapping[str, Array], deadline: float, caller: Caller
     ) -> "ValidatedRequest":
         """A request of this form, without masks and spans.
 
@@ -134,13 +123,12 @@ class RequestForm:
             deadline: On `time.monotonic`'s clock, in seconds.
             caller: Whose request it is.
         """
-        names, shapes = model.inputs_by_name, self.shapes
-        if len(shapes) == 1:
-            sequence = SequenceInputs(dict(zip(names, rows, strict=True)), None, shapes[0])
-            return ValidatedRequest(self, model, (sequence,), deadline, caller)
-        columns = [split(own, lengths) for own, lengths in zip(rows, self.lengths, strict=True)]
+        shapes = self.shapes
+        if len(shapes) == 1:  # the usual case
+            return ValidatedRequest(self, model, (SequenceInputs(rows, None, shapes[0]),), deadline, caller)
+        columns = [split(own, lengths) for own, lengths in zip(rows.values(), self.lengths, strict=True)]
         parts = [
-            SequenceInputs(dict(zip(names, arrays, strict=True)), None, shape)
+            SequenceInputs(dict(zip(rows, arrays, strict=True)), None, shape)
             for shape, *arrays in zip(shapes, *columns, strict=True)
         ]
         return ValidatedRequest(self, model, tuple(parts), deadline, caller)
@@ -173,23 +161,10 @@ class ValidatedRequest:
         outcome: The result or an error; None before, and if it was withdrawn.
     """
 
-    __slots__ = (
-        "_waiting",
-        "caller",
-        "deadline",
-        "form",
-        "is_done",
-        "missing",
-        "model",
-        "outcome",
-        "queued_at",
-        "queued_seconds",
-        "results",
-        "sequences",
-        "share",
-        "started",
-        "timeline",
-    )
+    # Of the class, so that a request is made quickly.
+    timeline: Timeline | None = None
+    started = is_done = False
+    outcome: Result | EngineError | None = None
     queued_at: float
     share: CallerShare
     queued_seconds: float
@@ -206,30 +181,23 @@ class ValidatedRequest:
     ) -> None:
         self.form, self.model, self.sequences = form, model, sequences
         self.deadline, self.caller = deadline, caller
-        self.timeline: Timeline | None = None
-        self.started = self.is_done = False
-        self.outcome: Result | EngineError | None = None
         self._waiting: list[Task] = []
 
     def wait(self, task: Task) -> None:
         """Wakes a task when there is an outcome, on any thread; at once if there is one. For one task."""
         self._waiting.append(task)
         if self.outcome is not None:
-            self._wake()
+            self.end(self.outcome)
 
     def end(self, outcome: Result | EngineError | None) -> None:
         """Sets the outcome, or None if the request was withdrawn. For whoever released it from the queue."""
         self.sequences = ()  # they refer to the request
         self.outcome = outcome
-        if outcome is None:
-            self._waiting.clear()
-        else:
-            self._wake()
-
-    def _wake(self) -> None:
         try:
             task = self._waiting.pop()  # one thread gets it
         except IndexError:
+            return
+        if outcome is None:
             return
         try:
             task.wake()

@@ -86,9 +86,11 @@ def _split(graph: Graph, outputs: Outputs, sequences: Sequence[SequenceInputs]) 
 
 def gather(results: Sequence[Outputs]) -> dict[str, list[Array]]:
     """The outputs of several sequences by name: one array per sequence, in their order."""
-    if len(results) == 1:  # the usual case
-        return {name: [array] for name, array in results[0].items()}
-    return {name: [result[name] for result in results] for name in results[0]}
+    gathered: dict[str, list[Array]] = {}
+    for result in results:
+        for name, array in result.items():
+            gathered.setdefault(name, []).append(array)
+    return gathered
 
 
 def _input(

@@ -95,6 +95,19 @@ class Handler(Inference):
         return self.parsed_on + self.decoded_on + self.encoded_on
 
 
+class AnsweringHandler(Handler):
+    """A method of a stream, which answers what fails."""
+
+    is_stream = True
+
+    def _leading_id(self, message: bytes) -> str:
+        return message[:1].decode()
+
+    def _failed(self, request_id: str, error: Exception) -> bytes:
+        assert isinstance(error, OverloadedError)
+        return (request_id + error.reason).encode()
+
+
 @pytest.fixture
 def threads() -> Iterator[CodecThreads]:
     threads = CodecThreads(1)
@@ -117,15 +130,9 @@ def unary(handler: Handler, budget: MemoryBudget) -> Method:
     return Method(handle=handler.handle, right=None, budget=budget)
 
 
-def refuse(message: bytes, error: OverloadedError) -> bytes:
-    return message[:1] + error.reason.encode()
-
-
 @pytest.fixture
 def stream(handler: Handler, budget: MemoryBudget) -> Method:
-    return Method(
-        kind=CallKind.ORDERED_STREAM, handle=handler.handle, right=None, budget=budget, refuse=refuse
-    )
+    return Method(kind=CallKind.ORDERED_STREAM, handle=handler.handle, right=None, budget=budget)
 
 
 def main() -> str:
@@ -295,10 +302,11 @@ def test_a_request_without_memory_is_refused_before_it_is_decoded(
 
 
 def test_a_request_of_a_stream_without_memory_is_refused_in_its_place(
-    stream: Method, handler: Handler, budget: MemoryBudget
+    threads: CodecThreads, budget: MemoryBudget
 ) -> None:
+    handler = AnsweringHandler(threads)
     taken = budget.reserve(LIMIT)
-    call = started(stream)
+    call = started(Method(kind=CallKind.ORDERED_STREAM, handle=handler.handle, right=None, budget=budget))
     call.deliver(LARGE)
     assert (call.sent, call.ended_with) == ([b"LOVERLOADED"], None)
     taken.release()
