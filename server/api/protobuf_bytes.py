@@ -55,7 +55,6 @@ class CutField(NamedTuple):
         inner: What is cut out of the submessage; None if the field itself is cut out.
         repeated: Whether each occurrence is a submessage of its own; otherwise they are merged.
         replaced: Paths of the fields in other members of its oneof, which an occurrence replaces.
-        stays: Whether it stays in the message, and only its place is found.
     """
 
     name: str
@@ -63,7 +62,6 @@ class CutField(NamedTuple):
     inner: "CutFields | None"
     repeated: bool
     replaced: Sequence[Path]
-    stays: bool
 
 
 # What is cut out of a message, by field number. Its other fields are left.
@@ -87,24 +85,11 @@ def cut_fields(message: Descriptor, paths: Iterable[str]) -> CutFields:
         field = message.fields_by_name[name]
         inner = cut_fields(field.message_type, own) if own else None
         oneof = field.containing_oneof
-        others = [] if oneof is None else [other.name for other in oneof.fields if other.name != name]
+        others = [other.name for other in (oneof.fields if oneof else ()) if other.name != name]
         replaced = [(other, *path.split(".")) for other in others for path in members.get(other, ())]
         kinds = frozenset({LENGTH_DELIMITED, WIRE_TYPES.get(field.type, VARINT)})
-        repeated = inner is not None and field.is_repeated
-        fields[field.number] = CutField(name, kinds, inner, repeated, replaced, name == ID)
+        fields[field.number] = CutField(name, kinds, inner, inner is not None and field.is_repeated, replaced)
     return fields
-
-
-class Bounds(NamedTuple):
-    """How much of a message is looked at, and how much of it may be left to the protobuf library.
-
-    Attributes:
-        fields: Number of fields, those of submessages included.
-        rest_bytes: Size of everything that is not cut out.
-    """
-
-    fields: int
-    rest_bytes: int
 
 
 class Parsed(Generic[M]):
@@ -150,12 +135,12 @@ def reader(
         within: The field of the message that is the request, to which the paths refer; empty if the message
             is the request.
     """
-    bounds = Bounds(fields=1024 + 8 * max_sequences, rest_bytes=(64 << 10) + 32 * max_sequences)
+    bounds = 1024 + 8 * max_sequences, (64 << 10) + 32 * max_sequences
     ids = [ID] if ID in kind.DESCRIPTOR.fields_by_name else []
     root = cut_fields(kind.DESCRIPTOR, ids + [f"{within}.{path}" if within else path for path in paths])
 
     def read(data: bytes) -> Parsed[Any]:
-        rest, places = cut(data, root, bounds)
+        rest, places = cut(data, root, *bounds)
         message = kind.FromString(rest)
         request_id = getattr(message, ID, "")
         if within:
@@ -166,8 +151,14 @@ def reader(
     return read
 
 
-def cut(message: bytes, root: CutFields, bounds: Bounds) -> tuple[bytes, Places]:
+def cut(message: bytes, root: CutFields, max_fields: int, max_rest: int) -> tuple[bytes, Places]:
     """Cuts fields out of a serialized message without copying them.
+
+    Args:
+        message: The message.
+        root: What is cut out.
+        max_fields: Number of fields that are looked at, those of submessages included.
+        max_rest: Size of everything that is not cut out: of what may be left to the protobuf library.
 
     Returns:
         The message without the fields, and where the contents of the fields begin and end.
@@ -176,9 +167,8 @@ def cut(message: bytes, root: CutFields, bounds: Bounds) -> tuple[bytes, Places]
         DecodeError: The bytes are not a message.
         LimitExceededError: The message exceeds the bounds.
     """
-    cutter = _Cutter(bounds)
-    rest = b"".join(cutter.rest(memoryview(message), root, ()))
-    return rest, cutter.places
+    cutter = _Cutter(max_fields, max_rest)
+    return cutter.rest(memoryview(message), root, ()), cutter.places
 
 
 class _Cutter:
@@ -188,68 +178,58 @@ class _Cutter:
         places: Where the occurrences of each field were found, in the message's order.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, max_fields: int, max_rest: int) -> None:
         self.places: dict[Path, list[tuple[int, int]]] = {}
-        self._bounds = bounds
-        self._fields_left = bounds.fields
-        self._rest_left = bounds.rest_bytes
+        self._max_fields, self._max_rest = max_fields, max_rest
+        self._fields = self._rest = 0
         self._occurrences: Counter[Path] = Counter()
 
-    def rest(self, message: memoryview, node: CutFields, path: Path, offset: int = 0) -> list[Buffer]:
-        """The parts of a message that are left; adds what is cut out to the places.
+    def rest(self, message: memoryview, node: CutFields, path: Path, offset: int = 0) -> bytes:
+        """What is left of a message; adds what is cut out to the places.
 
         `offset` is where the message begins in that which contains it.
         """
         parts: list[Buffer] = []
         at = kept_from = depth = 0
         while at < len(message):
-            self._count_field()
             start = at
             key, at = _varint(message, at)
             number, kind = key >> 3, key & 7
             end, at = _extent(message, at, kind)
+            self._fields += 1
+            if self._fields > self._max_fields:
+                says = f"has more than {self._max_fields} fields, which is the limit"
+                raise LimitExceededError("message", says)
             # Unknown fields may be groups, whose fields are not those of the message.
             depth += (kind == START_GROUP) - (kind == END_GROUP)
             own = None if depth else node.get(number)
+            content, at = at, end
             if own is None or kind not in own.wire_types:
-                at = end
                 continue
             own_path: Path = (*path, own.name)
             if own.inner is None:
-                self.places.setdefault(own_path, []).append((offset + at, offset + end))
-            if own.stays:
-                at = end
-                continue
-            if kept_from < start:
-                parts.append(self._kept(message[kept_from:start]))
+                self.places.setdefault(own_path, []).append((offset + content, offset + end))
+                if own.name == ID:  # it stays in the message
+                    continue
             for other in own.replaced:
                 self.places.pop((*path, *other), None)
+            parts.append(self._kept(message[kept_from:start]))
+            kept_from = end
             if own.inner is not None:
                 if own.repeated:
                     self._occurrences[own_path] += 1
                     own_path = (*own_path, self._occurrences[own_path] - 1)
-                rest = b"".join(self.rest(message[at:end], own.inner, own_path, offset + at))
-                parts += [_key(number), _encoded(len(rest)), rest]
-            at = kept_from = end
+                rest = self.rest(message[content:end], own.inner, own_path, offset + content)
+                parts += field((number,), [rest])
         if depth:
             raise DecodeError("a group has no end")
-        return [*parts, self._kept(message[kept_from:])]
-
-    def _count_field(self) -> None:
-        self._fields_left -= 1
-        if self._fields_left < 0:
-            raise LimitExceededError(
-                "message", f"has more than {self._bounds.fields} fields, which is the limit"
-            )
+        return b"".join([*parts, self._kept(message[kept_from:])])
 
     def _kept(self, part: memoryview) -> memoryview:
-        self._rest_left -= len(part)
-        if self._rest_left < 0:
-            raise LimitExceededError(
-                "message",
-                f"has at least {self._bounds.rest_bytes - self._rest_left} bytes besides tensors, numbers and"
-                f" texts; the limit is {self._bounds.rest_bytes}",
-            )
+        self._rest += len(part)
+        if self._rest > self._max_rest:
+            says = f"has at least {self._rest} bytes besides tensors, numbers and texts; the limit is"
+            raise LimitExceededError("message", f"{says} {self._max_rest}")
         return part
 
 
@@ -327,12 +307,8 @@ def head(path: tuple[int, ...], size: int) -> bytes:
     """
     heads = b""
     for number in reversed(path):
-        heads = _key(number) + _encoded(size + len(heads)) + heads
+        heads = _encoded(number << 3 | LENGTH_DELIMITED) + _encoded(size + len(heads)) + heads
     return heads
-
-
-def _key(number: int) -> bytes:
-    return _encoded(number << 3 | LENGTH_DELIMITED)
 
 
 def _encoded(value: int) -> bytes:
@@ -383,9 +359,10 @@ class PackedNumbers:
         Raises:
             InvalidRequestError: A number is incomplete or too long.
         """
-        is_whole = self._is_whole_fixed if self._is_fixed else _is_whole
-        if not all(map(is_whole, self._occurrences)):
-            raise _malformed("a field of numbers ends within a number")
+        size = self._dtype.itemsize
+        for own in self._occurrences:
+            if own and (len(own) % size if self._is_fixed else own[-1] >= CONTINUES):
+                raise _malformed("a field of numbers ends within a number")
         content = self._occurrences[0] if len(self._occurrences) == 1 else b"".join(self._occurrences)
         if self._is_fixed:
             return np.frombuffer(content, self._dtype)
@@ -394,27 +371,16 @@ class PackedNumbers:
             return digits.astype(self._dtype)
         numbers, at = np.empty(count, self._dtype), 0
         for values in _values(digits):
-            numbers[at : at + len(values)] = _converted(values, self._dtype)
+            # A type takes the lowest bits of what was sent, but any bit makes a boolean true.
+            is_bool = self._dtype.kind == "b"
+            found: Array = values != 0 if is_bool else values.astype(f"<u{size}").view(self._dtype)
+            numbers[at : at + len(values)] = found
             at += len(values)
         return numbers
-
-    def _is_whole_fixed(self, content: memoryview) -> bool:
-        return len(content) % self._dtype.itemsize == 0
-
-
-def _is_whole(content: memoryview) -> bool:
-    return not content or content[-1] < CONTINUES
 
 
 def _chunks(content: memoryview) -> Iterator[memoryview]:
     return (content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES))
-
-
-def _converted(values: NDArray[np.uint64], dtype: np.dtype[Any]) -> Array:
-    if dtype.kind == "b":
-        return np.not_equal(values, 0)
-    lowest: Array = values.astype(f"<u{dtype.itemsize}")
-    return lowest.view(dtype)
 
 
 def _values(digits: NDArray[np.uint8]) -> Iterator[NDArray[np.uint64]]:
@@ -424,18 +390,11 @@ def _values(digits: NDArray[np.uint8]) -> Iterator[NDArray[np.uint64]]:
         counts = np.diff(last, prepend=-1)
         if not last.size or counts.max() > MAX_DIGITS:
             raise _malformed("a number has more than ten digits")
-        used = int(last[-1]) + 1
-        yield _joined(digits[:used], last - counts + 1, counts)
+        used, first = int(last[-1]) + 1, last - counts + 1
+        places = np.arange(used) - np.repeat(first, counts)
+        lowest_bits = (digits[:used] & ~np.uint8(CONTINUES)).astype(np.uint64)
+        yield np.bitwise_or.reduceat(lowest_bits << (7 * places).astype(np.uint64), first)
         digits = digits[used:]
-
-
-def _joined(
-    digits: NDArray[np.uint8], first: NDArray[np.intp], counts: NDArray[np.intp]
-) -> NDArray[np.uint64]:
-    """Numbers of their digits, of which the lowest seven bits count, lowest digits first."""
-    places = np.arange(digits.size) - np.repeat(first, counts)
-    shifted = (digits & ~np.uint8(CONTINUES)).astype(np.uint64) << (7 * places).astype(np.uint64)
-    return np.bitwise_or.reduceat(shifted, first)
 
 
 def _malformed(says: str) -> InvalidRequestError:

@@ -11,8 +11,8 @@ import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from attention_serving.server.api.protobuf_bytes import Buffer
 from attention_serving.server.engine.errors import (
     EngineError,
     InvalidRequestError,
@@ -93,8 +93,8 @@ class Region:
         if size > space:
             raise InvalidRequestError(field, f"has {size} bytes; the request sets {space} bytes aside for it")
 
-    def write(self, field: str, offset: int, contents: Sequence[Buffer]) -> None:
-        """Writes a tensor that fits.
+    def write(self, field: str, offset: int, contents: Sequence[Any]) -> None:
+        """Writes a tensor that fits: its parts, which are bytes or contiguous arrays.
 
         Raises:
             InvalidRequestError: The file has become smaller.

@@ -4,14 +4,11 @@ FP16 and BF16 halve the bytes of the vectors that models take and return as FP32
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attention_serving.server.api.protobuf_bytes import Buffer
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.limits import Limits
@@ -34,17 +31,10 @@ DTYPES = {
 }
 DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 FLOAT32 = DTYPES["FP32"]
-# The bits of bfloat16, which NumPy lacks: the upper half of those of float32.
+# How real numbers are sent: the types of their bits. NumPy lacks bfloat16, the upper half of a float32.
+FLOATS = {"FP32": FLOAT32, "FP16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 HALF_BITS = 16
 QUIET_NAN = np.uint32(0x400000)
-
-
-class WireFloat(Enum):
-    """How real numbers are sent; the value is the type of their bits in NumPy."""
-
-    FP32 = FLOAT32
-    FP16 = np.dtype("<f2")
-    BF16 = np.dtype("<u2")
 
 
 class Allowance(NamedTuple):
@@ -100,7 +90,7 @@ def from_bytes(
     Args:
         field: Name of the field, for errors.
         data: The bytes.
-        datatype: Type of the elements: one of `DTYPES` or `WireFloat`.
+        datatype: Type of the elements: one of `DTYPES` or `FLOATS`.
         shape: Shape of the array. No size is negative.
         allowance: What a copy may take.
 
@@ -109,11 +99,10 @@ def from_bytes(
         LimitExceededError: The copy would be too large.
         OverloadedError: The memory of the copy is not available.
     """
-    wire = WireFloat.__members__.get(datatype, WireFloat.FP32)
-    dtype = DTYPES.get(datatype, wire.value)
+    dtype = FLOATS[datatype] if datatype in FLOATS else DTYPES[datatype]
     if len(data) != (expected := dtype.itemsize * math.prod(shape)):
         shown = " x ".join(map(str, shape))
-        name = "bfloat16" if wire is WireFloat.BF16 else dtype.name
+        name = "bfloat16" if datatype == "BF16" else dtype.name
         raise InvalidRequestError(
             field, f"has {len(data)} bytes; {shown} elements of {name} need {expected} bytes"
         )
@@ -121,52 +110,48 @@ def from_bytes(
     # The runtime computes with other bytes than 0 and 1 as if they were numbers.
     if dtype.kind == "b" and (most := elements.view(np.uint8).max(initial=0)) > 1:
         raise InvalidRequestError(field, f"contains the byte {most}; a boolean must be 0 or 1")
-    if wire is WireFloat.FP32:
+    if datatype in DTYPES:
         return elements
     allowance.take(field, elements.size * FLOAT32.itemsize)
-    if wire is WireFloat.FP16:
+    if datatype == "FP16":
         return elements.astype(FLOAT32)
     bits = elements.astype("<u4")
     bits <<= HALF_BITS
     return bits.view(FLOAT32)
 
 
-def datatype_of(array: Array, wire: WireFloat) -> str:
+def datatype_of(array: Array, wire: str) -> str:
     """The type in which the elements of an array are sent."""
-    return wire.name if array.dtype == FLOAT32 else DATATYPES[array.dtype]
-
-
-def to_bytes(
-    arrays: Iterable[Array], wire: WireFloat = WireFloat.FP32, shape: Shape | None = None
-) -> list[Buffer]:
-    """The elements of arrays in row-major order. Arrays in that order and type are not copied.
-
-    Args:
-        arrays: The arrays.
-        wire: The type in which real numbers are sent.
-        shape: The shape to which each is padded with zeros; None for their own.
-    """
-    return [np.ascontiguousarray(narrowed(_padded(array, shape), wire)).data for array in arrays]
-
-
-def _padded(array: Array, shape: Shape | None) -> Array:
-    if shape is None or array.shape == shape:
-        return array
-    return np.pad(array, [(0, size - own) for own, size in zip(array.shape, shape, strict=True)])
+    return wire if array.dtype == FLOAT32 else DATATYPES[array.dtype]
 
 
 class Output(NamedTuple):
-    """The place of an output in a reply; see `to_bytes`."""
+    """The place of an output in a reply: the elements of its arrays, one after the other.
+
+    Attributes:
+        name: Its name.
+        wire: The type in which real numbers are sent: one of `FLOATS`.
+        shape: The shape to which each array is padded with zeros; None for their own.
+    """
 
     name: str
-    wire: WireFloat = WireFloat.FP32
+    wire: str = "FP32"
     shape: Shape | None = None
 
     def size(self, arrays: Sequence[Array]) -> int:
         """Size of its elements, in bytes."""
-        dtype = self.wire.value if arrays[0].dtype == FLOAT32 else arrays[0].dtype
+        dtype = FLOATS[self.wire] if arrays[0].dtype == FLOAT32 else arrays[0].dtype
         sizes = [array.size if self.shape is None else math.prod(self.shape) for array in arrays]
         return int(sum(sizes) * dtype.itemsize)
+
+    def parts(self, arrays: Sequence[Array]) -> list[Array]:
+        """Its arrays as they are sent. Those in row-major order and of that type are not copied."""
+        if self.shape is not None:
+            arrays = [
+                np.pad(array, [(0, size - own) for own, size in zip(array.shape, self.shape, strict=True)])
+                for array in arrays
+            ]
+        return [np.ascontiguousarray(narrowed(array, self.wire)) for array in arrays]
 
 
 Piece: TypeAlias = bytes | Output
@@ -198,35 +183,30 @@ class Reply:
                 continue
             name, wire, shape = piece
             arrays = result.outputs[name]
-            if wire is WireFloat.FP32 and shape is None:
+            if wire == "FP32" and shape is None:
                 for array in arrays:  # those of a run with padding are views with gaps
                     parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))  # noqa: PERF401
             else:
-                parts += to_bytes(arrays, wire, shape)
+                parts += piece.parts(arrays)
         return parts
 
 
-def narrowed(array: Array, wire: WireFloat) -> Array:
+def narrowed(array: Array, wire: str) -> Array:
     """An array in the type of the wire, rounded to the nearest number; ties go to the even one.
 
     What is too large for FP16 becomes infinite. Arrays of other types than float32 stay as they are.
     """
-    if wire is WireFloat.FP32 or array.dtype != FLOAT32:
+    if wire == "FP32" or array.dtype != FLOAT32:
         return array
-    if wire is WireFloat.FP16:
+    if wire == "FP16":
         with np.errstate(over="ignore"):
-            return array.astype(wire.value)
-    return _bfloat16(np.ascontiguousarray(array))
-
-
-def _bfloat16(array: Array) -> NDArray[np.uint16]:
-    """The bits of float32 numbers, rounded to their upper half."""
-    bits = array.view("<u4")
+            return array.astype(FLOATS[wire])
+    bits = np.ascontiguousarray(array).view("<u4")
     # Adds a half of what the last remaining bit stands for, or just less than that if the bit is even.
     rounded = bits + (np.uint32(0x7FFF) + ((bits >> HALF_BITS) & np.uint32(1)))
     # The sum of a NaN could overflow to a number.
     nan = np.isnan(array)
     if nan.any():
         rounded[nan] = bits[nan] | QUIET_NAN
-    upper: NDArray[np.uint16] = (rounded >> HALF_BITS).astype(WireFloat.BF16.value)
+    upper: Array = (rounded >> HALF_BITS).astype(FLOATS[wire])
     return upper

@@ -10,13 +10,13 @@ from attention_serving.artifact.manifest import BATCH_AXIS, POSITIONS
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api.protobuf_bytes import Parsed, head
 from attention_serving.server.api.tensors import (
+    FLOATS,
     UNCOUNTED,
     Allowance,
     Output,
     Piece,
     Reply,
     Shape,
-    WireFloat,
     datatype_of,
     from_bytes,
 )
@@ -216,18 +216,16 @@ class _Decoder:
         return tuple(numbers.array().tolist())
 
 
-def output_type(message: pb.AttendRequest) -> WireFloat:
+def output_type(message: pb.AttendRequest) -> str:
     """The type in which a request wants real numbers.
 
     Raises:
         InvalidRequestError: It is not a type of real numbers.
     """
     data_type = message.output_data_type
-    if not data_type:
-        return WireFloat.FP32
-    wire = WireFloat.__members__.get(NAMES.get(data_type, ""))
-    if wire is None:
-        known = ", ".join(WireFloat.__members__)
+    wire = NAMES.get(data_type, "") if data_type else "FP32"
+    if wire not in FLOATS:
+        known = ", ".join(FLOATS)
         raise InvalidRequestError("output_data_type", f"is {data_type}; must be one of {known}")
     return wire
 
@@ -253,9 +251,7 @@ def facts(request: Request, model: LoadedModel, *, has_texts: bool = False) -> b
     return response.SerializeToString() + bounds
 
 
-def reply(
-    known: bytes, model: LoadedModel, wire: WireFloat = WireFloat.FP32, *, embeds: bool = False
-) -> Reply:
+def reply(known: bytes, model: LoadedModel, wire: str = "FP32", *, embeds: bool = False) -> Reply:
     """Encodes results as AttendResponses.
 
     Args:
@@ -268,7 +264,7 @@ def reply(
     return Reply(partial(_pieces, known, wire, embeds=embeds, has_heads=has_heads))
 
 
-def _pieces(known: bytes, wire: WireFloat, result: Result, *, embeds: bool, has_heads: bool) -> list[Piece]:
+def _pieces(known: bytes, wire: str, result: Result, *, embeds: bool, has_heads: bool) -> list[Piece]:
     response, outputs = pb.AttendResponse(), result.outputs
     first = EMBEDDING if embeds else CONTEXT_VECTORS if CONTEXT_VECTORS in outputs else next(iter(outputs))
     # The first output of a non-attention module may be one row for each sequence.
@@ -281,7 +277,7 @@ def _pieces(known: bytes, wire: WireFloat, result: Result, *, embeds: bool, has_
     # A module may have an output of this name that is not the weights of heads.
     if weights := outputs.get(ATTENTION_WEIGHTS, ()) if has_heads else ():
         described = response.attention_weights
-        described.data_type = DATA_TYPES[wire.name]
+        described.data_type = DATA_TYPES[wire]
         *layers, described.num_heads, _, _ = weights[0].shape  # those of an encoder have layers
         described.num_layers = layers[0] if layers else 0
         described.query_lengths.extend([array.shape[-2] for array in weights])

@@ -16,7 +16,6 @@ from attention_serving.server.api.tensors import (
     Piece,
     Reply,
     Shape,
-    WireFloat,
     datatype_of,
 )
 from attention_serving.server.engine.errors import InvalidRequestError
@@ -35,7 +34,7 @@ def decode(
     model: LoadedModel,
     deadline: float,
     allowance: Allowance,
-    wire: WireFloat = WireFloat.FP32,
+    wire: str = "FP32",
 ) -> tuple[Request, Reply]:
     """Decodes a request that names its inputs. Its arrays share memory with the message where they can.
 
@@ -117,7 +116,7 @@ def _tensors(
     return shapes, elements(name, sent.data_type, data, (total,), allowance)
 
 
-def _pieces(result: Result, names: Sequence[str], wire: WireFloat, *, has_batch: bool) -> list[Piece]:
+def _pieces(result: Result, names: Sequence[str], wire: str, *, has_batch: bool) -> list[Piece]:
     pieces: list[Piece] = []
     for name in names:
         arrays, output = result.outputs[name], Output(name, wire)

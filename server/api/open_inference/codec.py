@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS, EMBEDDING
+from attention_serving.artifact.encoder import ATTENTION_WEIGHTS, CONTEXT_VECTORS
 from attention_serving.artifact.manifest import (
     ATTENTION_MASK,
     BATCH_AXIS,
@@ -22,16 +22,16 @@ from attention_serving.artifact.manifest import (
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import inputs
 from attention_serving.server.api.open_inference import parameters, response, tensors
-from attention_serving.server.api.open_inference.parameters import RegionSlice
 from attention_serving.server.api.protobuf_bytes import Parsed
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import UNCOUNTED, Allowance, Reply, Shape, WireFloat
+from attention_serving.server.api.tensors import UNCOUNTED, Allowance, Reply
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import check_dimensions
 from attention_serving.server.engine.requests.texts import encode_texts
 from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS, LITTLE_TEXT_BYTES, TEXT
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
+from attention_serving.server.transport.call import deadline_after
 
 # Inputs that a request may have beside those of its model.
 OTHER_INPUTS = (TEXT, ATTENTION_MASK, KEY_LENGTHS, QUERY_LENGTHS)
@@ -78,7 +78,7 @@ def decode(
     """
     message, given = parsed.message, parameters.read(parsed.message.parameters)
     parameters.check_request(given)
-    types = _requested(message, model)
+    requested = response.requested(message, model, memory)
     if len(message.inputs) > (most := len(model.inputs) + len(OTHER_INPUTS)):
         says = f"has {len(message.inputs)} entries; the model takes {most} at most"
         raise InvalidRequestError("inputs", says)
@@ -89,45 +89,42 @@ def decode(
         raise InvalidRequestError(next(iter(beside)), "cannot be combined with text; send token ids instead")
     sizes, mask = _sizes(arrays, model), beside.pop(ATTENTION_MASK, None)
     cuts = _cuts(beside, sizes, model)
+    specs = [spec for spec in model.inputs if spec.name in arrays]
     whole = {
         spec.name: inputs.ragged(
             spec.name, [arrays[spec.name].shape], arrays[spec.name], len(spec.axes) - 1, allowance.limits
         )
-        for spec in model.inputs
-        if spec.name in arrays
+        for spec in specs
     }
+    dimensions = parameters.typed(given, parameters.DIMENSIONS, int, "a positive integer")
+    if dimensions is not None:
+        if dimensions < 1:
+            raise InvalidRequestError(parameters.DIMENSIONS, f"is {dimensions}; must be a positive integer")
+        check_dimensions(dimensions, model)
+    says = "an integer: microseconds, or 0 for no timeout"
+    microseconds = parameters.typed(given, parameters.TIMEOUT, int, says) or 0
     request = Request(
-        inputs={
-            spec.name: _cut(whole[spec.name], cuts.get(str(spec.axes[1])))
-            for spec in model.inputs
-            if spec.name in arrays
-        },
+        inputs={spec.name: _cut(whole[spec.name], cuts.get(str(spec.axes[1]))) for spec in specs},
         texts=() if texts is None else tensors.decode_texts(TEXT, texts),
         mask=None if mask is None else _mask(mask, model, whole, cuts),
-        return_weights=ATTENTION_WEIGHTS in types and ATTENTION_WEIGHTS not in model.default_outputs,
-        return_tokens=CONTEXT_VECTORS in types,
-        dimensions=parameters.dimensions(given),
+        return_weights=ATTENTION_WEIGHTS in requested and ATTENTION_WEIGHTS not in model.default_outputs,
+        return_tokens=CONTEXT_VECTORS in requested,
+        dimensions=dimensions or 0,
         prompt=parameters.typed(given, "prompt", str, "a string"),
         truncate=parameters.typed(given, "truncate", bool, "a boolean"),
-        deadline=min(deadline, parameters.timeout(given)),
+        deadline=min(deadline, deadline_after(microseconds / 1e6)) if microseconds > 0 else deadline,
     )
-    if request.dimensions:
-        check_dimensions(request.dimensions, model)
-    field = TEXT if request.texts else model.inputs[0].name
-    if request.return_weights:
-        field = f"outputs[{ATTENTION_WEIGHTS}]"
     request = encode_texts(request, model, allowance.limits, allowance.reservation)
-    id_bytes = len(parsed.id.encode())
-    shapes, contents = response.layout(types, request, model, sizes, field, id_bytes, allowance)
-    regions = _regions(message, model, shapes, types, memory)
+    field = f"outputs[{ATTENTION_WEIGHTS}]" if request.return_weights else model.inputs[0].name
+    if texts is not None and not request.return_weights:
+        field = TEXT
+    outputs = response.plan(requested, request, model, sizes, field, len(parsed.id.encode()), allowance)
     known = response.known(request, model)
-    if in_stream and parameters.wants_final(given):
+    if in_stream and given.get(parameters.WANTS_FINAL) is True:
         known += FINAL
-    encode = partial(
-        response.encode, known=known, shapes=shapes, types=types, regions=regions, contents=contents
-    )
     # A timeout counts from the arrival of its request, and regions can be replaced.
-    return request, Reply(encode, is_kept=parameters.TIMEOUT not in given and not regions)
+    is_kept = parameters.TIMEOUT not in given and not any(own.where for own in outputs)
+    return request, Reply(partial(response.encode, known=known, outputs=outputs), is_kept=is_kept)
 
 
 def _sizes(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, int]:
@@ -185,47 +182,3 @@ def _mask(array: Array, model: LoadedModel, whole: Mapping[str, Ragged], cuts: C
         for part, last, end in zip(array, query, key, strict=True)
     ]
     return Mask(found.kind, np.concatenate(parts))
-
-
-def _regions(
-    message: pb.ModelInferRequest,
-    model: LoadedModel,
-    shapes: Mapping[str, Shape],
-    types: Mapping[str, WireFloat],
-    memory: SharedMemory | None,
-) -> dict[str, RegionSlice]:
-    """Where outputs are written to shared memory, in which each has room."""
-    found = {}
-    for output in message.outputs:
-        name, field = output.name, f"outputs[{output.name}]"
-        own = parameters.region_slice(field, output.parameters, memory)
-        if own is None:
-            continue
-        if name == response.TOKENS:
-            raise InvalidRequestError(field, "has no fixed size and cannot be written to shared memory")
-        size = response.output_bytes(name, model, shapes[name], types[name])
-        own.region.check_write(field, own.offset, own.size, size)
-        found[name] = own._replace(size=size)
-    return found
-
-
-def _requested(message: pb.ModelInferRequest, model: LoadedModel) -> dict[str, WireFloat]:
-    """The type of real numbers in each requested output, by name, in their order."""
-    names = response.default_outputs(model)
-    if not message.outputs:
-        return dict.fromkeys(names, WireFloat.FP32)
-    known = list(dict.fromkeys((*names, *model.outputs)))
-    if response.has_tokens(model):
-        known.append(response.TOKENS)
-    requested: dict[str, WireFloat] = {}
-    for output in message.outputs:
-        name, field = output.name, f"outputs[{output.name}]"
-        if name not in known:
-            says = f"is unknown; must be one of {', '.join(known)}"
-            if name == EMBEDDING and model.encoder is None:
-                says = f"model {model.name!r} is not a text encoder; its outputs are {', '.join(known)}"
-            raise InvalidRequestError(field, says)
-        if name in requested:
-            raise InvalidRequestError(field, "is requested twice; each output must be requested once")
-        requested[name] = parameters.output_type(field, output.parameters)
-    return requested

@@ -4,15 +4,13 @@ A parameter that would change the meaning of the result is refused, never ignore
 clients encode or trace, have no effect.
 """
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.shared_memory import SHARED_MEMORY_IS_OFF, Region, SharedMemory
-from attention_serving.server.api.tensors import WireFloat
+from attention_serving.server.api.tensors import FLOATS
 from attention_serving.server.engine.errors import InvalidRequestError, UnsupportedError
-from attention_serving.server.transport.call import deadline_after
 
 T = TypeVar("T")
 # Values by name; None for a parameter without a value.
@@ -21,14 +19,13 @@ TIMEOUT = "timeout"
 # Extensions of the protocol that this server lacks, by their parameters.
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 CLASSIFICATION = "classification"
-# Triton's clients send it with every request.
+# Triton's clients send it with every request: whether the last response of a stream to it is marked as such.
 WANTS_FINAL = "triton_enable_empty_final_response"
 # A parameter of this server: the type in which a requested output of FP32 is sent.
 DATATYPE = "datatype"
-# A parameter of this server for embeddings.
+# A parameter of this server for embeddings: the number of leading elements of each.
 DIMENSIONS = "dimensions"
-MAX_DIMENSIONS = 2**31 - 1
-REGION, REGION_OFFSET, REGION_SIZE = (
+REGION, REGION_OFFSET, REGION_SIZE = REGIONS = (
     "shared_memory_region",
     "shared_memory_offset",
     "shared_memory_byte_size",
@@ -55,14 +52,7 @@ def read(parameters: Mapping[str, pb.InferParameter]) -> Parameters:
     return {name: choice and getattr(parameters[name], choice) for name, choice in choices.items()}
 
 
-def wants_final(given: Parameters) -> bool:
-    """Whether the last response of a stream to a request is to be marked as such."""
-    return given.get(WANTS_FINAL) is True
-
-
-def region_slice(
-    field: str, parameters: Mapping[str, pb.InferParameter], memory: SharedMemory | None
-) -> RegionSlice | None:
+def region_slice(field: str, given: Parameters, memory: SharedMemory | None) -> RegionSlice | None:
     """Where a tensor's parameters say that it is in shared memory; None if they do not.
 
     Raises:
@@ -70,15 +60,13 @@ def region_slice(
         RegionNotFoundError: The region is not registered.
         UnsupportedError: Shared memory is switched off.
     """
-    given = read(parameters)
-    if not {REGION, REGION_OFFSET, REGION_SIZE} & given.keys():
+    if not given or given.keys().isdisjoint(REGIONS):
         return None
-    region = given.get(REGION)
+    region, bounds = given.get(REGION), []
     if not isinstance(region, str) or not region:
         raise InvalidRequestError(f"{field}.parameters[{REGION}]", "must be the name of a region")
     if REGION_SIZE not in given:
         raise InvalidRequestError(f"{field}.parameters[{REGION_SIZE}]", "is missing")
-    bounds = []
     for name in (REGION_OFFSET, REGION_SIZE):
         found = given.get(name, 0)
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
@@ -97,48 +85,23 @@ def check_request(given: Parameters) -> None:
     """
     for name in SEQUENCE:
         if given.get(name):
-            raise InvalidRequestError(
-                f"parameters[{name}]", "is not supported by this server: its models keep no state"
-            )
+            says = "is not supported by this server: its models keep no state"
+            raise InvalidRequestError(f"parameters[{name}]", says)
 
 
-def output_type(field: str, parameters: Mapping[str, pb.InferParameter]) -> WireFloat:
+def output_type(field: str, given: Parameters) -> str:
     """Checks the parameters of a requested output; the type of `datatype`, FP32 if it has none.
 
     Raises:
         InvalidRequestError: The output is to be classified, or the type is not one of real numbers.
     """
-    given = read(parameters)
     if given.get(CLASSIFICATION):
         says = "is not supported by this server; request the output without it"
         raise InvalidRequestError(f"{field}.parameters[{CLASSIFICATION}]", says)
-    wire = WireFloat.__members__.get(str(given.get(DATATYPE, WireFloat.FP32.name)))
-    if wire is None:
-        says = f"must be one of {', '.join(WireFloat.__members__)}"
-        raise InvalidRequestError(f"{field}.parameters[{DATATYPE}]", says)
+    wire = str(given.get(DATATYPE, "FP32"))
+    if wire not in FLOATS:
+        raise InvalidRequestError(f"{field}.parameters[{DATATYPE}]", f"must be one of {', '.join(FLOATS)}")
     return wire
-
-
-def dimensions(given: Parameters) -> int:
-    """Number of leading elements of each embedding; 0 for all.
-
-    Raises:
-        InvalidRequestError: The parameter is not a positive integer.
-    """
-    found = typed(given, DIMENSIONS, int, "a positive integer")
-    if found is not None and not 0 < found <= MAX_DIMENSIONS:
-        raise InvalidRequestError(DIMENSIONS, f"is {found}; must be a positive integer")
-    return found or 0
-
-
-def timeout(given: Parameters) -> float:
-    """The deadline of the parameter `timeout`, which is in microseconds; infinite for 0 and below.
-
-    Raises:
-        InvalidRequestError: The timeout is not an integer.
-    """
-    microseconds = typed(given, TIMEOUT, int, "an integer: microseconds, or 0 for no timeout")
-    return deadline_after(microseconds / 1e6) if microseconds and microseconds > 0 else math.inf
 
 
 def typed(given: Parameters, name: str, kind: type[T], words: str) -> T | None:

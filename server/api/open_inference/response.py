@@ -2,8 +2,9 @@
 
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,17 +15,18 @@ from attention_serving.server.api.open_inference import parameters
 from attention_serving.server.api.open_inference.parameters import RegionSlice
 from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.protobuf_bytes import head
+from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.api.tensors import (
     DATATYPES,
+    FLOAT32,
+    FLOATS,
     Allowance,
     Output,
     Piece,
     Shape,
-    WireFloat,
     datatype_of,
-    to_bytes,
 )
-from attention_serving.server.engine.errors import LimitExceededError
+from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Request, Result
 
@@ -51,19 +53,71 @@ def has_tokens(model: LoadedModel) -> bool:
     return model.text_encoder is not None and TOKENS not in model.outputs
 
 
-def layout(
-    outputs: Iterable[str],
+class Planned(NamedTuple):
+    """A requested output, as it is known before the run.
+
+    Attributes:
+        name: Its name.
+        wire: The type in which real numbers are sent.
+        shape: Its shape, padding included.
+        content: The datatype and the content of an output that describes texts; None for one of the model.
+        where: Where in shared memory it is written; None if it is sent. Its raw entry is then empty.
+    """
+
+    name: str
+    wire: str
+    shape: Shape
+    content: tuple[str, bytes] | None
+    where: RegionSlice | None
+
+
+# The type of real numbers in a requested output, and where in shared memory it is written, if it is.
+Requested: TypeAlias = Mapping[str, tuple[str, RegionSlice | None]]
+
+
+def requested(message: pb.ModelInferRequest, model: LoadedModel, memory: SharedMemory | None) -> Requested:
+    """The requested outputs by name, in their order.
+
+    Raises:
+        InvalidRequestError: The model has no such output, it is requested twice, or its parameters are wrong.
+    """
+    names = default_outputs(model)
+    if not message.outputs:
+        return dict.fromkeys(names, ("FP32", None))
+    known = list(dict.fromkeys((*names, *model.outputs)))
+    if has_tokens(model):
+        known.append(TOKENS)
+    found: dict[str, tuple[str, RegionSlice | None]] = {}
+    for output in message.outputs:
+        name, field = output.name, f"outputs[{output.name}]"
+        if name not in known:
+            says = f"is unknown; must be one of {', '.join(known)}"
+            if name == EMBEDDING and model.encoder is None:
+                says = f"model {model.name!r} is not a text encoder; its outputs are {', '.join(known)}"
+            raise InvalidRequestError(field, says)
+        if name in found:
+            raise InvalidRequestError(field, "is requested twice; each output must be requested once")
+        given = parameters.read(output.parameters)
+        where = parameters.region_slice(field, given, memory)
+        if where is not None and name == TOKENS:
+            raise InvalidRequestError(field, "has no fixed size and cannot be written to shared memory")
+        found[name] = parameters.output_type(field, given), where
+    return found
+
+
+def plan(
+    requested: Requested,
     request: Request,
     model: LoadedModel,
     sizes: Mapping[str, int],
     field: str,
     id_bytes: int,
     allowance: Allowance,
-) -> tuple[dict[str, Shape], dict[str, tuple[str, bytes]]]:
+) -> list[Planned]:
     """What is known of the outputs of a response, whose size is checked before the request is queued.
 
     Args:
-        outputs: Names of the requested outputs.
+        requested: The requested outputs.
         request: The decoded request, without texts. It may still be found invalid.
         model: The model.
         sizes: Size of each symbolic axis that the request pads to. An axis that is not here is as long as its
@@ -72,10 +126,8 @@ def layout(
         id_bytes: Size of the request's id.
         allowance: What the response may take. The memory of padding is reserved.
 
-    Returns:
-        Their shapes, padding included, by name; and the datatype and content of those that describe texts.
-
     Raises:
+        InvalidRequestError: An output does not fit into the region of shared memory.
         LimitExceededError: The response would be too large.
         OverloadedError: The memory of the padding, or of the tokens, is not available.
     """
@@ -85,38 +137,37 @@ def layout(
         if spec.name in request.inputs
     }
     batch = max(map(len, lengths.values()), default=0)
-    padded = {axis: sizes.get(axis, max(own, default=0)) for axis, own in lengths.items()}
-    is_padded = any(own.count(padded[axis]) < len(own) for axis, own in lengths.items())
-    shapes, size, unpadded = dict[str, Shape](), 0, 0
-    for name in outputs:
+    longest = {axis: max(own, default=0) for axis, own in lengths.items()}
+    padded = {**longest, **sizes, BATCH_AXIS: batch}
+    outputs, size = list[Planned](), 0
+    for name, (wire, where) in requested.items():
+        content, place = None, where
         if name == TOKENS and has_tokens(model):
-            shapes[name] = ()  # in its place
-            continue
-        spec = model.outputs.get(name, LENGTHS_SPEC)
-        named = {**padded, BATCH_AXIS: batch}
-        shape = tuple([named.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
-        shapes[name] = (batch, request.dimensions) if name == EMBEDDING and request.dimensions else shape
-        size += output_bytes(name, model, shapes[name])
-        if is_padded:
-            fixed = [axis for axis in spec.axes[1:] if isinstance(axis, int)]
-            columns = [lengths[axis] for axis in spec.axes[1:] if axis in lengths]
-            rows = sum(map(math.prod, zip(*columns, strict=False))) if columns else batch
-            unpadded += output_bytes(name, model, (rows, *fixed))
+            shape, tokens = token_texts(request, model, sizes.get(str(model.inputs[0].axes[1]), 0), allowance)
+            content, own_bytes = (BYTES, tokens), 0  # they have a limit of their own
+        else:
+            spec = model.outputs.get(name, LENGTHS_SPEC)
+            shape = tuple([padded.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.axes])
+            if name == EMBEDDING and request.dimensions:
+                shape = (batch, request.dimensions)
+            dtype, count = np.dtype(spec.data_type), math.prod(shape)
+            if spec is LENGTHS_SPEC:
+                own = next(iter(request.inputs.values())).lengths if request.inputs else ()
+                content = DATATYPES[dtype], np.array(own, dtype).tobytes()
+            own_bytes = count * dtype.itemsize
+            if where is not None:
+                sent = count * (FLOATS[wire] if dtype == FLOAT32 else dtype).itemsize
+                where.region.check_write(f"outputs[{name}]", where.offset, where.size, sent)
+                place = where._replace(size=sent)
+        size += own_bytes
+        outputs.append(Planned(name, wire, shape, content, place))
     if size + id_bytes > (most := allowance.limits.max_result_bytes):
         says = f"the response would have {size + id_bytes} bytes with padding; the limit is {most}"
         raise LimitExceededError(field, says)
-    if is_padded and size > unpadded:
+    if any(min(own, default=0) < padded[axis] for axis, own in lengths.items()):
         # The outputs are copied to rectangles, which are then copied to the response.
-        allowance.reserve(size + size - unpadded)
-    contents = {}
-    if LENGTHS in shapes and LENGTHS not in model.outputs:
-        own = next(iter(request.inputs.values())).lengths if request.inputs else ()
-        contents[LENGTHS] = DATATYPES[np.dtype(np.int64)], np.array(own, np.int64).tobytes()
-    if TOKENS in shapes and has_tokens(model):
-        length = sizes.get(str(model.inputs[0].axes[1]), 0)
-        shapes[TOKENS], tokens = token_texts(request, model, length, allowance)
-        contents[TOKENS] = BYTES, tokens
-    return shapes, contents
+        allowance.reserve(2 * size)
+    return outputs
 
 
 def known(request: Request, model: LoadedModel) -> bytes:
@@ -125,13 +176,6 @@ def known(request: Request, model: LoadedModel) -> bytes:
     if request.truncated:
         response.parameters[TRUNCATED].string_param = ",".join(map(str, request.truncated))
     return response.SerializeToString()
-
-
-def output_bytes(name: str, model: LoadedModel, shape: Shape, wire: WireFloat = WireFloat.FP32) -> int:
-    """Size of an output of a shape in the type in which it is sent, in bytes."""
-    data_type = model.outputs.get(name, LENGTHS_SPEC).data_type
-    dtype = wire.value if data_type == "float32" else np.dtype(data_type)
-    return math.prod(shape) * dtype.itemsize
 
 
 def token_texts(
@@ -170,46 +214,36 @@ def token_texts(
     return (len(ids.lengths), length), b"".join(parts)
 
 
-def encode(
-    result: Result,
-    known: bytes,
-    shapes: Mapping[str, Shape],
-    types: Mapping[str, WireFloat],
-    regions: Mapping[str, RegionSlice],
-    contents: Mapping[str, tuple[str, bytes]],
-) -> list[Piece]:
+def encode(result: Result, known: bytes, outputs: Sequence[Planned]) -> list[Piece]:
     """A response without its id, with one raw entry for each requested output.
 
     Args:
         result: The outputs of each sequence.
         known: The result of `known`.
-        shapes: The shapes of `layout`.
-        types: The type in which outputs of real numbers are sent, by name.
-        regions: Where outputs are written to shared memory, by name. Their raw entries are empty.
-        contents: The contents of `layout`.
+        outputs: The result of `plan`.
 
     Raises:
         InvalidRequestError: A region of shared memory has become smaller.
     """
     response, raw = pb.ModelInferResponse(), list[Piece]()
-    for name, shape in shapes.items():
+    for name, wire, shape, content, where in outputs:
         described = response.outputs.add(name=name, shape=shape)
         own: Piece
-        if name in contents:
-            described.datatype, own = contents[name]
-            size = len(own)
+        parts: Sequence[Any]
+        if content is not None:
+            described.datatype, own = content
+            size, parts = len(own), [own]
         else:
-            arrays, wire = result.outputs[name], types[name]
+            arrays = result.outputs[name]
             is_padded = any(array.shape != shape[1:] for array in arrays)
             own = Output(name, wire, shape[1:] if is_padded else None)
             described.datatype, size = datatype_of(arrays[0], wire), own.size(arrays)
-        if name in regions:
-            region, offset, space = regions[name]
-            content = [own] if isinstance(own, bytes) else to_bytes(result.outputs[name], own.wire, own.shape)
-            region.write(name, offset, content)
-            described.parameters[parameters.REGION].string_param = region.name
-            described.parameters[parameters.REGION_OFFSET].int64_param = offset
-            described.parameters[parameters.REGION_SIZE].int64_param = space
+            parts = own.parts(arrays) if where is not None else []
+        if where is not None:
+            where.region.write(name, where.offset, parts)
+            described.parameters[parameters.REGION].string_param = where.region.name
+            described.parameters[parameters.REGION_OFFSET].int64_param = where.offset
+            described.parameters[parameters.REGION_SIZE].int64_param = where.size
             own, size = b"", 0
         raw += [head(RAW_OUTPUT_CONTENTS, size), own]
     return [known + response.SerializeToString(), *raw]

@@ -2,9 +2,9 @@
 
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.inputs import check_once
 from attention_serving.server.api.open_inference import parameters
-from attention_serving.server.api.open_inference.parameters import RegionSlice
-from attention_serving.server.api.protobuf_bytes import PackedNumbers, Parsed
+from attention_serving.server.api.protobuf_bytes import Buffer, Parsed
 from attention_serving.server.api.shared_memory import SharedMemory
-from attention_serving.server.api.tensors import DTYPES, UNCOUNTED, Allowance, from_bytes
+from attention_serving.server.api.tensors import DTYPES, FLOATS, UNCOUNTED, Allowance, Shape, from_bytes
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array, Text
 
 BYTES = "BYTES"
-KNOWN_DATATYPES = (*DTYPES, "FP16", "BF16", BYTES)
+KNOWN_DATATYPES = (*DTYPES, *(name for name in FLOATS if name not in DTYPES), BYTES)
 # The typed field for elements of each type. FP16 and BF16 have none: they are sent as raw contents.
 CONTENTS = {
     **{name: f"{name.lower()}_contents" for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", BYTES)},
@@ -35,7 +34,6 @@ RAW_CONTENTS = "raw_input_contents"
 PATHS = (RAW_CONTENTS, *[f"inputs.contents.{name}" for name in TYPED_FIELDS])
 # NumPy's own limit.
 MAX_AXES = 64
-Raw: TypeAlias = "bytes | memoryview"
 InputTensor = pb.ModelInferRequest.InferInputTensor
 
 
@@ -59,18 +57,26 @@ def decode_tensors(
         UnsupportedError: An input is in shared memory, which is switched off.
     """
     contents = parsed.contents(RAW_CONTENTS)
-    raw = iter(contents)
-    tensors: dict[str, Array] = {}
-    shared = 0
-    for index, tensor in enumerate(parsed.message.inputs):
-        name = tensor.name
+    raw, tensors, shared = iter(contents), dict[str, Array](), 0
+    for index, sent in enumerate(parsed.message.inputs):
+        name = sent.name
         check_once(name, tensors)
-        decoder = _TensorDecoder(tensor, index, parsed, allowance)
-        if (where := parameters.region_slice(name, tensor.parameters, memory)) is not None:
-            tensors[name] = decoder.shared(where)
+        tensor = _checked(sent, allowance)
+        where = parameters.region_slice(name, parameters.read(sent.parameters), memory)
+        if where is not None:
+            allowance.take(name, where.size)
+            tensors[name] = tensor.raw(memoryview(where.region.read(name, where.offset, where.size)))
             shared += 1
+            continue
+        typed = [field for field in TYPED_FIELDS if ("inputs", index, "contents", field) in parsed.places]
+        if not contents:
+            tensors[name] = tensor.typed(typed, parsed, index)
+        elif typed:
+            raise InvalidRequestError(name, "has contents, but the request has raw_input_contents too")
+        elif (data := next(raw, None)) is None:
+            raise InvalidRequestError(RAW_CONTENTS, f"has no entry for input {name!r}")
         else:
-            tensors[name] = decoder.raw(raw) if contents else decoder.typed()
+            tensors[name] = tensor.raw(data)
     if next(raw, None) is not None:
         elsewhere = " outside shared memory" if shared else ""
         has = f"has {len(contents)} entries; the request has {len(tensors) - shared} inputs{elsewhere}"
@@ -78,99 +84,78 @@ def decode_tensors(
     return tensors
 
 
-class _TensorDecoder:
-    """Decodes one input. Its size is checked against its shape before anything is built."""
+def _checked(sent: InputTensor, allowance: Allowance) -> "_Tensor":
+    """An input of a known type, which has one element or more."""
+    name, datatype, shape = sent.name, sent.datatype, tuple(sent.shape[: MAX_AXES + 1])
+    if datatype not in KNOWN_DATATYPES:
+        known = ", ".join(KNOWN_DATATYPES)
+        raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; must be one of {known}")
+    if len(shape) > MAX_AXES:
+        raise InvalidRequestError(name, f"has {len(sent.shape)} axes; the limit is {MAX_AXES}")
+    # If a size was 0, the number of bytes would not bound the others.
+    if min(shape, default=1) < 1:
+        raise InvalidRequestError(name, f"has shape {list(shape)}; every size must be 1 or more")
+    # The first axis counts sequences.
+    allowance.limits.check_sequences(name, shape[0] if shape else 0)
+    return _Tensor(name, datatype, shape, allowance)
 
-    def __init__(
-        self, tensor: InputTensor, index: int, parsed: Parsed[pb.ModelInferRequest], allowance: Allowance
-    ) -> None:
-        # Each access to a field of a message makes a new object.
-        name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape[: MAX_AXES + 1])
-        if datatype not in KNOWN_DATATYPES:
-            known = ", ".join(KNOWN_DATATYPES)
-            raise InvalidRequestError(name, f"datatype {datatype!r} is unknown; must be one of {known}")
-        if len(shape) > MAX_AXES:
-            raise InvalidRequestError(name, f"has {len(tensor.shape)} axes; the limit is {MAX_AXES}")
-        # If a size was 0, the number of bytes would not bound the others.
-        if min(shape, default=1) < 1:
-            raise InvalidRequestError(name, f"has shape {list(shape)}; every size must be 1 or more")
-        # The first axis counts sequences.
-        allowance.limits.check_sequences(name, shape[0] if shape else 0)
-        self._name, self._datatype, self._shape = name, datatype, shape
-        self._allowance = allowance
-        own = {field: parsed.contents("inputs", index, "contents", field) for field in TYPED_FIELDS}
-        # An element of BYTES may be empty, an occurrence of numbers has none then.
-        self._typed = {
-            field: found for field, found in own.items() if found and (field == CONTENTS[BYTES] or any(found))
-        }
 
-    def shared(self, where: RegionSlice) -> Array:
-        """The input's elements from shared memory."""
-        self._allowance.take(self._name, where.size)
-        return self._elements(memoryview(where.region.read(self._name, where.offset, where.size)))
+class _Tensor(NamedTuple):
+    """An input. Its size is checked against its shape before anything is built."""
 
-    def raw(self, entries: Iterator[Raw]) -> Array:
-        """The input's elements from the next entry of the raw contents."""
-        if self._typed:
-            raise InvalidRequestError(self._name, "has contents, but the request has raw_input_contents too")
-        data = next(entries, None)
-        if data is None:
-            raise InvalidRequestError(RAW_CONTENTS, f"has no entry for input {self._name!r}")
-        return self._elements(data)
+    name: str
+    datatype: str
+    shape: Shape
+    allowance: Allowance
 
-    def _elements(self, data: Raw) -> Array:
-        if self._datatype == BYTES:
-            return self._bytes(_split_bytes(self._name, data))
-        return from_bytes(self._name, data, self._datatype, self._shape, self._allowance)
+    def raw(self, data: Buffer) -> Array:
+        """Its elements from raw contents or shared memory."""
+        if self.datatype == BYTES:
+            return self._bytes(_split_bytes(self.name, data))
+        return from_bytes(self.name, data, self.datatype, self.shape, self.allowance)
 
-    def typed(self) -> Array:
-        """The input's elements from its own contents."""
-        datatype = self._datatype
+    def typed(self, filled: Sequence[str], parsed: Parsed[Any], index: int) -> Array:
+        """Its elements from its own contents, of which some fields are filled."""
+        name, datatype = self.name, self.datatype
         field = CONTENTS.get(datatype)
         if field is None:
-            raise InvalidRequestError(self._name, f"{datatype} must be sent in raw_input_contents")
-        if list(self._typed) not in ([], [field]):
-            raise InvalidRequestError(
-                self._name, f"is {datatype} and fills {', '.join(self._typed)}; must fill {field} only"
-            )
-        found = self._typed.get(field, ())
+            raise InvalidRequestError(name, f"{datatype} must be sent in raw_input_contents")
+        if filled and filled != [field]:
+            says = f"is {datatype} and fills {', '.join(filled)}; must fill {field} only"
+            raise InvalidRequestError(name, says)
+        path = ("inputs", index, "contents", field)
         if datatype == BYTES:
-            return self._bytes(found)
+            return self._bytes(parsed.contents(*path))
         dtype, wide = DTYPES[datatype], CONTENT_TYPES[field]
-        numbers = PackedNumbers(found, wide)
+        numbers = parsed.numbers(wide, *path)
         self._check_count(count := len(numbers))
-        # Narrowing copies the numbers once more.
-        self._allowance.take(self._name, count * (wide.itemsize + (dtype.itemsize if dtype != wide else 0)))
-        return self._narrowed(numbers.array(), dtype).reshape(self._shape)
+        # The type of the tensor may be narrower than that of the field, which copies the numbers once more.
+        self.allowance.take(name, count * (wide.itemsize + (dtype.itemsize if dtype != wide else 0)))
+        found = numbers.array()
+        if dtype != wide:
+            info: Any = np.iinfo(dtype)
+            least, most = found.min(), found.max()
+            if not info.min <= least <= most <= info.max:
+                wrong = least if least < info.min else most
+                says = f"contains {wrong}; {datatype} takes {info.min} to {info.max}"
+                raise InvalidRequestError(name, says)
+        return found.astype(dtype, copy=False).reshape(self.shape)
 
-    def _bytes(self, elements: Iterable[Raw]) -> Array:
+    def _bytes(self, elements: Iterable[Buffer]) -> Array:
         """The elements of a BYTES tensor, each of which is a sequence."""
-        count = math.prod(self._shape)
-        self._allowance.limits.check_sequences(self._name, count)
+        count = math.prod(self.shape)
+        self.allowance.limits.check_sequences(self.name, count)
         found = list(islice(elements, count + 1))
         self._check_count(len(found))
-        return np.fromiter(found, object, count).reshape(self._shape)
+        return np.fromiter(found, object, count).reshape(self.shape)
 
     def _check_count(self, count: int) -> None:
-        if count != (expected := math.prod(self._shape)):
-            found = f"more than {expected}" if self._datatype == BYTES and count > expected else count
-            raise InvalidRequestError(self._name, f"has {found} elements; its shape is {list(self._shape)}")
-
-    def _narrowed(self, numbers: Array, dtype: np.dtype[Any]) -> Array:
-        """The same numbers in the type of the tensor, which may be narrower than the type of the field."""
-        if numbers.dtype == dtype:
-            return numbers
-        info = np.iinfo(dtype)
-        if numbers.size and not info.min <= numbers.min() <= numbers.max() <= info.max:
-            found = numbers.min() if numbers.min() < info.min else numbers.max()
-            raise InvalidRequestError(
-                self._name,
-                f"contains {found}; {self._datatype} takes {info.min} to {info.max}",
-            )
-        return numbers.astype(dtype)
+        if count != (expected := math.prod(self.shape)):
+            found = f"more than {expected}" if self.datatype == BYTES and count > expected else count
+            raise InvalidRequestError(self.name, f"has {found} elements; its shape is {list(self.shape)}")
 
 
-def _split_bytes(name: str, data: Raw) -> Iterator[Raw]:
+def _split_bytes(name: str, data: Buffer) -> Iterator[Buffer]:
     """Elements of a BYTES tensor: for each its length in 4 bytes, little-endian, and its data."""
     view, at = memoryview(data), 0
     while at < len(view):

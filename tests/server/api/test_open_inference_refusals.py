@@ -272,7 +272,7 @@ def test_a_response_that_would_be_too_large_is_refused_before_the_run(
 def test_the_padding_of_a_response_is_reserved_before_the_run(self_model: LoadedModel) -> None:
     budget = MemoryBudget(1000)
     decode_infer(lengths(1, 3)(self_model), self_model, allowance=Allowance(Limits(), budget.reserve(0)))
-    assert budget.held_bytes == 96 + 32  # the rectangle, and the padding of the serialized response
+    assert budget.held_bytes == 96 + 96  # the rectangle, and the serialized response
 
 
 def test_numbers_of_a_large_message_are_counted_before_they_are_decoded(self_model: LoadedModel) -> None:

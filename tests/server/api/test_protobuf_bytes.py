@@ -15,7 +15,6 @@ from attention_serving.server.api.attention.service import RESPONSE
 from attention_serving.server.api.open_inference import response as open_inference_response
 from attention_serving.server.api.open_inference import tensors as open_inference_tensors
 from attention_serving.server.api.protobuf_bytes import (
-    Bounds,
     CutFields,
     cut,
     cut_fields,
@@ -32,7 +31,7 @@ STREAMED = cut_fields(
 )
 RAW = open_inference_tensors.RAW_CONTENTS
 Fields = dict[tuple[str | int, ...], list[bytes]]
-WIDE = Bounds(fields=10_000, rest_bytes=100_000)
+WIDE = (10_000, 100_000)
 content = st.binary(max_size=300)
 # Fields are found by their names' numbers, with the wire type of a submessage, a string or packed numbers.
 numbers = st.integers(0, 2**64 - 1)
@@ -88,8 +87,8 @@ def put_back(rest: Message, fields: Fields) -> None:
         message.MergeFromString(b"".join(b"".join(field((number,), [found])) for found in occurrences))
 
 
-def cut_out(data: bytes, root: CutFields, bounds: Bounds = WIDE) -> tuple[bytes, Fields]:
-    rest, places = cut(data, root, bounds)
+def cut_out(data: bytes, root: CutFields, bounds: tuple[int, int] = WIDE) -> tuple[bytes, Fields]:
+    rest, places = cut(data, root, *bounds)
     return rest, {path: [data[start:end] for start, end in own] for path, own in places.items()}
 
 
@@ -162,10 +161,10 @@ def test_malformed_messages_are_refused_as_the_library_refuses_them(data: bytes)
     with pytest.raises(DecodeError):
         pb.ModelInferRequest.FromString(data)
     with pytest.raises(DecodeError):
-        cut(data, INFER, WIDE)
+        cut(data, INFER, *WIDE)
 
 
-BOUNDS = Bounds(fields=20, rest_bytes=50)
+BOUNDS = (20, 50)
 WITHIN = {
     "fields": b"\x08\x01" * 20,
     "rest": b"\x0a\x30" + bytes(48),
@@ -192,13 +191,13 @@ BEYOND = {
 
 @pytest.mark.parametrize("data", WITHIN.values(), ids=WITHIN)
 def test_messages_within_the_bounds_are_cut(data: bytes) -> None:
-    cut(data, INFER, BOUNDS)
+    cut(data, INFER, *BOUNDS)
 
 
 @pytest.mark.parametrize(("data", "says"), BEYOND.values(), ids=BEYOND)
 def test_messages_beyond_the_bounds_are_refused(data: bytes, says: str) -> None:
     with pytest.raises(LimitExceededError) as caught:
-        cut(data, INFER, BOUNDS)
+        cut(data, INFER, *BOUNDS)
     assert caught.value.message == says
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from attention_serving.server.api.tensors import DATATYPES, from_bytes, to_bytes
+from attention_serving.server.api.tensors import DATATYPES, Output, from_bytes
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
 
@@ -47,11 +47,12 @@ def test_a_shape_that_exceeds_any_memory_is_refused() -> None:
 
 @given(parts=st.lists(arrays(np.float32, array_shapes(max_dims=2, max_side=4)), min_size=1, max_size=4))
 def test_arrays_are_concatenated(parts: list[Array]) -> None:
-    expected = np.concatenate([part.ravel() for part in parts])
-    np.testing.assert_array_equal(np.frombuffer(b"".join(to_bytes(parts)), np.float32), expected)
+    expected, output = np.concatenate([part.ravel() for part in parts]), Output("x")
+    np.testing.assert_array_equal(np.frombuffer(b"".join(output.parts(parts)), np.float32), expected)
+    assert output.size(parts) == expected.nbytes
 
 
 def test_views_are_written_in_row_major_order() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert b"".join(to_bytes([array.T])) == np.array([0, 3, 1, 4, 2, 5], np.float32).tobytes()
-    assert to_bytes(iter([])) == []
+    found = b"".join(Output("x").parts([array.T]))
+    assert found == np.array([0, 3, 1, 4, 2, 5], np.float32).tobytes()
