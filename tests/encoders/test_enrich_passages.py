@@ -1,6 +1,6 @@
 """Texts cut into passages: each has the embedding of its own text, and says where it stands."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from attention_client import AttentionClient
 from attention_client.enrich import EnrichError, plan
-from attention_client.enrich.arrow_ipc import ArrowFileWriter
+from attention_client.enrich.batches import Batch
 from numpy.testing import assert_allclose
 
 from attention_serving.enrich import enrich
@@ -123,13 +123,14 @@ def test_rows_of_passages_are_written_in_portions(
     given = pa.table({"text": [LONG, "a"], "blob": pa.array([b"x" * (3 << 20), None], pa.binary())})
     options = {"template": None, "text_column": "text", "model_repository": encoder_repository}
     sizes: list[int] = []
-    write = ArrowFileWriter.write
+    output = Batch.output
 
-    def noted(writer: ArrowFileWriter, rows: pa.RecordBatch) -> None:
-        sizes.append(rows.nbytes)
-        write(writer, rows)
+    def noted(batch: Batch) -> Iterator[pa.RecordBatch]:
+        for rows in output(batch):
+            sizes.append(rows.nbytes)
+            yield rows
 
-    monkeypatch.setattr(ArrowFileWriter, "write", noted)
+    monkeypatch.setattr(Batch, "output", noted)
     result = run(given, **options).table
     assert result["blob"].is_valid().to_pylist() == [True] * (len(result) - 1) + [False]
     assert len(result) > 12

@@ -6,15 +6,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from attention_client.enrich.cells import Cells, check_widths, read_ids, read_texts, read_vectors
-from attention_client.enrich.columns import (
+from attention_client.enrich.cells import (
+    Cells,
+    check_widths,
     pooled_column,
+    read_ids,
+    read_texts,
+    read_vectors,
     vectors_column,
     vectors_type,
     weights_column,
     weights_type,
 )
-from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.outcome import EnrichError
 
 WIDTH = 3
 ROWS = [[[1.0, 2, 3], [4, 5, 6]], None, [], [[7, 8, 9]]]
@@ -165,7 +169,7 @@ def test_ids_are_lists_of_integers() -> None:
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
 def test_texts_are_strings(kind: pa.DataType) -> None:
-    assert read_texts(pa.array(["a b", None, ""], kind)).values == ["a b", None, ""]
+    assert read_texts(pa.array(["a b", None, ""], kind)) == ["a b", None, ""]
     with pytest.raises(EnrichError, match="takes strings"):
         read_texts(pa.array([1]))
 

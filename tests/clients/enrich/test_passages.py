@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from attention_client.enrich import EnrichError
-from attention_client.enrich.passages import Passage, PassageSplitter, count_tokens, load_tokenizer
+from attention_client.enrich.texts import Passage, PassageSplitter, count_tokens, load_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, pre_tokenizers

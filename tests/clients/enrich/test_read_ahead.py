@@ -5,7 +5,7 @@ from collections.abc import Generator
 from contextlib import closing
 
 import pytest
-from attention_client.enrich.read_ahead import read_ahead
+from attention_client.enrich.job import read_ahead
 
 PATIENCE_SECONDS = 60
 

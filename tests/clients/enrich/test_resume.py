@@ -8,15 +8,15 @@ import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attention_client.enrich import EnrichError, Summary, plan
-from attention_client.enrich.job import run_job
+from attention_client.enrich.job import run_chunks, run_job
 from attention_client.enrich.options import read_options
-from attention_client.enrich.worker import run_chunks
 
 from attention_serving.enrich import enrich
 from attention_serving.enrich.local import LocalBackend
@@ -185,15 +185,15 @@ def test_rows_skipped_by_an_earlier_run_must_be_accepted(
     monkeypatch.setattr(plan, "CHUNK_ROWS", 1)
     source = write(tmp_path, 2, query=vectors_of([[1.0]], [[1.0, 2.0, 3.0, 4.0]]))
     output = tmp_path / "out.parquet"
-    backend = LocalBackend(artifacts, SELF)
     skip = read_options({"model": SELF, "column": "query", "on_error": "skip"})
     resume = read_options({"model": SELF, "column": "query", "on_error": "skip", "resume": True})
     fail = read_options({"model": SELF, "column": "query", "resume": True})
+    backend = LocalBackend(artifacts, skip, "cpu")
 
     def one(
         made: plan.JobPlan, chunks: Iterable[plan.Chunk], *rest: Any
     ) -> Generator[plan.Chunk, None, None]:
-        yield from islice(run_chunks(made, chunks, backend, skip, *rest), 1)
+        yield from islice(partial(run_chunks, backend=backend)(made, chunks, *rest), 1)
         raise EnrichError("after the first")
 
     with closing(backend):

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from attention_client.enrich import EnrichError, ServersUnavailableError, Summary, plan
-from attention_client.enrich.addresses import resolve
-from attention_client.enrich.backend import BackendRequest, Role
-from attention_client.enrich.servers import ServerBackend
+from attention_client.enrich.backend import Role
+from attention_client.enrich.options import read_options
+from attention_client.enrich.servers import ServerBackend, resolve
 from typer.testing import CliRunner
 
 from attention_serving.enrich import enrich
@@ -25,6 +25,7 @@ from tests.server.samples import SELF
 ROWS, CHUNK_ROWS = 24_000, 2_000
 PATIENCE_SECONDS = 120
 CHECKED_ROWS = 500
+OPTIONS = read_options({"model": SELF, "column": "query"})
 
 
 class Servers:
@@ -168,13 +169,13 @@ def test_a_row_larger_than_a_message_is_refused_and_no_other(tmp_path: Path, ser
 
 
 def test_an_unexpected_error_ends_the_job(sample_server: ServerProcess) -> None:
-    with closing(ServerBackend(sample_server.target, SELF, retry_seconds=10)) as backend:
-        damaged = backend.submit(BackendRequest({Role.QUERY: [None]}))
+    with closing(ServerBackend(sample_server.target, OPTIONS, retry_seconds=10)) as backend:
+        damaged = backend.submit({Role.QUERY: [None]})
         with pytest.raises(EnrichError, match=r"unexpected error in the stream to 127.*'NoneType'"):
-            damaged.result(PATIENCE_SECONDS)
-        later = backend.submit(BackendRequest({Role.QUERY: [None]}))
+            damaged()
+        later = backend.submit({Role.QUERY: [None]})
         with pytest.raises(EnrichError, match="unexpected error"):
-            later.result(PATIENCE_SECONDS)
+            later()
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:8001", "localhost:8001", "unix:/tmp/socket", "dns:///host:1"])
@@ -200,4 +201,4 @@ def test_an_address_that_does_not_exist_is_an_error(target: str) -> None:
 
 def test_no_server_is_an_error() -> None:
     with pytest.raises(EnrichError, match="name at least one server as HOST:PORT"):
-        ServerBackend([], SELF, retry_seconds=1)
+        ServerBackend([], OPTIONS, retry_seconds=1)

@@ -2,7 +2,7 @@
 
 import pytest
 from attention_client.enrich import EnrichError
-from attention_client.enrich.templates import TextTemplate
+from attention_client.enrich.texts import TextTemplate
 
 CELLS = {"title": ["A", None, "", None], "body": ["b", "c", None, None]}
 

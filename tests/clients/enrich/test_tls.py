@@ -8,8 +8,8 @@ from attention_client.enrich import EnrichError, enrich
 from attention_client.enrich.cli import app
 from typer.testing import CliRunner
 
+from attention_serving.enrich import enrich as enrich_anywhere
 from attention_serving.enrich.__main__ import app as repository_app
-from attention_serving.enrich.placement import enrich as enrich_anywhere
 from scripts.local_server import serving
 from tests.clients.enrich.tables import read, write
 from tests.clients.tls_server import TlsServer

@@ -23,14 +23,6 @@ _SIZE = re.compile(r"([0-9]+) *([a-z]*)", re.IGNORECASE)
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
-def _option(
-    *names: str, metavar: str | None = None, text: str, panel: str = _CONNECTION, **options: Any
-) -> Any:
-    return typer.Option(
-        *names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **options
-    )
-
-
 def _size(text: str) -> int:
     """Reads a number of bytes, such as 64MiB."""
     match = _SIZE.fullmatch(text.strip())
@@ -39,7 +31,32 @@ def _size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
+def _option(*names: str, text: str, panel: str = _CONNECTION, **options: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **options)
+
+
 _PRIVATE_KEY: dict[str, Any] = {"metavar": "FILE", "text": "Private key (PEM) of --certificate."}
+
+
+def secure_options(panel: str) -> dict[str, Any]:
+    """The options of a connection that other commands have as well, by the names of their parameters."""
+    certificate = "Encrypt the connection; show this certificate (PEM). Needs its key."
+    authorities = "Encrypt the connection; verify the server with the authorities of this PEM file."
+    system = "Encrypt the connection; verify with the system's certificates."
+    token = f"Bearer token of every call. Default: {_TOKEN}."
+    return {
+        "token": Annotated[str | None, _option("--token", metavar="TOKEN", text=token, panel=panel)],
+        "tls": Annotated[bool | None, _option("--tls", text=system, panel=panel)],
+        "ca": Annotated[
+            Path | None, _option("--ca", "--tls-ca", metavar="FILE", text=authorities, panel=panel)
+        ],
+        "certificate": Annotated[
+            Path | None, _option("--certificate", metavar="FILE", text=certificate, panel=panel)
+        ],
+        "private_key": Annotated[Path | None, _option("--key", "--private-key", panel=panel, **_PRIVATE_KEY)],
+    }
+
+
 # None means that the option was not given here, so that one before the command applies.
 _OPTIONS: dict[str, Any] = {
     "server": Annotated[
@@ -62,27 +79,7 @@ _OPTIONS: dict[str, Any] = {
         bool | None,
         _option("--wait", text="Wait for the server to start, up to the timeout, rather than fail."),
     ],
-    "token": Annotated[
-        str | None,
-        _option("--token", metavar="TOKEN", text=f"Bearer token of every call. Default: {_TOKEN}."),
-    ],
-    "tls": Annotated[
-        bool | None, _option("--tls", text="Encrypt the connection; verify with the system's certificates.")
-    ],
-    "ca": Annotated[
-        Path | None,
-        _option(
-            "--ca",
-            "--tls-ca",
-            metavar="FILE",
-            text="Encrypt; verify the server with the authorities of this PEM file.",
-        ),
-    ],
-    "certificate": Annotated[
-        Path | None,
-        _option("--certificate", metavar="FILE", text="Encrypt; show this certificate (PEM). Needs its key."),
-    ],
-    "private_key": Annotated[Path | None, _option("--key", "--private-key", **_PRIVATE_KEY)],
+    **secure_options(_CONNECTION),
     "max_message_bytes": Annotated[
         int | None,
         _option(

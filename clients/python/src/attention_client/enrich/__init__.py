@@ -13,15 +13,13 @@ enrich("in.parquet", "out.parquet", model="my-encoder", text_column="text", serv
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
-from attention_client.enrich.errors import EnrichError, ServersUnavailableError
-from attention_client.enrich.options import EnrichOptions, OnError, read_options
-from attention_client.enrich.pooling import Pool
-from attention_client.enrich.summary import Refusal, Summary
-from attention_client.enrich.text_options import PassageLayout
+from attention_client.enrich.options import EnrichOptions, OnError, PassageLayout, Pool, read_options
+from attention_client.enrich.outcome import EnrichError, Refusal, ServersUnavailableError, Summary
 
 if TYPE_CHECKING:
     from grpc import ChannelCredentials
@@ -77,18 +75,6 @@ def enrich(
     from attention_client.enrich.job import run_job  # noqa: PLC0415
     from attention_client.enrich.servers import ServerBackend  # noqa: PLC0415
 
-    backend = ServerBackend(
-        servers,
-        read.model,
-        read.version,
-        return_weights=read.weights,
-        embed=read.embed,
-        tokenizer=read.tokenizer,
-        retry_seconds=retry_seconds,
-        credentials=credentials,
-        token=token,
-    )
-    try:
+    backend = ServerBackend(servers, read, retry_seconds=retry_seconds, credentials=credentials, token=token)
+    with closing(backend):
         return replace(run_job(source, output, backend, read), server_failures=dict(backend.failures))
-    finally:
-        backend.close()

@@ -3,8 +3,7 @@
 Notation: T rows of a sequence, Tq query rows, Tk key rows, H heads, d elements of a row.
 """
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -12,10 +11,12 @@ from typing import Any, Protocol, Self, TypeAlias
 
 from numpy.typing import NDArray
 
-from attention_client.enrich.errors import EnrichError, RefusedError
+from attention_client.enrich.outcome import EnrichError, RefusedError
 
 Array: TypeAlias = NDArray[Any]
 Axes: TypeAlias = Sequence[str | int]
+# Sequences that are computed together, for each input: (T, d) float32, (T,) int64, or texts.
+BackendRequest: TypeAlias = "Mapping[Role, Sequence[Any]]"
 # Axes of vectors: sequences, their rows, elements of a row. A pooled output lacks the rows.
 VECTORS_RANK, POOLED_RANK = 3, 2
 
@@ -133,24 +134,6 @@ def _row_width(axes: Axes) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BackendRequest:
-    """Sequences that are computed together.
-
-    Attributes:
-        inputs: For each input, one sequence per row of the table: (T, d) float32, (T,) int64 or a text.
-    """
-
-    inputs: Mapping[Role, Sequence[Any]]
-
-    def __len__(self) -> int:
-        return len(self.inputs[Role.QUERY])
-
-    def only(self, index: int) -> "BackendRequest":
-        """A request for one of the sequences."""
-        return BackendRequest({role: [rows[index]] for role, rows in self.inputs.items()})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class BackendResult:
     """The results of a request, in the order of its sequences.
 
@@ -209,11 +192,11 @@ class Backend(Protocol):
             EnrichError: The model refuses the text or the prompt.
         """
 
-    def submit(self, request: BackendRequest) -> Future[BackendResult]:
+    def submit(self, request: BackendRequest) -> Callable[[], BackendResult]:
         """Starts to compute a request.
 
         Returns:
-            A future of the result. It raises `RefusedError` if the model refuses the request, and any other
+            Waits for the result. It raises `RefusedError` if the model refuses the request, and any other
             error if the job cannot continue.
         """
 

@@ -1,17 +1,18 @@
-"""Cells of a column as sequences: every Arrow type that a column may have.
+"""Cells of a column as sequences, for every Arrow type that a column may have; and results as columns.
 
-Notation: R rows of a batch, T rows of one sequence, d elements of a row.
+Notation: R rows of a batch, T rows of a sequence, Tq query rows, Tk key rows, H heads, d elements of a row.
 """
 
-import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from attention_client.enrich.backend import Array
-from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.outcome import EnrichError
 
 FLOAT32, INT64 = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -46,10 +47,16 @@ def read_vectors(column: pa.Array, width: int) -> Cells:
     column = _storage(column)
     inner: Any = column.type.value_type if _is_list(column.type) else None
     if _is_list(inner) and _is_number(inner.value_type):
-        _check_fixed(inner, width, is_flat=False)
+        if pa.types.is_fixed_size_list(inner) and inner.list_size != width:
+            raise EnrichError(
+                f"holds vectors of {inner.list_size} numbers; the model takes vectors of {width}"
+            )
         return _read_nested(column, width)
     if _is_number(inner):
-        _check_fixed(column.type, width, is_flat=True)
+        if pa.types.is_fixed_size_list(column.type) and column.type.list_size % width:
+            raise EnrichError(
+                f"holds lists of {column.type.list_size} numbers; the model takes multiples of {width}"
+            )
         return _read_flat(column, width)
     raise EnrichError(f"is {column.type}; vectors are lists of numbers, or lists of lists of numbers")
 
@@ -63,25 +70,26 @@ def read_ids(column: pa.Array) -> Cells:
     column = _storage(column)
     if not (_is_list(column.type) and pa.types.is_integer(column.type.value_type)):
         raise EnrichError(f"is {column.type}; token ids are lists of integers")
-    content, starts, ends = _content(column)
+    content, starts, ends = _lists(column)
     flat, holes = _numbers(content, INT64)
     return _cells(column, starts, ends, flat, holes, {})
 
 
-def read_texts(column: pa.Array) -> Cells:
+def read_texts(column: pa.Array) -> list[str | None]:
     """Reads texts.
 
     Raises:
         EnrichError: The column has another type.
     """
     if pa.types.is_null(column.type):
-        return Cells([None] * len(column), {})
+        return [None] * len(column)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     found = column.type
     if not (pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)):
         raise EnrichError(f"is {found}; the model takes strings")
-    return Cells(column.to_pylist(), {})
+    texts: list[str | None] = column.to_pylist()
+    return texts
 
 
 def check_widths(column: pa.Array, width: int) -> None:
@@ -93,18 +101,18 @@ def check_widths(column: pa.Array, width: int) -> None:
     column = _storage(column)
     if pa.types.is_null(column.type) or pa.types.is_null(column.type.value_type):
         return
-    content, starts, ends = _content(column.drop_null())
+    content, starts, ends = _lists(column)
     if _is_list(column.type.value_type):
-        _, inner_starts, inner_ends = _content(content.drop_null())
-        widths = np.unique(inner_ends - inner_starts)
-        if len(widths) and width not in widths:
-            found = ", ".join(map(str, widths.tolist()))
-            raise EnrichError(f"holds vectors of {found} numbers; the model takes vectors of {width}")
+        _, starts, ends = _lists(content.drop_null())
+        sizes = np.unique(ends - starts)
+        fits, holds, takes = width in sizes, "vectors", "vectors"
     else:
         sizes = np.unique(ends - starts)
-        if sizes.any() and (sizes[sizes > 0] % width).all():
-            found = ", ".join(map(str, sizes[sizes > 0].tolist()))
-            raise EnrichError(f"holds lists of {found} numbers; the model takes multiples of {width}")
+        sizes = sizes[sizes > 0]
+        fits, holds, takes = not (sizes % width).all(), "lists", "multiples"
+    if len(sizes) and not fits:
+        found = ", ".join(map(str, sizes.tolist()))
+        raise EnrichError(f"holds {holds} of {found} numbers; the model takes {takes} of {width}")
 
 
 def _check_tensor(data_type: pa.DataType, width: int) -> None:
@@ -118,57 +126,41 @@ def _check_tensor(data_type: pa.DataType, width: int) -> None:
         raise EnrichError(f"holds tensors of shape {data_type.shape}; the model takes vectors of {width}")
 
 
-def _check_fixed(data_type: pa.DataType, width: int, *, is_flat: bool) -> None:
-    """Refuses lists of a fixed size that no row can fit."""
-    if not pa.types.is_fixed_size_list(data_type):
-        return
-    size = data_type.list_size
-    if is_flat and size % width:
-        raise EnrichError(f"holds lists of {size} numbers; the model takes multiples of {width}")
-    if not is_flat and size != width:
-        raise EnrichError(f"holds vectors of {size} numbers; the model takes vectors of {width}")
-
-
 def _read_nested(column: pa.Array, width: int) -> Cells:
     """Lists of lists. Inner lists that are null or of another width make only their own cell invalid."""
-    inner, starts, ends = _content(column)
-    numbers, inner_starts, inner_ends = _content(inner)
-    if inner.null_count or (inner_ends - inner_starts != width).any():
-        return _read_each(column, width)
+    inner, starts, ends = _lists(column)
+    numbers, inner_starts, inner_ends = _lists(inner)
+    sizes = inner_ends - inner_starts
+    if inner.null_count or (sizes != width).any():
+        sizes[np.asarray(inner.is_null())] = -1
+        return _read_fitting(
+            column, width, [sizes[start:end] for start, end in zip(starts, ends, strict=True)]
+        )
     flat, holes = _numbers(numbers, FLOAT32)
     return _cells(column, starts, ends, flat.reshape(-1, width), np.unique(holes // width), {})
 
 
-def _read_each(column: pa.Array, width: int) -> Cells:
-    """Cells of a batch of which some have another shape; slower."""
-    values: list[Any] = []
-    refused: dict[int, str] = {}
-    for index, cell in enumerate(column):
-        values.append(None)
-        if not cell.is_valid:
-            continue
-        rows = cell.as_py()
-        widths = {None if row is None else len(row) for row in rows}
-        if widths - {width}:
-            found = sorted("null" if found is None else str(found) for found in widths)
-            refused[index] = f"its vectors have {', '.join(found)} numbers; the model takes {width}"
-            continue
-        flat, holes = _numbers(pa.array(itertools.chain.from_iterable(rows), pa.float64()), FLOAT32)
-        if len(holes):
-            refused[index] = _hole(FLOAT32)
-        else:
-            values[-1] = flat.reshape(-1, width)
+def _read_fitting(column: pa.Array, width: int, sizes: Sequence[Array]) -> Cells:
+    """Reads the cells whose vectors all have the width; `sizes` are those of each cell, -1 for null."""
+    kept = [row for row, own in enumerate(sizes) if (own == width).all()]
+    cells = _read_nested(column.take(pa.array(kept, pa.int64())), width)
+    values: list[Any] = [None] * len(column)
+    for row, value in zip(kept, cells.values, strict=True):
+        values[row] = value
+    refused = {kept[index]: message for index, message in cells.refused.items()}
+    for row in set(range(len(column))) - set(kept):
+        found = ", ".join(sorted("null" if size < 0 else str(size) for size in set(sizes[row].tolist())))
+        refused[row] = f"its vectors have {found} numbers; the model takes {width}"
     return Cells(values, refused)
 
 
 def _read_flat(column: pa.Array, width: int) -> Cells:
-    content, starts, ends = _content(column)
+    content, starts, ends = _lists(column)
     flat, holes = _numbers(content, FLOAT32)
     sizes = ends - starts
     wrong = {
-        int(index): f"it holds {sizes[index]} numbers, not a multiple of {width}, the model's width"
-        for index in np.flatnonzero(sizes % width)
-        if column[int(index)].is_valid
+        row: f"it holds {sizes[row]} numbers, not a multiple of {width}, the model's width"
+        for row in np.flatnonzero(sizes % width).tolist()
     }
     cells = _cells(column, starts, ends, flat, holes, wrong)
     return Cells([None if cell is None else cell.reshape(-1, width) for cell in cells.values], cells.refused)
@@ -190,14 +182,10 @@ def _cells(
             values.append(None)
         elif len(holes) and np.searchsorted(holes, start) != np.searchsorted(holes, end):
             values.append(None)
-            refused[index] = _hole(flat.dtype)
+            refused[index] = f"it holds a null, or a number outside the range of {flat.dtype}"
         else:
             values.append(flat[start:end])
     return Cells(values, refused)
-
-
-def _hole(dtype: np.dtype[Any]) -> str:
-    return f"it holds a null, or a number outside the range of {dtype}"
 
 
 def _numbers(values: pa.Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
@@ -213,20 +201,11 @@ def _numbers(values: pa.Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     return flat, holes
 
 
-def _content(column: pa.Array) -> tuple[pa.Array, Array, Array]:
-    """The elements of all lists of a column, and the start and end of each list among them."""
-    data_type = column.type
-    if pa.types.is_fixed_size_list(data_type):
-        starts = np.arange(len(column), dtype=np.int64) * data_type.list_size
-        first = column.offset * data_type.list_size
-        last = first + len(column) * data_type.list_size
-        return column.values[first:last], starts, starts + data_type.list_size
-    offsets = np.asarray(column.offsets).astype(np.int64, copy=False)
-    return (
-        column.values[int(offsets[0]) : int(offsets[-1])],
-        offsets[:-1] - offsets[0],
-        offsets[1:] - offsets[0],
-    )
+def _lists(column: pa.Array) -> tuple[pa.Array, Array, Array]:
+    """The elements of all lists, and the start and end of each list among them; a null is empty."""
+    sizes = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+    ends = np.cumsum(sizes)
+    return column.flatten(), ends - sizes, ends
 
 
 def _storage(column: pa.Array) -> pa.Array:
@@ -239,3 +218,48 @@ def _is_list(data_type: pa.DataType | None) -> bool:
 
 def _is_number(data_type: pa.DataType | None) -> bool:
     return data_type is not None and bool(pa.types.is_floating(data_type) or pa.types.is_integer(data_type))
+
+
+def vectors_type(width: int, *, pooled: bool) -> pa.DataType:
+    """The type of a column of context vectors: (T, d) for each row; (d,) if pooled."""
+    row = pa.list_(pa.float32(), width)
+    return row if pooled else pa.list_(row)
+
+
+def weights_type() -> pa.DataType:
+    """The type of a column of attention weights: (H, Tq, Tk) for each row."""
+    return pa.list_(pa.list_(pa.list_(pa.float32())))
+
+
+def vectors_column(rows: Sequence[Array | None], width: int) -> pa.Array:
+    """(T, d) for each row; None becomes null."""
+    present = [row for row in rows if row is not None]
+    flat = np.concatenate(present) if present else np.empty((0, width), np.float32)
+    values = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel(), pa.float32()), width)
+    return list_column([None if row is None else len(row) for row in rows], values)
+
+
+def pooled_column(rows: Sequence[Array | None], width: int) -> pa.Array:
+    """(d,) for each row; None becomes null."""
+    zeros = np.zeros(width, np.float32)
+    flat = np.concatenate([zeros if row is None else row for row in rows]) if rows else zeros[:0]
+    nulls = pa.array([row is None for row in rows], pa.bool_())
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.float32()), width, mask=nulls)
+
+
+def weights_column(rows: Sequence[Array | None]) -> pa.Array:
+    """(H, Tq, Tk) for each row; None becomes null."""
+    present = [row for row in rows if row is not None]
+    flat = np.concatenate([row.ravel() for row in present]) if present else np.empty(0, np.float32)
+    keys = [row.shape[2] for row in present for _ in range(row.shape[0] * row.shape[1])]
+    queries = [row.shape[1] for row in present for _ in range(row.shape[0])]
+    values = list_column(queries, list_column(keys, pa.array(flat, pa.float32())))
+    return list_column([None if row is None else len(row) for row in rows], values)
+
+
+def list_column(lengths: Sequence[int | None], values: pa.Array) -> pa.Array:
+    """A list of consecutive values for each row; a length of None becomes null."""
+    ends = np.cumsum([length or 0 for length in lengths], dtype=np.int64)
+    nulls = pa.array([length is None for length in lengths], pa.bool_())
+    offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, values, mask=nulls)

@@ -1,42 +1,86 @@
 """A job from start to end: plan, compute the chunks, assemble the output, rename it into place."""
 
+import sys
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from enum import Enum
+from functools import partial
+from itertools import groupby
+from math import ceil
+from operator import itemgetter
 from os import PathLike, fspath
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar
 
 import pyarrow as pa
+from tqdm import tqdm
 
-from attention_client.enrich.assembler import OutputAssembler, is_complete
 from attention_client.enrich.backend import Backend
-from attention_client.enrich.errors import EnrichError
-from attention_client.enrich.journal import Journal
+from attention_client.enrich.batches import BATCH_REQUESTS, Batch
+from attention_client.enrich.journal import Journal, OutputAssembler, is_complete, read_rejects, write_rejects
 from attention_client.enrich.options import JobOptions
+from attention_client.enrich.outcome import EnrichError, Figures, Summary, were_refused
 from attention_client.enrich.plan import Chunk, JobPlan, make_plan
-from attention_client.enrich.progress import ProgressReporter
-from attention_client.enrich.refusals import (
-    REJECTS,
-    ErrorBudget,
-    NothingComputedError,
-    all_refusals,
-    check_refusals,
-    read_rejects,
-    write_rejects,
-)
-from attention_client.enrich.sources import open_source
 from attention_client.enrich.storage import Location, locate
-from attention_client.enrich.summary import Summary
-from attention_client.enrich.targets import check_replaceable, locate_target
-from attention_client.enrich.texts import make_splitter
-from attention_client.enrich.worker import run_chunks
+from attention_client.enrich.tables import RowBatch, check_replaceable, locate_target, open_source
+from attention_client.enrich.texts import PassageSplitter, make_splitter
+
+LINE_SECONDS = 10.0
+Item = TypeVar("Item")
+
+
+class ProgressReporter:
+    """Counts rows and tokens, and reports them on stderr if asked: a bar on a terminal, otherwise lines.
+
+    Attributes:
+        tokens: Query and key rows computed so far.
+    """
+
+    def __init__(self, rows: int, *, show: bool) -> None:
+        self.tokens = 0
+        self._rows, self._total = 0, rows
+        self._started = self._reported = time.monotonic()
+        is_terminal = sys.stderr.isatty()
+        self._lines = show and not is_terminal
+        self._bar = tqdm(total=rows, unit="row", unit_scale=True, disable=not (show and is_terminal))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def add(self, rows: int, tokens: int) -> None:
+        """Counts computed rows."""
+        self._rows += rows
+        self.tokens += tokens
+        now = time.monotonic()
+        rate = self.tokens / max(now - self._started, 1e-9)
+        self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+        self._bar.update(rows)
+        if self._lines and (now - self._reported >= LINE_SECONDS or self._rows == self._total):
+            self._reported = now
+            left = (now - self._started) / max(self._rows, 1) * (self._total - self._rows)
+            line = f"{self._rows:,} of {self._total:,} rows, {rate:,.0f} tokens/s, {left:,.0f} s left\n"
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
 
 # Computes chunks, here or elsewhere, and yields each that is recorded.
 ChunkRunner: TypeAlias = Callable[
     [JobPlan, Iterable[Chunk], Journal, ProgressReporter], Generator[Chunk, None, None]
 ]
+
+
+class NothingComputedError(EnrichError):
+    """Every row that had something to compute was refused."""
 
 
 def run_job(
@@ -61,134 +105,219 @@ def run_job(
         EnrichError: There is no result. Recorded chunks are kept for `resume`.
     """
     opened = open_source(source)
-    if (options.resume or runner) and not opened.is_stored:
+    if opened.table and (options.resume or runner):
         raise EnrichError(
             "a table in memory can neither be resumed nor computed on a cluster: store it in a file"
         )
     plan = make_plan(opened, backend.model, options)
-    make_splitter(backend, options)  # passages that cannot be cut are refused before anything is computed
-    job = _Job(plan, backend, options, runner)
+    _splitter(plan, backend)  # passages that cannot be cut are refused before anything is computed
+    runner = runner or partial(run_chunks, backend=backend)
     if output is not None:
-        return job.run(locate_target(fspath(output), opened))
-    if opened.is_stored:
+        return _run(plan, locate_target(fspath(output), opened), runner)
+    if not opened.table:
         raise EnrichError("name an output: only tables in memory and datasets can be enriched without one")
-    return job.run_in_memory()
+    with TemporaryDirectory() as folder:
+        target = locate(folder) / "table.arrow"
+        summary = _run(plan, target, runner)
+        # Stays readable after the folder is removed.
+        table = pa.ipc.open_file(pa.memory_map(target.path)).read_all()
+    return replace(summary, output=None, rejects=None, table=table)
 
 
-class _Job:
-    def __init__(
-        self, plan: JobPlan, backend: Backend, options: JobOptions, runner: ChunkRunner | None
-    ) -> None:
-        self._plan = plan
-        self._backend = backend
-        self._options = options
-        self._runner = runner or self._run_here
-        self._resumed_rows = 0
-
-    def run_in_memory(self) -> Summary:
-        """Runs in a temporary folder; the mapped table stays readable after the folder is removed."""
-        with TemporaryDirectory() as folder:
-            target = locate(folder) / "table.arrow"
-            summary = self.run(target)
-            table = pa.ipc.open_file(pa.memory_map(target.path)).read_all()
-        return replace(summary, output=None, rejects=None, table=table)
-
-    def run(self, target: Location) -> Summary:
-        """Runs the job. The output exists when this returns, not before."""
-        options, journal = self._options, Journal(target, self._plan)
-        if target.exists:
-            if options.resume and is_complete(self._plan, target):
-                journal.discard()
-                return self._complete_summary(target)
-            check_replaceable(target, overwrite=options.overwrite, resume=options.resume)
-        started = time.monotonic()
-        try:
-            with journal.open(resume=options.resume), OutputAssembler(self._plan, journal, target) as output:
-                started -= journal.read_seconds()
-                self._run_remaining(journal, output, started)
-                summary = self._finish(journal, target)
-                output.move_into_place()
-        except NothingComputedError:
-            journal.remove()
-            raise
+def _run(plan: JobPlan, target: Location, runner: ChunkRunner) -> Summary:
+    """Runs a job. The output exists when this returns, not before."""
+    journal = Journal(target, plan)
+    rows = sum(file.rows for file in plan.source.files)
+    if target.exists:
+        if plan.options.resume and is_complete(plan, target):
+            journal.discard()
+            rejects, refusals = read_rejects(target)
+            figures = Figures(rows=rows, refusals=list(refusals))
+            return _summary(plan, target, figures, rejects, resumed_rows=rows, already_complete=True)
+        check_replaceable(target, overwrite=plan.options.overwrite, resume=plan.options.resume)
+    started = time.monotonic()
+    try:
+        with journal.open(resume=plan.options.resume), OutputAssembler(plan, journal, target) as output:
+            started -= journal.read_seconds()
+            resumed = _compute(plan, journal, output, runner, started)
+            records = [journal.read(chunk) for chunk in plan.chunks]
+            rejects = write_rejects(plan, records, target) if plan.options.skip_refused else None
+            figures = Figures()
+            for record in records:
+                figures.add(record)
+            _check_refusals(figures, skip=plan.options.skip_refused)
+            output.move_into_place()
+    except NothingComputedError:
         journal.remove()
-        seconds = time.monotonic() - started
-        return replace(summary, seconds=seconds, tokens_per_second=summary.tokens / seconds)
+        raise
+    journal.remove()
+    seconds = time.monotonic() - started
+    rate = figures.tokens / seconds
+    return _summary(
+        plan, target, figures, rejects, resumed_rows=resumed, seconds=seconds, tokens_per_second=rate
+    )
 
-    def _run_here(
-        self, plan: JobPlan, chunks: Iterable[Chunk], journal: Journal, progress: ProgressReporter
-    ) -> Generator[Chunk, None, None]:
-        return run_chunks(plan, chunks, self._backend, self._options, journal, progress)
 
-    def _run_remaining(self, journal: Journal, output: OutputAssembler, started: float) -> None:
-        """Computes the chunks that earlier runs did not finish."""
-        remaining: list[Chunk] = []
-        budget = ErrorBudget(self._options.max_errors)
-        for chunk in self._plan.chunks:
-            if journal.has(chunk):
-                self._resumed_rows += chunk.stop - chunk.start
-                budget.spend(journal.read(chunk))
-                output.add(chunk)
-            else:
-                remaining.append(chunk)
-        rows = sum(chunk.stop - chunk.start for chunk in remaining)
-        with (
-            ProgressReporter(rows, show=self._options.progress) as progress,
-            closing(self._runner(self._plan, remaining, journal, progress)) as finished,
-        ):
-            try:
-                for chunk in finished:
-                    output.add(chunk)
-                    journal.write_seconds(time.monotonic() - started)
-                    budget.spend(journal.read(chunk))
-            finally:  # an interruption may come between the record of a chunk and the line above
+def _compute(
+    plan: JobPlan, journal: Journal, output: OutputAssembler, runner: ChunkRunner, started: float
+) -> int:
+    """Computes the chunks that earlier runs did not finish. Returns how many rows they did finish."""
+    refused, limit = 0, plan.options.max_errors
+
+    def accept(chunk: Chunk) -> None:
+        nonlocal refused
+        output.add(chunk)
+        refusals = journal.read(chunk).refusals
+        refused += len(refusals)
+        if limit is not None and refused > limit:
+            raise EnrichError(
+                f"{were_refused(refused)}, more than max_errors={limit}; the last is row {refusals[-1].row}: "
+                f"{refusals[-1].message}. Finished chunks are kept: --resume with a larger --max-errors "
+                "continues"
+            )
+
+    remaining, resumed = [], 0
+    for chunk in plan.chunks:
+        if journal.has(chunk):
+            resumed += chunk.stop - chunk.start
+            accept(chunk)
+        else:
+            remaining.append(chunk)
+    rows = sum(chunk.stop - chunk.start for chunk in remaining)
+    with (
+        ProgressReporter(rows, show=plan.options.progress) as progress,
+        closing(runner(plan, remaining, journal, progress)) as finished,
+    ):
+        try:
+            for chunk in finished:
                 journal.write_seconds(time.monotonic() - started)
+                accept(chunk)
+        finally:  # an interruption may come between the record of a chunk and the lines above
+            journal.write_seconds(time.monotonic() - started)
+    return resumed
 
-    def _finish(self, journal: Journal, target: Location) -> Summary:
-        """Lists the refused rows and adds up the records of all chunks."""
-        records = [journal.read(chunk) for chunk in self._plan.chunks]
-        rejects = write_rejects(self._plan, records, target) if self._options.skip_refused else None
-        check_refusals(records, skip=self._options.skip_refused)
-        refusals = all_refusals(records)
-        return replace(
-            self._empty_summary(target),
-            refused=len(refusals),
-            nulls=sum(record.nulls for record in records),
-            passages=sum(record.passages for record in records),
-            truncated=sum(record.truncated for record in records),
-            tokens=sum(record.tokens for record in records),
-            rejects=rejects,
-            refusals=refusals,
+
+def _check_refusals(figures: Figures, *, skip: bool) -> None:
+    refused = len(figures.refusals)
+    if refused and not skip:
+        raise EnrichError(
+            f"{were_refused(refused)} and skipped by an earlier run; pass --on-error skip (on_error='skip') "
+            "to accept them"
+        )
+    if refused and not figures.tokens:
+        first = figures.refusals[0]
+        raise NothingComputedError(
+            f"nothing was computed: {were_refused(refused)}; the first is row {first.row}: {first.message}"
         )
 
-    def _complete_summary(self, target: Location) -> Summary:
-        """The summary of a job that was finished before."""
-        refusals = read_rejects(target)
-        summary = self._empty_summary(target)
-        return replace(
-            summary,
-            refused=len(refusals),
-            resumed_rows=summary.rows,
-            rejects=str(target.with_suffix(REJECTS)) if refusals else None,
-            refusals=refusals,
-            already_complete=True,
-        )
 
-    def _empty_summary(self, target: Location) -> Summary:
-        return Summary(
-            output=str(target),
-            rows=sum(file.rows for file in self._plan.source.files),
-            refused=0,
-            nulls=0,
-            passages=0,
-            truncated=0,
-            tokens=0,
-            resumed_rows=self._resumed_rows,
-            seconds=0.0,
-            tokens_per_second=0.0,
-            model=self._backend.model.name,
-            version=self._backend.model.version,
-            parity_error=self._backend.model.parity_error,
-            rejects=None,
-            refusals=(),
-        )
+def _summary(plan: JobPlan, target: Location, figures: Figures, rejects: str | None, **known: Any) -> Summary:
+    return Summary(
+        output=str(target),
+        rows=figures.rows,
+        refused=len(figures.refusals),
+        nulls=figures.nulls,
+        passages=figures.passages,
+        truncated=figures.truncated,
+        tokens=figures.tokens,
+        model=plan.model.name,
+        version=plan.model.version,
+        parity_error=plan.model.parity_error,
+        rejects=rejects,
+        refusals=tuple(figures.refusals),
+        **known,
+    )
+
+
+def run_chunks(
+    plan: JobPlan, chunks: Iterable[Chunk], journal: Journal, progress: ProgressReporter, backend: Backend
+) -> Generator[Chunk, None, None]:
+    """Computes chunks in this process in their order, and yields each when it is recorded.
+
+    Raises:
+        EnrichError: The job cannot continue. Recorded chunks are kept.
+    """
+    for chunk, batches in groupby(_submitted(plan, chunks, backend), key=itemgetter(0)):
+        figures = Figures()
+        with (
+            journal.part(chunk).replaced() as file,
+            pa.ipc.new_file(file, plan.output_schema) as part,
+        ):
+            for _, batch in batches:
+                own = batch.finish()
+                for rows in batch.output():
+                    part.write_batch(rows)
+                figures.add(own)
+                progress.add(own.rows, own.tokens)
+        journal.write(chunk, figures)
+        yield chunk
+
+
+def _submitted(plan: JobPlan, chunks: Iterable[Chunk], backend: Backend) -> Iterator[tuple[Chunk, Batch]]:
+    """Submitted batches, in order. Their number is bounded, so a slow writer slows the reader down."""
+    # Enough for the backend's concurrent requests, one batch to submit and one to write.
+    limit = 2 + ceil(backend.concurrency / BATCH_REQUESTS)
+    pending: deque[tuple[Chunk, Batch]] = deque()
+    splitter = _splitter(plan, backend)
+    # Cells are read and texts are encoded on a thread, while requests are computed and results are written.
+    batches = ((chunk, Batch(rows, plan, backend, splitter)) for chunk, rows in _batches(plan, chunks))
+    with closing(read_ahead(batches)) as ready:
+        for chunk, batch in ready:
+            if len(pending) >= limit:
+                yield pending.popleft()
+            batch.submit()
+            pending.append((chunk, batch))
+    while pending:
+        yield pending.popleft()
+
+
+def _splitter(plan: JobPlan, backend: Backend) -> PassageSplitter | None:
+    options = plan.options
+    if options.passage_tokens is None:
+        return None
+    return make_splitter(backend, options.passage_tokens, options.passage_overlap or 0, options.prompt)
+
+
+class _End(Enum):
+    REACHED = "no item is left"
+
+
+def read_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
+    """Yields the items of a generator, which runs on a thread, one item ahead.
+
+    Its exceptions are raised here. Closing this generator waits for the item in progress.
+    """
+    try:
+        with ThreadPoolExecutor(1, "read-ahead") as thread:
+            item = thread.submit(next, items, _End.REACHED)
+            while not isinstance(ready := item.result(), _End):
+                item = thread.submit(next, items, _End.REACHED)
+                yield ready
+    finally:
+        items.close()
+
+
+def _batches(plan: JobPlan, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, RowBatch]]:
+    """The batches of chunks, none of which spans two chunks. Each file is opened once."""
+    for name, of_file in groupby(chunks, key=lambda chunk: chunk.name):
+        with closing(plan.source.open(name)) as table:
+            # Chunks without a gap between them are read together.
+            for _, group in groupby(enumerate(of_file), key=lambda pair: pair[1].index - pair[0]):
+                adjacent = [chunk for _, chunk in group]
+                first, last = adjacent[0], adjacent[-1]
+                yield from _assign(adjacent, table.batches(first.start, last.stop))
+                if first.start == first.stop:  # a file without rows has one chunk, with an empty batch
+                    yield first, RowBatch(0, pa.RecordBatch.from_pylist([], schema=plan.source.schema))
+
+
+def _assign(chunks: list[Chunk], batches: Iterable[RowBatch]) -> Iterator[tuple[Chunk, RowBatch]]:
+    """Batches with their chunks, split at the end of each chunk."""
+    remaining = deque(chunks)
+    for first, rows in batches:
+        offset = 0
+        while offset < rows.num_rows:
+            while first + offset >= remaining[0].stop:
+                remaining.popleft()
+            count = min(remaining[0].stop - first, rows.num_rows) - offset
+            yield remaining[0], RowBatch(first + offset, rows.slice(offset, count))
+            offset += count

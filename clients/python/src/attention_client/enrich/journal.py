@@ -1,58 +1,34 @@
-"""The journal of a job: finished chunks of the result, each with a record, in a folder beside the output.
+"""What a job leaves on disk: finished chunks and their records, refused rows, the output made of the parts.
 
 A chunk's part is renamed into place before its record is. A job that is killed at any time finds either
 both, or computes the chunk again.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+import json
+import posixpath
+import queue
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
+from itertools import groupby
+from types import TracebackType
+from typing import Self
 
+import pyarrow as pa
 from filelock import FileLock, Timeout
 from pyarrow import fs
 
-from attention_client.enrich.errors import EnrichError
-from attention_client.enrich.pending_batch import EnrichedBatch
-from attention_client.enrich.plan import Chunk, JobPlan
+from attention_client.enrich.outcome import EnrichError, Figures, Refusal
+from attention_client.enrich.plan import JOB_KEY, Chunk, JobPlan
 from attention_client.enrich.storage import Json, Location
-from attention_client.enrich.summary import Refusal
+from attention_client.enrich.tables import is_table, open_table, open_writer
 
-FOLDER = ".partial"
-RECORD = ".json"
-
-
-@dataclass(slots=True)
-class ChunkRecord:
-    """Figures of a finished chunk.
-
-    Attributes:
-        rows: Number of its rows.
-        tokens: Query and key rows that were computed.
-        nulls: Rows without a result because there is nothing to compute.
-        passages: Passages that were computed.
-        truncated: Rows of which the text was cut.
-        refusals: Rows without a result because they were refused.
-    """
-
-    rows: int = 0
-    tokens: int = 0
-    nulls: int = 0
-    passages: int = 0
-    truncated: int = 0
-    refusals: list[Refusal] = field(default_factory=list)
-
-    def add(self, batch: EnrichedBatch) -> None:
-        """Counts a batch of the chunk."""
-        self.rows += batch.rows
-        self.tokens += batch.tokens
-        self.nulls += batch.nulls
-        self.passages += batch.passages
-        self.truncated += batch.truncated
-        self.refusals += batch.refusals
+FOLDER, RECORD, REJECTS = ".partial", ".json", ".rejects.jsonl"
 
 
 class Journal:
-    """The folder of one job.
+    """The folder of one job, beside the output.
 
     Attributes:
         result: Where the result is assembled.
@@ -77,23 +53,18 @@ class Journal:
                 process is running it.
         """
         self._chunks.make_folder()
-        with self._lock():
-            try:
-                self._begin(resume=resume)
-                yield
-            finally:
-                if not self._has_chunks():
-                    self.remove()
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
         with ExitStack() as stack:
             if isinstance(self._folder.system, fs.LocalFileSystem):
                 try:
                     stack.enter_context(FileLock((self._folder / "lock").path, timeout=0))
                 except Timeout as error:
                     raise EnrichError(f"another process is writing {self._folder}") from error
-            yield
+            try:
+                self._begin(resume=resume)
+                yield
+            finally:
+                if not self._has_chunks():
+                    self.remove()
 
     def _begin(self, *, resume: bool) -> None:
         if not self._has_chunks():
@@ -103,11 +74,15 @@ class Journal:
                 f"{self._folder} contains an unfinished job: continue it with --resume (resume=True), or "
                 "remove the folder"
             )
-        elif changed := _differences(self._header.read_json(), self._fingerprint):
+        elif changed := self._differences():
             raise EnrichError(
                 f"{self._folder} contains a job that differs in {', '.join(changed)} and cannot be resumed: "
                 "run it as it was started, or remove the folder"
             )
+
+    def _differences(self) -> list[str]:
+        recorded, now = self._header.read_json(), self._fingerprint
+        return [name for name in now if recorded.get(name) != now[name]]
 
     def _has_chunks(self) -> bool:
         return any(name.endswith(RECORD) for name, _ in self._chunks.files())
@@ -118,28 +93,28 @@ class Journal:
 
     def discard(self) -> None:
         """Removes the folder if it belongs to this job."""
-        if self._header.exists and not _differences(self._header.read_json(), self._fingerprint):
+        if self._header.exists and not self._differences():
             self.remove()
 
     def part(self, chunk: Chunk) -> Location:
         """The Arrow IPC file with the result of a chunk."""
         return self._chunks / f"{chunk.index:06}.arrow"
 
+    def _record(self, chunk: Chunk) -> Location:
+        return self._chunks / f"{chunk.index:06}{RECORD}"
+
     def has(self, chunk: Chunk) -> bool:
         """Whether a chunk is recorded as finished."""
         return self._record(chunk).exists
 
-    def write(self, chunk: Chunk, record: ChunkRecord) -> None:
+    def write(self, chunk: Chunk, figures: Figures) -> None:
         """Records that a chunk is finished."""
-        self._record(chunk).write_json(asdict(record))
+        self._record(chunk).write_json(asdict(figures))
 
-    def read(self, chunk: Chunk) -> ChunkRecord:
+    def read(self, chunk: Chunk) -> Figures:
         """The record of a finished chunk."""
         values = self._record(chunk).read_json()
-        return ChunkRecord(**{**values, "refusals": [Refusal(**refusal) for refusal in values["refusals"]]})
-
-    def _record(self, chunk: Chunk) -> Location:
-        return self._chunks / f"{chunk.index:06}{RECORD}"
+        return Figures(**{**values, "refusals": [Refusal(**refusal) for refusal in values["refusals"]]})
 
     def write_seconds(self, seconds: float) -> None:
         """Records how long the job has run, its earlier runs included."""
@@ -150,5 +125,135 @@ class Journal:
         return float(self._elapsed.read_json()["seconds"]) if self._elapsed.exists else 0.0
 
 
-def _differences(recorded: Json, now: Json) -> list[str]:
-    return [name for name in now if recorded.get(name) != now[name]]
+def write_rejects(plan: JobPlan, records: Sequence[Figures], target: Location) -> str | None:
+    """Writes one line of JSON for each refused row.
+
+    Args:
+        plan: The job.
+        records: The records of all chunks in order.
+        target: The output.
+
+    Returns:
+        The path of the file; None if no row was refused. A file of an earlier job is removed.
+    """
+    rejects = target.with_suffix(REJECTS)
+    rejects.remove()
+    if not any(record.refusals for record in records):
+        return None
+    with rejects.replaced() as file:
+        for chunk, record in zip(plan.chunks, records, strict=True):
+            for refusal in record.refusals:
+                line: Json = {"file": plan.source.path(chunk.name), **asdict(refusal)}
+                file.write(json.dumps(line).encode() + b"\n")
+    return str(rejects)
+
+
+def read_rejects(target: Location) -> tuple[str | None, tuple[Refusal, ...]]:
+    """The path of the refused rows that a finished job listed, and the rows; None if there is no list."""
+    rejects = target.with_suffix(REJECTS)
+    if not rejects.exists:
+        return None, ()
+    with rejects.system.open_input_stream(rejects.path) as file:
+        lines = [json.loads(line) for line in file.read().splitlines()]
+    found = (Refusal(row=line["row"], reason=line["reason"], message=line["message"]) for line in lines)
+    return str(rejects), tuple(found)
+
+
+class OutputAssembler:
+    """Writes the output on its own thread, while chunks are computed: each part after all earlier ones."""
+
+    def __init__(self, plan: JobPlan, journal: Journal, target: Location) -> None:
+        self._plan = plan
+        self._journal = journal
+        self._target = target
+        self._names = _output_names(plan, target)
+        self._finished: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self._known: set[int] = set()
+        self._thread = ThreadPoolExecutor(1, "assembler")
+        self._written = self._thread.submit(self._write)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finished.put(None)
+        self._thread.shutdown()
+
+    def add(self, chunk: Chunk) -> None:
+        """Adds a finished chunk.
+
+        Raises:
+            OSError: The output cannot be written.
+        """
+        if self._written.done():
+            self._written.result()
+        self._finished.put(chunk)
+
+    def move_into_place(self) -> None:
+        """Waits until all chunks are written, and renames the result to the output.
+
+        Raises:
+            OSError: The output cannot be written.
+        """
+        self._written.result()
+        self._target.remove()
+        result = self._journal.result
+        (result / self._names[""] if is_table(self._target.path) else result).move(self._target)
+
+    def _write(self) -> None:
+        for name, group in groupby(self._plan.chunks, key=lambda chunk: chunk.name):
+            written, chunks = self._journal.result / self._names[name], list(group)
+            if written.exists:
+                continue
+            written.parent.make_folder()
+            try:
+                self._write_file(written, chunks)
+            except _JobEndedError:
+                return
+            for chunk in chunks:
+                self._journal.part(chunk).remove()
+
+    def _write_file(self, written: Location, chunks: Iterable[Chunk]) -> None:
+        schema = self._plan.output_schema
+        with written.replaced() as file, closing(open_writer(written.path, file, schema)) as writer:
+            for chunk in chunks:
+                self._wait_for(chunk)
+                with self._journal.part(chunk).open() as source:
+                    part = pa.ipc.open_file(source)
+                    for index in range(part.num_record_batches):
+                        writer.write_batch(part.get_batch(index))
+
+    def _wait_for(self, chunk: Chunk) -> None:
+        while chunk.index not in self._known:
+            finished = self._finished.get()
+            if finished is None:
+                raise _JobEndedError
+            self._known.add(finished.index)
+
+
+class _JobEndedError(Exception):
+    """The job ended before the chunk was finished."""
+
+
+def _output_names(plan: JobPlan, target: Location) -> dict[str, str]:
+    """For each file of the source, the path of its result relative to the output's folder."""
+    own = posixpath.basename(target.path) if is_table(target.path) else plan.source.name
+    return {file.name: file.name or own for file in plan.source.files}
+
+
+def is_complete(plan: JobPlan, target: Location) -> bool:
+    """Whether an existing output is the complete result of the same job."""
+    added = plan.output_schema.field(len(plan.output_schema) - 1)
+    is_file = is_table(target.path)
+    files = [target if is_file else target / name for name in _output_names(plan, target).values()]
+    return all(file.exists and _job_of(file, added.name) == added.metadata[JOB_KEY] for file in files)
+
+
+def _job_of(file: Location, column: str) -> bytes | None:
+    """Identifies the job that added a column to a table; None if no job did."""
+    with closing(open_table(file)) as table:
+        index = table.schema.get_field_index(column)
+    metadata = table.schema.field(index).metadata if index >= 0 else None
+    return (metadata or {}).get(JOB_KEY)

@@ -1,22 +1,17 @@
 """The options of a job, as `enrich()` takes them and as the job reads them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import Any, Required, TypeVar
+from typing import Any, Required, TypedDict
 
 from attention_client._embeddings import EmbedOptions
-from attention_client.enrich.backend import ModelSpec, Role
-from attention_client.enrich.errors import EnrichError
-from attention_client.enrich.pooling import Pool
-from attention_client.enrich.templates import TextTemplate
-from attention_client.enrich.text_options import PassageLayout, TextOptions
-
-CONTEXT_VECTORS, EMBEDDING = "context_vectors", "embedding"
-ATTENTION_WEIGHTS = "attention_weights"
-Member = TypeVar("Member", bound=StrEnum)
+from attention_client.enrich.backend import Role
+from attention_client.enrich.outcome import EnrichError, UsageError
+from attention_client.enrich.texts import TextTemplate
 
 
 class OnError(StrEnum):
@@ -28,32 +23,83 @@ class OnError(StrEnum):
     """The row gets null and is listed in OUTPUT.rejects.jsonl."""
 
 
-class EnrichOptions(TextOptions, total=False):
-    """Keyword arguments of `enrich` that do not depend on where the job runs; see `TextOptions` for texts.
+class Pool(StrEnum):
+    """What is stored of the (T, d) context vectors of a sequence."""
+
+    NONE = "none"
+    """All of them: (T, d)."""
+    MEAN = "mean"
+    """Their mean: (d,)."""
+    CLS = "cls"
+    """The first one, which models of the BERT family compute for the token [CLS]: (d,)."""
+    MAX = "max"
+    """The maximum of each element: (d,)."""
+
+
+class PassageLayout(StrEnum):
+    """Where the passages of a text are stored."""
+
+    ROWS = "rows"
+    """One row for each passage, without the columns of the text."""
+    LISTS = "lists"
+    """One row for each row of the table, with lists of passages and of embeddings."""
+
+
+class EnrichOptions(TypedDict, total=False):
+    r"""Keyword arguments of `enrich` that do not depend on where the job runs.
+
+    The help of the commands has these texts too; names in backticks are options.
 
     Attributes:
         model: Name of the model. Required.
+        version: Version of the model. Default: the highest version that is ready.
         column: Column of the query: lists of vectors, lists of token ids, or texts. Exactly one of `column`,
             `text_column` and `template` is required.
-        version: Version of the model; default: the highest version that is ready.
         key_column: Column of the key, for cross-attention.
         value_column: Column of the value, for models with a separate value.
-        output_column: Name of the new column; default: embedding for text encoders, otherwise
+        output_column: Name of the new column. Default: embedding for text encoders, otherwise
             context_vectors.
-        pool: none (default) stores all context vectors of a row; mean, cls and max store one vector.
-        weights: Whether to add the attention weights as column attention_weights; default: False.
-        on_error: fail (default) ends the job at the first refused row; skip gives such rows null.
-        max_errors: With on_error=skip, ends the job when more rows than this are refused, 0 or more;
-            default: None, no limit. Checked after each chunk of at most 16,384 rows.
-        resume: Whether to continue an unfinished job; default: False. If the output is already complete,
-            nothing is computed.
-        overwrite: Whether to replace an existing output when the job is finished; default: False.
-        progress: Whether to report progress on stderr; default: False.
+        pool: Store all context vectors of a row (none), or one vector: their mean, the first (cls) or the
+            maximum of each element (max).
+        weights: Add the attention weights too, as column attention_weights.
+        text_column: Column of texts, for models that take text.
+        template: Text of each row, with names of columns in braces: "{title}: {body}". A null counts as an
+            empty text; a row of nulls only is null. {{ and }} are braces of the text. On the
+            command line, \n is a new line.
+        prompt: For text encoders: name of the prompt that is put before each text; "" for none. Default: the
+            model's own.
+        dimensions: For text encoders: number of leading elements of each embedding, normalised again if the
+            model normalises. Default: all.
+        truncate: For text encoders: cut texts with more tokens than the model takes, or refuse them. Default:
+            the model's setting.
+        passage_tokens: For text encoders: cut texts into passages of at most this many tokens, special tokens
+            and prompt included (chunking). Default: texts are not cut.
+        passage_overlap: Tokens that a passage repeats of the one before, at most; up to half of a passage.
+            Default: 0.
+        passages: One row for each passage, without the columns of the text (rows, the default), or lists of
+            passages in each row (lists).
+        tokenizer: Tokenizer of the model, tokenizer.json or a folder with it. Passages on servers need it.
+        on_error: If the model refuses a row, end the job (fail), or give the row null and list it in
+            OUTPUT.rejects.jsonl (skip).
+        max_errors: If refused rows are skipped, end the job when there are more than this, 0 or more.
+            Default: no limit. Checked after each chunk of at most 16,384 rows.
+        resume: Continue an unfinished job. If the output is already complete, nothing is computed.
+        overwrite: Replace an existing output, once the new one is complete.
+        progress: Report progress on stderr.
     """
 
     model: Required[str]
-    column: str | None
     version: str | int
+    column: str | None
+    text_column: str | None
+    template: str | None
+    prompt: str | None
+    dimensions: int | None
+    truncate: bool | None
+    passage_tokens: int | None
+    passage_overlap: int | None
+    passages: PassageLayout | str | None
+    tokenizer: str | PathLike[str] | None
     key_column: str | None
     value_column: str | None
     output_column: str | None
@@ -71,6 +117,7 @@ class JobOptions:
     """Options that were checked; the attributes are those of EnrichOptions."""
 
     model: str
+    version: str = ""
     column: str | None = None
     text_column: str | None = None
     template: str | None = None
@@ -81,7 +128,6 @@ class JobOptions:
     passage_overlap: int | None = None
     passages: PassageLayout | None = None
     tokenizer: Path | None = None
-    version: str = ""
     key_column: str | None = None
     value_column: str | None = None
     output_column: str | None = None
@@ -117,68 +163,47 @@ class JobOptions:
         """Where passages are stored; None if texts are not cut."""
         return None if self.passage_tokens is None else self.passages or PassageLayout.ROWS
 
-    def vectors_column(self, model: ModelSpec) -> str:
-        """Name of the new column."""
-        return self.output_column or (CONTEXT_VECTORS if model.encoder is None else EMBEDDING)
-
-    @property
-    def weights_column(self) -> str | None:
-        """Name of the column of attention weights; None if there is none."""
-        return ATTENTION_WEIGHTS if self.weights else None
-
     @property
     def skip_refused(self) -> bool:
         """Whether a refused row gets null instead of ending the job."""
         return self.on_error is OnError.SKIP
 
 
+MEMBERS: Mapping[str, type[StrEnum]] = {"pool": Pool, "on_error": OnError, "passages": PassageLayout}
+LEAST = {"max_errors": 0, "dimensions": 1, "passage_tokens": 1, "passage_overlap": 0}
+
+
 def read_options(options: EnrichOptions) -> JobOptions:
     """Checks options.
 
     Raises:
+        UsageError: Options contradict each other.
         EnrichError: An option has a value that is not allowed.
         TypeError: An option is unknown, or a required one is missing.
     """
-    given: dict[str, Any] = dict(options)
-    if "version" in given:
-        given["version"] = str(given["version"])
-    members: dict[str, type[StrEnum]] = {"pool": Pool, "on_error": OnError, "passages": PassageLayout}
-    for name, kind in members.items():
-        if given.get(name) is not None:
-            given[name] = _member(kind, name, given[name])
-    if given.get("tokenizer") is not None:
-        given["tokenizer"] = Path(given["tokenizer"])
-    read = JobOptions(**given)
-    _check_texts(read)
-    if read.max_errors is not None and not read.skip_refused:
-        raise EnrichError("max_errors needs on_error='skip': otherwise the first refused row ends the job")
-    if read.max_errors is not None and read.max_errors < 0:
-        raise EnrichError(f"max_errors is {read.max_errors}; it must be 0 or more")
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _check_combinations(given)
+    for name, least in LEAST.items():
+        if given.get(name, least) < least:
+            raise EnrichError(f"{name} is {given[name]}; it must be {least} or more")
+    for name, members in MEMBERS.items():
+        if name in given and given[name] not in list(members):
+            raise EnrichError(f"{name} is {given[name]!r}; it must be one of {', '.join(members)}")
+    kinds: dict[str, Callable[[Any], Any]] = {**MEMBERS, "version": str, "tokenizer": Path}
+    read = JobOptions(
+        **{name: kinds[name](value) if name in kinds else value for name, value in given.items()}
+    )
+    read.text_template  # noqa: B018 - parsed here for its errors
     return read
 
 
-def _member(members: type[Member], name: str, value: str) -> Member:
-    try:
-        return members(value)
-    except ValueError:
-        raise EnrichError(f"{name} is {value!r}; it must be one of {', '.join(members)}") from None
-
-
-def _check_texts(options: JobOptions) -> None:
-    """Refuses options of texts that contradict each other, and a template that cannot be read."""
-    sources = {"column": options.column, "text_column": options.text_column, "template": options.template}
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "none"
-        raise EnrichError(f"exactly one of column, text_column and template is required; given: {found}")
-    if options.dimensions is not None and options.dimensions < 1:
-        raise EnrichError(f"dimensions is {options.dimensions}; it must be 1 or more")
-    if options.passage_tokens is None:
-        for name in ("passage_overlap", "passages", "tokenizer"):
-            if getattr(options, name) is not None:
-                raise EnrichError(f"{name} needs passage_tokens")
-    elif options.passage_tokens < 1:
-        raise EnrichError(f"passage_tokens is {options.passage_tokens}; it must be 1 or more")
-    if options.passage_overlap is not None and options.passage_overlap < 0:
-        raise EnrichError(f"passage_overlap is {options.passage_overlap}; it must be 0 or more")
-    options.text_template  # noqa: B018 - parsed here for its errors
+def _check_combinations(given: Mapping[str, Any]) -> None:
+    sources = [name for name in ("column", "text_column", "template") if name in given]
+    if len(sources) != 1:
+        found = " and ".join(sources) or "none"
+        raise UsageError(f"exactly one of column, text_column and template is required; given: {found}")
+    if "max_errors" in given and given.get("on_error") != OnError.SKIP:
+        raise UsageError("max_errors needs on_error='skip': otherwise the first refused row ends the job")
+    for name in ("passage_overlap", "passages", "tokenizer"):
+        if name in given and "passage_tokens" not in given:
+            raise UsageError(f"{name} needs passage_tokens")

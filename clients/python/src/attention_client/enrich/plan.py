@@ -1,24 +1,36 @@
-"""The plan of a job: which rows are computed in which chunk, and what each output row holds."""
+"""The plan of a job: can the model compute the table, in which chunks, and what does each output row hold."""
 
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from attention_client.enrich.backend import ModelSpec
-from attention_client.enrich.checks import check_columns, check_first_rows, check_model
-from attention_client.enrich.layout import result_schema
-from attention_client.enrich.options import JobOptions
-from attention_client.enrich.sources import SourceFile, TableSource
+from attention_client.enrich.backend import ModelSpec, Role
+from attention_client.enrich.cells import (
+    check_widths,
+    read_ids,
+    read_texts,
+    read_vectors,
+    vectors_type,
+    weights_type,
+)
+from attention_client.enrich.options import JobOptions, PassageLayout, Pool
+from attention_client.enrich.outcome import EnrichError
 from attention_client.enrich.storage import Json
+from attention_client.enrich.tables import BATCH_ROWS, SourceFile, TableSource
 
 # A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
 CHUNK_ROWS = 16 * 1024
 CHUNK_BYTES = 64 << 20
-# Key of the output column's metadata that identifies the job.
+# Key of the new columns' metadata that identifies the job.
 JOB_KEY = b"job"
+CONTEXT_VECTORS, EMBEDDING, ATTENTION_WEIGHTS = "context_vectors", "embedding", "attention_weights"
+SOURCE_ROW, PASSAGE = "source_row", "passage"
+PASSAGE_TYPES = {PASSAGE: pa.string(), "passage_start": pa.int32(), "passage_end": pa.int32()}
+ENCODER_ONLY = ("prompt", "dimensions", "truncate", "passage_tokens")
 
 
 @dataclass(frozen=True)
@@ -40,15 +52,19 @@ class Chunk:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What a job reads and writes.
+    """What a job reads, computes and writes.
 
     Attributes:
         source: The input.
-        output_schema: Columns of the source, and the new columns.
+        model: The model.
+        options: Options of the job.
+        output_schema: Columns of the source that stay, and the new columns.
         fingerprint: Differs between jobs whose results may differ.
     """
 
     source: TableSource
+    model: ModelSpec
+    options: JobOptions
     output_schema: pa.Schema
     fingerprint: Json
 
@@ -61,6 +77,11 @@ class JobPlan:
             for start in range(0, max(file.rows, 1), step):
                 yield Chunk(index, file.name, start, min(start + step, file.rows))
                 index += 1
+
+    @property
+    def pooled(self) -> bool:
+        """Whether there is one vector for each sequence."""
+        return self.model.pooled or self.options.pool is not Pool.NONE
 
 
 def _chunk_rows(file: SourceFile) -> int:
@@ -75,26 +96,121 @@ def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> Job
     Raises:
         EnrichError: The options do not fit the model or the table.
     """
-    check_model(options, model)
-    check_columns(source.schema, model, options)
-    check_first_rows(source, model, options)
-    fingerprint = _fingerprint(source, model, options)
-    return JobPlan(
-        source, _output_schema(source.schema, model, options, _digest_of(fingerprint)), fingerprint
+    _check_model(options, model)
+    _check_columns(source.schema, model, options)
+    _check_first_rows(source, model, options)
+    name = options.output_column or (CONTEXT_VECTORS if model.encoder is None else EMBEDDING)
+    fingerprint = _fingerprint(source, model, options, name)
+    job = _digest(json.dumps(fingerprint, sort_keys=True).encode())
+    made_by = {"model": model.name, "version": model.version, "pool": str(options.pool), JOB_KEY: job}
+    # Rows of passages lack the columns of the whole text.
+    dropped = options.text_template.columns if options.layout is PassageLayout.ROWS else ()
+    schema = pa.schema(
+        [field for field in source.schema if field.name not in dropped], source.schema.metadata
     )
+    for column, data_type in _added_columns(model, options, name).items():
+        if column in schema.names:
+            hint = "choose another name with --output-column (output_column)"
+            raise EnrichError(
+                f"the table already has a column {column!r}; {hint if column == name else 'rename it'}"
+            )
+        schema = schema.append(pa.field(column, data_type, metadata=made_by))
+    return JobPlan(source, model, options, schema, fingerprint)
 
 
-def _output_schema(schema: pa.Schema, model: ModelSpec, options: JobOptions, job: str) -> pa.Schema:
-    made_by: dict[str | bytes, str] = {
-        "model": model.name,
-        "version": model.version,
-        "pool": str(options.pool),
-        JOB_KEY: job,
-    }
-    return result_schema(schema, model, options, made_by)
+def _check_model(options: JobOptions, model: ModelSpec) -> None:
+    """Checks whether a model has what options of texts ask for."""
+    takes_text = options.text_column is not None or options.template is not None
+    if takes_text and not model.accepts_text:
+        raise EnrichError(
+            f"model {model.name!r} does not take text; --column (column) names the column of its "
+            f"{', '.join(model.input_widths)}"
+        )
+    if model.pooled and options.pool is not Pool.NONE:
+        raise EnrichError(
+            f"model {model.name!r} already returns one vector per sequence: leave out pool={options.pool}"
+        )
+    if model.encoder is None:
+        asked = [name for name in ENCODER_ONLY if getattr(options, name) is not None]
+        if asked:
+            raise EnrichError(f"{asked[0]} needs a text encoder, which model {model.name!r} is not")
+        return
+    if options.weights:
+        raise EnrichError(
+            f"model {model.name!r} is a text encoder, whose attention weights are not stored; attend_text of "
+            "the client returns them"
+        )
+    if options.prompt and options.prompt not in model.encoder.prompts:
+        known = ", ".join(model.encoder.prompts) or "no prompts"
+        raise EnrichError(f"prompt is {options.prompt!r}; model {model.name!r} has {known}")
+    most = model.encoder.max_tokens
+    if options.passage_tokens and most and options.passage_tokens > most:
+        raise EnrichError(
+            f"passage_tokens is {options.passage_tokens}; model {model.name!r} takes at most {most} tokens"
+        )
 
 
-def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> Json:
+def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> None:
+    """Checks whether the table has a column of a fitting type for each input of the model."""
+    if set(options.columns) != set(model.input_widths):
+        takes, given = ", ".join(model.input_widths), ", ".join(options.columns)
+        raise EnrichError(f"model {model.name!r} takes {takes}; columns are given for {given}")
+    columns = list(options.columns.items())
+    if model.accepts_text:
+        columns = [(Role.QUERY, column) for column in options.text_template.columns]
+    for role, column in columns:
+        if schema.get_field_index(column) < 0:
+            known, purpose = ", ".join(schema.names), "text" if model.accepts_text else role
+            raise EnrichError(f"there is no column {column!r} for the {purpose}; the columns are {known}")
+        # To read no rows of the column's type raises the error of a type that does not fit.
+        none, width = _empty(schema.field(column).type), model.input_widths[role]
+        try:
+            if model.accepts_text:
+                read_texts(none)
+            elif pa.types.is_null(none.type):
+                continue
+            elif width is None:
+                read_ids(none)
+            else:
+                read_vectors(none, width)
+        except EnrichError as error:
+            raise EnrichError(f"column {column!r} {error}") from error
+
+
+def _empty(data_type: pa.DataType) -> pa.Array:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(data_type, pa.array([], data_type.storage_type))
+    return pa.array([], data_type)
+
+
+def _check_first_rows(source: TableSource, model: ModelSpec, options: JobOptions) -> None:
+    """Lists state no width, so the widths of the first rows decide whether the column can fit."""
+    widths = {role: width for role, width in model.input_widths.items() if width is not None}
+    file = next((file for file in source.files if file.rows), None)
+    if model.accepts_text or not widths or file is None:
+        return
+    with closing(source.open(file.name)) as table:
+        rows = next(table.batches(0, min(file.rows, BATCH_ROWS))).rows
+    for role, width in widths.items():
+        try:
+            check_widths(rows.column(options.columns[role]), width)
+        except EnrichError as error:
+            where = "the first row" if rows.num_rows == 1 else f"each of the first {rows.num_rows:,} rows"
+            raise EnrichError(f"column {options.columns[role]!r} {error}, in {where}") from error
+
+
+def _added_columns(model: ModelSpec, options: JobOptions, name: str) -> dict[str, pa.DataType]:
+    """The new columns, of which `name` has the vectors."""
+    vectors = vectors_type(model.output_width, pooled=model.pooled or options.pool is not Pool.NONE)
+    match options.layout:
+        case PassageLayout.ROWS:
+            return {SOURCE_ROW: pa.int64(), **PASSAGE_TYPES, name: vectors}
+        case PassageLayout.LISTS:
+            return {key: pa.list_(kind) for key, kind in {**PASSAGE_TYPES, name: vectors}.items()}
+    return {name: vectors, ATTENTION_WEIGHTS: weights_type()} if options.weights else {name: vectors}
+
+
+def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions, name: str) -> Json:
     """What a resumed job must have in common with the job that it continues.
 
     How it treats refused rows may change.
@@ -107,8 +223,8 @@ def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> 
         "version": model.version,
         "options": {
             "columns": {str(role): name for role, name in options.columns.items()},
-            "output_column": options.vectors_column(model),
-            "weights_column": options.weights_column,
+            "output_column": name,
+            "weights_column": ATTENTION_WEIGHTS if options.weights else None,
             "pool": str(options.pool),
         },
         "texts": {
@@ -120,10 +236,6 @@ def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions) -> 
         },
         "chunks": [CHUNK_ROWS, CHUNK_BYTES],
     }
-
-
-def _digest_of(fingerprint: Json) -> str:
-    return _digest(json.dumps(fingerprint, sort_keys=True).encode())
 
 
 def _digest(content: bytes) -> str:

@@ -3,17 +3,19 @@
 import logging
 import queue
 import random
+import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import grpc
 
 from attention_client import (
+    AttendInputs,
     AttentionClient,
     AttentionClientError,
     AttentionResult,
@@ -24,20 +26,22 @@ from attention_client import (
     MessageTooLargeError,
     ModelInfo,
     ResourceExhaustedError,
+    TextInputs,
     TlsFiles,
+    TokenInputs,
     UnavailableError,
 )
 from attention_client._embeddings import EmbedOptions
-from attention_client.enrich.addresses import resolve
 from attention_client.enrich.backend import (
     BackendRequest,
     BackendResult,
     EncodedTexts,
     EncoderSpec,
     ModelSpec,
+    Role,
 )
-from attention_client.enrich.errors import EnrichError, RefusedError, ServersUnavailableError
-from attention_client.enrich.request_queue import QueuedRequest, RequestQueue, StreamRequests
+from attention_client.enrich.options import JobOptions
+from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
 
 log = logging.getLogger(__name__)
 # Unanswered requests on one stream.
@@ -45,8 +49,101 @@ MAX_IN_FLIGHT = 8
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 # How long a job that has not begun waits for a server to be ready, at most.
 START_SECONDS = 30.0
-NO_OPTIONS = EmbedOptions()
 TRANSIENT = (UnavailableError, DeadlineExceededError, CallCancelledError, ResourceExhaustedError)
+# Seconds after which a stream that has no request to send checks whether it has ended.
+POLL_SECONDS = 0.1
+# gRPC ends a stream whose message is too large without saying which message it was. Every request that was
+# unanswered is sent again; one that was unanswered this many times is refused.
+MAX_ATTEMPTS = 3
+StreamInputs: TypeAlias = AttendInputs | TextInputs | TokenInputs | EmbeddingInputs
+MAX_PORT = 65535
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest:
+    """A request that is not answered yet.
+
+    Attributes:
+        request: The request.
+        future: Future of its result.
+        attempts: Number of streams that ended with a message too large before they answered it.
+    """
+
+    request: BackendRequest
+    future: "Future[BackendResult]"
+    attempts: int = 0
+
+
+RequestQueue: TypeAlias = "queue.SimpleQueue[QueuedRequest]"
+
+
+class StreamRequests(Iterator[StreamInputs]):
+    """What one stream takes from the queue, and which of it is unanswered.
+
+    The stream reads it on another thread, which may be inside `__next__` when the stream breaks.
+    """
+
+    def __init__(
+        self, requests: RequestQueue, closing: threading.Event, embed: EmbedOptions | None = None
+    ) -> None:
+        """Takes requests until the job closes.
+
+        Args:
+            requests: The queue.
+            closing: Is set when the job ends.
+            embed: Options of requests to a text encoder; None for any other model.
+        """
+        self._requests = requests
+        self._closing = closing
+        self._embed = embed
+        self._lock = threading.Lock()
+        self._unanswered: deque[QueuedRequest] | None = deque()
+
+    def __next__(self) -> StreamInputs:
+        while not self._closing.is_set() and self._unanswered is not None:
+            try:
+                queued = self._requests.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                continue
+            with self._lock:
+                if self._unanswered is not None:
+                    self._unanswered.append(queued)
+                    return to_inputs(queued.request, self._embed)
+            self._requests.put(queued)
+        raise StopIteration
+
+    def pop_answered(self) -> QueuedRequest:
+        """Removes and returns the oldest unanswered request, whose answer has arrived."""
+        with self._lock:
+            assert self._unanswered is not None  # noqa: S101 - requeue() is called after the last answer
+            return self._unanswered.popleft()
+
+    def requeue(self, too_large: AttentionClientError | None = None) -> None:
+        """Puts unanswered requests back into the queue. Nothing is taken from it any more.
+
+        Args:
+            too_large: The error of the stream, if it ended because a message was too large.
+        """
+        with self._lock:
+            unanswered, self._unanswered = self._unanswered, None
+        for queued in unanswered or ():
+            queued.attempts += too_large is not None
+            if too_large and queued.attempts >= MAX_ATTEMPTS:
+                queued.future.set_exception(RefusedError(too_large.message, too_large.reason))
+            else:
+                self._requests.put(queued)
+
+
+def to_inputs(request: BackendRequest, embed: EmbedOptions | None) -> StreamInputs:
+    """A request as an item of `attend_stream`; with options of embeddings, for a text encoder."""
+    query = request[Role.QUERY]
+    if embed is not None:
+        return EmbeddingInputs(list(query), embed.prompt, embed.dimensions, embed.truncate)
+    if isinstance(query[0], str):
+        return TextInputs(list(query))
+    if query[0].ndim == 1:
+        return TokenInputs(list(query))
+    return AttendInputs(*(list(rows) for rows in request.values()))
 
 
 class ServerBackend:
@@ -62,12 +159,8 @@ class ServerBackend:
     def __init__(
         self,
         targets: str | Sequence[str],
-        model: str,
-        version: str = "",
+        options: JobOptions,
         *,
-        return_weights: bool = False,
-        embed: EmbedOptions = NO_OPTIONS,
-        tokenizer: Path | None = None,
         retry_seconds: float,
         credentials: grpc.ChannelCredentials | TlsFiles | None = None,
         token: str | None = None,
@@ -78,11 +171,7 @@ class ServerBackend:
 
         Args:
             targets: Servers as HOST:PORT. Each address of a host name is a server of its own.
-            model: Name of the model.
-            version: Version of the model; empty for the highest version of the first server.
-            return_weights: Whether to return the attention weights.
-            embed: Options of text encoders.
-            tokenizer: File or folder of the model's tokenizer, if texts are cut into passages.
+            options: Options of the job. Without a version, it is the highest of the first server.
             retry_seconds: Seconds without any answer after which the job ends, 0 or more.
             credentials: Credentials of the connections; None means unencrypted ones.
             token: Sent with every call.
@@ -97,13 +186,13 @@ class ServerBackend:
         self._clients = _connect(targets, credentials, token)
         # Each key is counted by the thread of that server alone.
         self.failures: Counter[str] = Counter()
-        found = self._describe(model, version, retry_seconds)
-        self.model = spec_of(_only_version(list(found.values()))).shortened(embed.dimensions)
+        found = self._describe(options, retry_seconds)
+        self.model = spec_of(_only_version(list(found.values()))).shortened(options.dimensions)
         self._first = self._clients[next(iter(found))]
-        self.tokenizer = tokenizer
-        self._embed = embed if self.model.encoder else None
+        self.tokenizer = options.tokenizer
+        self._embed = options.embed if self.model.encoder else None
         self.concurrency = MAX_IN_FLIGHT * len(self._clients)
-        self._return_weights = return_weights
+        self._return_weights = options.weights
         self._retry_seconds = retry_seconds
         self._requests: RequestQueue = queue.SimpleQueue()
         self._answered_at = time.monotonic()
@@ -129,13 +218,13 @@ class ServerBackend:
             raise EnrichError(f"{self.model.name}: {error.message}") from error
         return int(result.token_counts[0])
 
-    def submit(self, request: BackendRequest) -> "Future[BackendResult]":
+    def submit(self, request: BackendRequest) -> Callable[[], BackendResult]:
         """See Backend."""
         queued = QueuedRequest(request, Future())
         self._answered_at = time.monotonic()  # the servers may have had nothing to answer for long
         self._requests.put(queued)
         self._fail_queued()
-        return queued.future
+        return queued.future.result
 
     def close(self) -> None:
         """Ends all streams."""
@@ -145,7 +234,7 @@ class ServerBackend:
         for thread in self._threads:
             thread.join()
 
-    def _describe(self, model: str, version: str, retry_seconds: float) -> dict[str, ModelInfo]:
+    def _describe(self, options: JobOptions, retry_seconds: float) -> dict[str, ModelInfo]:
         """The model on each server that is ready, by its address."""
         until, pause = time.monotonic() + min(retry_seconds, START_SECONDS), MIN_BACKOFF_SECONDS
         while True:
@@ -153,7 +242,7 @@ class ServerBackend:
             failed: dict[str, AttentionClientError] = {}
             for target, client in self._clients.items():
                 try:
-                    found[target] = _ask(client, model, version)
+                    found[target] = _ask(client, options)
                 except TRANSIENT as error:
                     failed[target] = error
                 except AttentionClientError as error:
@@ -286,11 +375,11 @@ def _connect(
     return clients
 
 
-def _ask(client: AttentionClient, model: str, version: str) -> ModelInfo:
+def _ask(client: AttentionClient, options: JobOptions) -> ModelInfo:
     """The model on a server that is ready."""
     if not client.is_ready():
         raise UnavailableError("the server is not ready")
-    return client.model(model, version)
+    return client.model(options.model, options.version)
 
 
 def _only_version(found: Sequence[ModelInfo]) -> ModelInfo:
@@ -326,3 +415,30 @@ def spec_of(info: ModelInfo) -> ModelSpec:
         parity_error=info.parity.measured_max_abs_error if info.parity else None,
         encoder=encoder,
     )
+
+
+def resolve(target: str) -> list[str]:
+    """Every address of a host name, each as HOST:PORT.
+
+    Args:
+        target: HOST:PORT; any other gRPC target, such as unix:/PATH, is returned as it is.
+
+    Raises:
+        EnrichError: The host name is unknown.
+    """
+    host, separator, port = target.rpartition(":")
+    if not separator or not port.isdigit() or "/" in target:
+        return [target]
+    if int(port) > MAX_PORT:
+        raise EnrichError(f"{target}: the port must be at most {MAX_PORT}")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise EnrichError(
+            f"{target} cannot be resolved: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    addresses = {str(address[0]) for *_, address in found}
+    # localhost is one server with two addresses.
+    if addresses <= {"127.0.0.1", "::1"}:
+        return [target]
+    return sorted(f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in addresses)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyarrow import fs
 
-from attention_client.enrich.errors import EnrichError
+from attention_client.enrich.outcome import EnrichError
 
 Json: TypeAlias = dict[str, Any]
 TEMPORARY = ".tmp"

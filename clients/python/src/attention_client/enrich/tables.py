@@ -1,13 +1,31 @@
-"""Tables as batches of rows of bounded size: what every format reads and writes."""
+"""Sources and sinks of a job: stored tables, tables in memory, Arrow datasets.
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+Every table is read as batches of rows of bounded size.
+"""
 
+import posixpath
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike, fspath
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from attention_client.enrich.outcome import EnrichError
+from attention_client.enrich.storage import Location, locate
 
 # The rows of a batch are computed, held in memory and written together.
 BATCH_ROWS = 1024
 BATCH_BYTES = 4 << 20
+# Rows of a Parquet file that are compressed together.
+GROUP_ROWS = 1 << 16
+GROUP_BYTES = 32 << 20
 
 
 class RowBatch(NamedTuple):
@@ -22,73 +40,363 @@ class RowBatch(NamedTuple):
     rows: pa.RecordBatch
 
 
-class TableReader(Protocol):
+# Record batches that have the rows from a first to a last number, each run of them with its first row.
+Scan: TypeAlias = Callable[[int, int], Iterable[tuple[int, Iterable[pa.RecordBatch]]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
     """A table that is open for reading.
 
     Attributes:
         schema: Its columns.
         rows: Number of its rows.
+        scan: Reads at least the rows that are asked for.
+        close: Closes its file.
     """
 
     schema: pa.Schema
     rows: int
+    scan: Scan
+    close: Callable[[], None] = lambda: None
 
     def batches(self, start: int, stop: int) -> Iterator[RowBatch]:
         """The rows from `start` up to, but not including, `stop`.
 
         Where one batch ends and the next begins depends on the table, not on `start`.
         """
+        for first, record_batches in self.scan(start, stop):
+            for found in record_batches:
+                step = rows_per_batch(found.num_rows, found.nbytes)
+                for at in range(0, found.num_rows, step):
+                    begin, end = max(at, start - first), min(at + step, found.num_rows, stop - first)
+                    if begin < end:
+                        yield RowBatch(first + begin, found.slice(begin, end - begin))
+                first += found.num_rows  # noqa: PLW2901 - counts on
+                if first >= stop:
+                    return
 
-    def close(self) -> None:
-        """Closes the table."""
+
+def rows_per_batch(rows: int, size: int) -> int:
+    """How many rows make a batch, if `rows` of them hold `size` bytes; at least one."""
+    return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(size, 1)))
+
+
+def _overlapping(sizes: Iterable[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The groups of rows that have some from `start` up to `stop`: the number of each, and its first row."""
+    end = 0
+    for index, rows in enumerate(sizes):
+        first, end = end, end + rows
+        if first < stop and start < end:
+            yield index, first
+
+
+def _open_parquet(location: Location) -> Table:
+    """Decodes one batch of rows at a time; rows of a row group before the first are decoded and dropped."""
+    file = pq.ParquetFile(location.open(), pre_buffer=False, buffer_size=1 << 20)
+    metadata = file.metadata
+
+    def scan(start: int, stop: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
+        sizes = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+        for index, first in _overlapping(sizes, start, stop):
+            group = metadata.row_group(index)
+            rows = rows_per_batch(group.num_rows, group.total_byte_size)
+            yield first, file.iter_batches(rows, row_groups=[index], use_threads=False)
+
+    return Table(file.schema_arrow, metadata.num_rows, scan, lambda: file.close(force=True))
+
+
+def _open_arrow_file(location: Location) -> Table:
+    """One record batch of the file is in memory at a time."""
+    source = location.open()
+    file = pa.ipc.open_file(source)
+    narrow = pa.ipc.open_file(source, options=_one_column(file.schema))
+    sizes = [narrow.get_batch(index).num_rows for index in range(narrow.num_record_batches)]
+
+    def scan(start: int, stop: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
+        for index, first in _overlapping(sizes, start, stop):
+            yield first, [file.get_batch(index)]
+
+    return Table(file.schema, sum(sizes), scan, source.close)
+
+
+def _open_arrow_stream(location: Location) -> Table:
+    """A stream has no index, so each reading starts at the beginning and drops rows before the first."""
+
+    def scan(*_: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
+        with location.open() as source, pa.ipc.open_stream(source) as stream:
+            yield 0, stream
+
+    with location.open() as source, pa.ipc.open_stream(source) as stream:
+        schema = stream.schema
+    with location.open() as source, pa.ipc.open_stream(source, options=_one_column(schema)) as stream:
+        return Table(schema, sum(batch.num_rows for batch in stream), scan)
+
+
+def _one_column(schema: pa.Schema) -> pa.ipc.IpcReadOptions:
+    """Reads one column of fixed width, which is enough to count rows; all columns if there is none."""
+    fixed = [index for index, field in enumerate(schema) if pa.types.is_primitive(field.type)]
+    return pa.ipc.IpcReadOptions(included_fields=fixed[:1])
 
 
 class TableWriter(Protocol):
-    """Writes rows of one schema to an open file."""
+    """Writes rows of one schema to an open file, as the writers of Arrow do."""
 
-    def write(self, rows: pa.RecordBatch) -> None:
+    def write_batch(self, rows: pa.RecordBatch) -> None:
         """Appends rows."""
 
     def close(self) -> None:
         """Writes buffered rows and the end of the file; leaves the file open."""
 
 
-class ScannedTable:
-    """Rows in memory, or rows that another library reads from the beginning each time."""
+class ParquetWriter:
+    """Writes a Parquet file in row groups of bounded size."""
 
-    def __init__(self, schema: pa.Schema, rows: int, scan: Callable[[], Iterable[pa.RecordBatch]]) -> None:
-        self.schema = schema
-        self.rows = rows
-        self._scan = scan
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
+        # Floating-point numbers rarely repeat, so a dictionary of them only costs time.
+        example = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_batches([], schema), example)
+        stored = pq.ParquetFile(pa.BufferReader(example.getvalue())).schema
+        leaves = [stored.column(index) for index in range(len(stored))]
+        dictionary = [leaf.path for leaf in leaves if leaf.physical_type not in ("FLOAT", "DOUBLE")]
+        self._writer = pq.ParquetWriter(file, schema, use_dictionary=dictionary, write_page_index=True)
+        self._schema = schema
+        self._buffered: list[pa.RecordBatch] = []
 
-    def batches(self, start: int, stop: int) -> Iterator[RowBatch]:
-        """See TableReader."""
-        yield from clip(split(0, self._scan()), start, stop)
+    def write_batch(self, rows: pa.RecordBatch) -> None:
+        """Appends rows."""
+        self._buffered.append(rows)
+        count = sum(batch.num_rows for batch in self._buffered)
+        if count >= GROUP_ROWS or sum(batch.nbytes for batch in self._buffered) >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        table = pa.Table.from_batches(self._buffered, self._schema)
+        self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        self._buffered = []
 
     def close(self) -> None:
-        """Does nothing: the rows belong to the caller."""
+        """Writes buffered rows and the file's footer."""
+        if self._buffered:
+            self._flush()
+        self._writer.close()
 
 
-def split(first: int, record_batches: Iterable[pa.RecordBatch]) -> Iterator[RowBatch]:
-    """Splits consecutive record batches, which begin at row `first`, into batches of bounded size."""
-    for record_batch in record_batches:
-        rows = rows_per_batch(record_batch.num_rows, record_batch.nbytes)
-        for start in range(0, record_batch.num_rows, rows):
-            yield RowBatch(first + start, record_batch.slice(start, rows))
-        first += record_batch.num_rows
+@dataclass(frozen=True)
+class TableFormat:
+    """A format of table files. An entry of FORMATS makes it known to every job.
+
+    Attributes:
+        name: Name for error messages.
+        suffixes: Endings of its files' names, in lower case.
+        read: Opens a file for reading.
+        writer: Writes rows of a schema to an open file.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    read: Callable[[Location], Table]
+    writer: Callable[[pa.NativeFile, pa.Schema], TableWriter]
 
 
-def clip(batches: Iterable[RowBatch], start: int, stop: int) -> Iterator[RowBatch]:
-    """Drops the rows before `start`, and those from `stop` on."""
-    for first, rows in batches:
-        if first >= stop:
-            return
-        skipped = max(start - first, 0)
-        kept = min(stop - first, rows.num_rows) - skipped
-        if kept > 0:
-            yield RowBatch(first + skipped, rows.slice(skipped, kept))
+FORMATS = (
+    TableFormat("Parquet", (".parquet", ".pq"), _open_parquet, ParquetWriter),
+    TableFormat("Arrow IPC file", (".arrow", ".feather", ".ipc"), _open_arrow_file, pa.ipc.new_file),
+    # The format that Hugging Face datasets are cached in.
+    TableFormat("Arrow IPC stream", (".arrows",), _open_arrow_stream, pa.ipc.new_stream),
+)
+BY_SUFFIX = {suffix: entry for entry in FORMATS for suffix in entry.suffixes}
+SUFFIXES = ", ".join(BY_SUFFIX)
 
 
-def rows_per_batch(rows: int, size: int) -> int:
-    """How many rows make a batch, if `rows` of them hold `size` bytes; at least one."""
-    return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(size, 1)))
+def is_table(name: str) -> bool:
+    """Whether the ending of a file's name is that of a known format."""
+    return posixpath.splitext(name)[1].lower() in BY_SUFFIX
+
+
+def _format_of(name: str) -> TableFormat:
+    if not is_table(name):
+        raise EnrichError(f"{name}: the name of a table ends in one of {SUFFIXES}")
+    return BY_SUFFIX[posixpath.splitext(name)[1].lower()]
+
+
+def open_table(location: Location) -> Table:
+    """Opens a file in the format that its name states.
+
+    Raises:
+        EnrichError: The format is unknown, or the file is damaged.
+    """
+    entry = _format_of(location.path)
+    try:
+        return entry.read(location)
+    except (pa.ArrowException, OSError) as error:
+        raise EnrichError(f"{location} cannot be read as {entry.name}: {error}") from error
+
+
+def open_writer(name: str, file: pa.NativeFile, schema: pa.Schema) -> TableWriter:
+    """Opens a writer of the format that a file's name states."""
+    return _format_of(name).writer(file, schema)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source.
+
+    Attributes:
+        name: Path relative to the source; "" if the file is the source.
+        rows: Number of its rows.
+        size: Bytes in storage or in memory; 0 if unknown.
+        stamp: Size and time of the last change, to notice changes; empty if unknown.
+    """
+
+    name: str
+    rows: int
+    size: int
+    stamp: Sequence[int] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class TableSource:
+    """What a job reads.
+
+    Attributes:
+        schema: Columns of every file.
+        files: The files in the order of their rows.
+        locations: Files and folders that are read; of a stored table, one.
+        table: Rows that last as long as this process; None for a stored table, which other processes and
+            later runs read alike, as resuming and a cluster need.
+    """
+
+    schema: pa.Schema
+    files: Sequence[SourceFile]
+    locations: Sequence[Location]
+    table: Table | None = None
+
+    @cached_property
+    def name(self) -> str:
+        """File name of the result, if the output is a folder and the source is one file."""
+        return "table.parquet" if self.table else posixpath.basename(self.locations[0].path)
+
+    def open(self, name: str) -> Table:
+        """Opens a file for reading."""
+        return self.table or open_table(self._file(name))
+
+    def path(self, name: str) -> str:
+        """The path of a file, for people."""
+        return "table" if self.table else str(self._file(name))
+
+    def _file(self, name: str) -> Location:
+        return self.locations[0] / name if name else self.locations[0]
+
+
+def open_source(source: Any) -> TableSource:
+    """Reads the schema and the number of rows.
+
+    Args:
+        source: A path or URL; an Arrow dataset; an Arrow table, or an object that Arrow converts to one:
+            pandas and Polars data frames, DuckDB relations.
+
+    Raises:
+        EnrichError: The source does not exist, is not a table, or its files have different schemas.
+    """
+    if isinstance(source, str | PathLike):
+        return _stored(locate(fspath(source)))
+    if isinstance(source, ds.Dataset):
+        return _dataset(source)
+    if type(source).__name__ == "LazyFrame":
+        raise EnrichError("a LazyFrame has no rows before it is collected: pass frame.collect()")
+    try:
+        table = _to_arrow(source)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise EnrichError(
+            f"{type(source).__name__} is not a table: {error}; pass a path, a URL, an Arrow table or "
+            "dataset, a data frame or a DuckDB relation"
+        ) from error
+    file = SourceFile("", table.num_rows, table.nbytes)
+    scanned = Table(table.schema, table.num_rows, lambda *_: [(0, table.to_batches())])
+    return TableSource(table.schema, [file], (), scanned)
+
+
+def _stored(location: Location) -> TableSource:
+    """A file, or all files below a folder."""
+    match location.file_type:
+        case fs.FileType.File:
+            found = [("", location.system.get_file_info(location.path))]
+        case fs.FileType.Directory:
+            found = [(name, info) for name, info in location.files() if is_table(name)]
+        case _:
+            raise EnrichError(f"{location} does not exist")
+    files: list[SourceFile] = []
+    schema: pa.Schema | None = None
+    for name, info in found:
+        with closing(open_table(location / name if name else location)) as table:
+            schema = schema or table.schema
+            if not table.schema.equals(schema):
+                raise EnrichError(f"{location}: {name} and {files[0].name} have different schemas")
+            files.append(SourceFile(name, table.rows, info.size, (info.size, info.mtime_ns)))
+    if schema is None:
+        raise EnrichError(f"{location} contains no table; the names of tables end in {SUFFIXES}")
+    return TableSource(schema, files, [location])
+
+
+def _dataset(dataset: ds.Dataset) -> TableSource:
+    def scan(*_: int) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
+        yield 0, dataset.to_batches(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1)
+
+    table = Table(dataset.schema, dataset.count_rows(), scan)
+    paths, system = getattr(dataset, "files", ()), getattr(dataset, "filesystem", None)
+    is_local = isinstance(system, fs.LocalFileSystem)
+    locations = [locate(path) if is_local else Location(system, path) for path in paths]
+    return TableSource(dataset.schema, [SourceFile("", table.rows, 0)], locations, table)
+
+
+def _to_arrow(source: Any) -> pa.Table:
+    """Converts a table. Arrow accepts (T, d) arrays in cells of pandas only as lists of their rows."""
+    if isinstance(source, pa.Table):
+        return source
+    if type(source).__module__.partition(".")[0] == "pandas":
+        source = source.copy(deep=False)
+        for name, dtype in source.dtypes.items():
+            if str(dtype) == "object":
+                source[name] = source[name].map(_to_rows)
+    return pa.table(source)
+
+
+def _to_rows(cell: Any) -> Any:
+    return list(cell) if isinstance(cell, np.ndarray) and cell.ndim > 1 else cell
+
+
+def locate_target(output: str, source: TableSource) -> Location:
+    """The location of the output.
+
+    Raises:
+        EnrichError: It overlaps the input, or is a file for a folder.
+    """
+    if not output:
+        raise EnrichError("the output has no name: give a path or URL")
+    target = locate(output.rstrip("/") or output)
+    for location in source.locations:
+        if target.overlaps(location):
+            raise EnrichError(f"the output {target} overlaps the input {location}: choose another output")
+    is_folder = [file.name for file in source.files] != [""]
+    if is_folder and is_table(target.path):
+        raise EnrichError(f"the input is a folder and the output {target} is a file: name a folder")
+    has_suffix = posixpath.splitext(target.path)[1] != "" and not output.endswith("/")
+    if has_suffix and not is_folder and not is_table(target.path):
+        raise EnrichError(f"{target} ends in none of {SUFFIXES}; the name of a folder ends in /")
+    return target
+
+
+def check_replaceable(target: Location, *, overwrite: bool, resume: bool) -> None:
+    """Checks that an existing output may be replaced.
+
+    Raises:
+        EnrichError: The options do not say to replace it, or it contains anything but tables.
+    """
+    if not overwrite:
+        hint = " and is not the result of this job" if resume else ""
+        raise EnrichError(f"{target} exists{hint}: --overwrite (overwrite=True) replaces it")
+    if target.file_type is fs.FileType.Directory:
+        for name, _ in target.files(hidden=True):
+            if not is_table(name):
+                raise EnrichError(f"{target} contains {name}, which is not a table: it is not replaced")

@@ -1,11 +1,35 @@
-"""What a finished job reports."""
+"""How a job ends: its figures, or an error."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class EnrichError(Exception):
+    """The job cannot start or cannot continue. The message says why and what to do."""
+
+
+class UsageError(EnrichError):
+    """Options contradict each other. The message has their names in Python."""
+
+
+class ServersUnavailableError(EnrichError):
+    """No server answered for long enough. The same job may succeed later, and continues with `resume`."""
+
+
+class RefusedError(Exception):
+    """The model refuses these rows and would refuse them again; other rows may pass.
+
+    Attributes:
+        reason: Short and stable, for programs, such as "LIMIT_EXCEEDED".
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def counted(count: int, one: str, many: str) -> str:
@@ -31,6 +55,23 @@ class Refusal:
     row: int
     reason: str
     message: str
+
+
+@dataclass(slots=True)
+class Figures:
+    """Figures of a batch, of a chunk or of all chunks; see Summary."""
+
+    rows: int = 0
+    tokens: int = 0
+    nulls: int = 0
+    passages: int = 0
+    truncated: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def add(self, other: "Figures") -> None:
+        """Adds the figures of consecutive rows."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +105,13 @@ class Summary:
     output: str | None
     rows: int
     refused: int
-    nulls: int
-    passages: int
-    truncated: int
-    tokens: int
+    nulls: int = 0
+    passages: int = 0
+    truncated: int = 0
+    tokens: int = 0
     resumed_rows: int
-    seconds: float
-    tokens_per_second: float
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
     model: str
     version: str
     parity_error: float | None

@@ -1,0 +1,326 @@
+"""A batch of rows on its way: cells are read, packed into requests, submitted, and collected as new columns.
+
+Notation: R rows of a batch, S sequences (without passages one for each row), Tq query rows, Tk key rows,
+d elements of a vector.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from attention_client.enrich.backend import Array, Backend, BackendRequest, BackendResult, ModelSpec, Role
+from attention_client.enrich.cells import (
+    Cells,
+    list_column,
+    pooled_column,
+    read_ids,
+    read_texts,
+    read_vectors,
+    vectors_column,
+    weights_column,
+)
+from attention_client.enrich.options import PassageLayout, Pool
+from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
+from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
+from attention_client.enrich.tables import BATCH_BYTES, RowBatch, rows_per_batch
+from attention_client.enrich.texts import Passage, PassageSplitter
+
+# A request holds at most this many sequences, and this many bytes of input or of result unless it holds one.
+REQUEST_SEQUENCES = 64
+REQUEST_BYTES = 1 << 20
+# Attention weights per head of a request: 16 MiB for 16 heads.
+REQUEST_PAIRS = 1 << 18
+# How many requests a full batch makes at least.
+BATCH_REQUESTS = BATCH_BYTES // REQUEST_BYTES
+FLOAT_BYTES = 4
+# Tokens of a request to a text encoder. Larger runs leave the caches, and each of their tokens takes longer.
+REQUEST_TOKENS = 2048
+# A guess, for texts that are not encoded here.
+CHARACTERS_PER_TOKEN = 4
+# Reason of a row that was refused before it was sent, and of a text with too many tokens.
+INVALID_CELL, LIMIT_EXCEEDED = "INVALID_CELL", "LIMIT_EXCEEDED"
+POOLS: dict[Pool, Callable[[Array], Array]] = {
+    Pool.NONE: lambda rows: rows,
+    Pool.MEAN: lambda rows: rows.mean(axis=0, dtype=np.float32),
+    Pool.CLS: lambda rows: rows[0],
+    Pool.MAX: lambda rows: rows.max(axis=0),
+}
+
+
+class Batch:
+    """Consecutive rows of a table. Its methods are called once, in their order."""
+
+    def __init__(
+        self, batch: RowBatch, plan: JobPlan, backend: Backend, splitter: PassageSplitter | None
+    ) -> None:
+        """Reads the cells; encodes texts.
+
+        Args:
+            batch: The rows.
+            plan: What to compute.
+            backend: Computes it.
+            splitter: Cuts texts into passages; None leaves them whole.
+        """
+        self._first, self._table = batch
+        self._plan = plan
+        self._model = plan.model
+        self._backend = backend
+        self._figures = Figures(rows=self._table.num_rows)
+        self._refusals: dict[int, Refusal] = {}
+        self._truncated: set[int] = set()
+        # For each sequence its row, ascending; each row has one sequence or more.
+        self._rows: Array = np.arange(self._table.num_rows)
+        self._passages: Sequence[Passage | None] | None = None
+        # For each input one value for each sequence; None if there is nothing to compute.
+        self._values: dict[Role, Sequence[Any]] = {}
+        if self._model.accepts_text:
+            self._read_texts(splitter)
+        else:
+            self._read_numbers()
+        self._vectors: list[Array | None] = [None] * len(self._rows)
+        self._weights: list[Array | None] = [None] * len(self._rows)
+
+    def _read_numbers(self) -> None:
+        for role, name in self._plan.options.columns.items():
+            column, width = self._table.column(name), self._model.input_widths[role]
+            if pa.types.is_null(column.type):
+                cells = Cells([None] * len(column), {})
+            else:
+                cells = read_ids(column) if width is None else read_vectors(column, width)
+            self._values[role] = cells.values
+            for row, message in cells.refused.items():
+                self._refuse(row, RefusedError(f"column {name!r}: {message}", INVALID_CELL))
+
+    def _read_texts(self, splitter: PassageSplitter | None) -> None:
+        template = self._plan.options.text_template
+        texts = template.render({name: read_texts(self._table.column(name)) for name in template.columns})
+        if splitter is not None:
+            texts = self._cut(texts, splitter)
+        given = [index for index, text in enumerate(texts) if text is not None]
+        encoded = self._backend.encode_texts([text for text in texts if text is not None])
+        values: list[Any] = [None] * len(texts)
+        for index, value in zip(given, encoded.values, strict=True):
+            values[index] = value
+        for position, error in encoded.refused.items():
+            self._refuse(self._rows[given[position]], error)
+        self._truncated.update(int(self._rows[given[position]]) for position in encoded.truncated)
+        self._values[Role.QUERY] = values
+
+    def _cut(self, texts: Sequence[str | None], splitter: PassageSplitter) -> list[str | None]:
+        """The texts of the passages; None for a row without."""
+        cuts = splitter.split([text for text in texts if text is not None])
+        passages: list[Passage | None] = []
+        rows: list[int] = []
+        for row, text in enumerate(texts):
+            found = [None] if text is None else next(cuts)
+            if isinstance(found, EnrichError):
+                self._refuse(row, RefusedError(str(found), INVALID_CELL))
+                found = [None]
+            passages += found
+            rows += [row] * len(found)
+        self._passages, self._rows = passages, np.array(rows, np.int64)
+        return [None if passage is None else passage.text for passage in passages]
+
+    def submit(self) -> None:
+        """Submits the requests."""
+        self._lengths = {role: _lengths(values) for role, values in self._values.items()}
+        groups = pack(self._to_compute(), self._lengths, self._model, weights=self._plan.options.weights)
+        self._submitted = [(group, self._submit(group)) for group in groups]
+
+    def _to_compute(self) -> Array:
+        """Sequences with something to compute: null gives null, an empty query no context vectors."""
+        query, *others = self._lengths.values()
+        given = np.all([lengths >= 0 for lengths in self._lengths.values()], axis=0)
+        for lengths in others:
+            for row in np.flatnonzero(given & (lengths == 0)).tolist():
+                message = "the key or value is empty; attention needs one row or more"
+                self._refuse(row, RefusedError(message, INVALID_CELL))
+        given &= ~np.isin(self._rows, list(self._refusals))
+        if not self._model.accepts_text:
+            if not self._plan.pooled:
+                for row in np.flatnonzero(given & (query == 0)).tolist():
+                    self._vectors[row] = np.empty((0, self._model.output_width), np.float32)
+            given &= query > 0
+        return np.flatnonzero(given)
+
+    def _submit(self, sequences: Sequence[int]) -> Callable[[], BackendResult]:
+        request: BackendRequest = {
+            role: [values[index] for index in sequences] for role, values in self._values.items()
+        }
+        return self._backend.submit(request)
+
+    def finish(self) -> Figures:
+        """Waits for the results.
+
+        Raises:
+            EnrichError: The job cannot continue, or a row is refused and the options say to fail.
+        """
+        for sequences, result in self._submitted:
+            self._collect(sequences, result)
+        if self._refusals and not self._plan.options.skip_refused:
+            first = self._refusals[min(self._refusals)]
+            raise EnrichError(
+                f"row {first.row} is refused: {first.message}; --on-error skip (on_error='skip') leaves such "
+                "rows out"
+            )
+        without = {
+            row for row, found in zip(self._rows.tolist(), self._vectors, strict=True) if found is None
+        }
+        figures = self._figures
+        figures.nulls = len(without - self._refusals.keys())
+        if self._passages is not None:
+            figures.passages = sum(found is not None for found in self._vectors)
+        figures.truncated = len(self._truncated - self._refusals.keys())
+        figures.refusals = [self._refusals[row] for row in sorted(self._refusals)]
+        return figures
+
+    def _collect(self, sequences: Sequence[int], wait: Callable[[], BackendResult]) -> None:
+        try:
+            result = wait()
+        except RefusedError as error:
+            if len(sequences) == 1:
+                self._refuse(self._rows[sequences[0]], error)
+                return
+            # Finds those for which the request was refused.
+            for index, single in [(index, self._submit([index])) for index in sequences]:
+                self._collect([index], single)
+            return
+        for index, vectors in zip(sequences, result.context_vectors, strict=True):
+            self._vectors[index] = self._pool(vectors)
+        if result.attention_weights is not None:
+            for index, weights in zip(sequences, result.attention_weights, strict=True):
+                self._weights[index] = weights
+        self._truncated.update(int(self._rows[sequences[position]]) for position in result.truncated)
+        self._figures.tokens += self._count_tokens(sequences, result)
+
+    def _pool(self, vectors: Array) -> Array:
+        if self._model.pooled:
+            return vectors.reshape(self._model.output_width)
+        return POOLS[self._plan.options.pool](vectors)
+
+    def _count_tokens(self, sequences: Sequence[int], result: BackendResult) -> int:
+        """Query and key rows. A text of unknown length counts one token for each of its vectors."""
+        if result.token_counts:
+            return sum(result.token_counts)
+        if isinstance(self._values[Role.QUERY][sequences[0]], str):
+            return sum(vectors.size // self._model.output_width for vectors in result.context_vectors)
+        counted = (lengths for role, lengths in self._lengths.items() if role is not Role.VALUE)
+        return sum(int(lengths[sequences].sum()) for lengths in counted)
+
+    def _refuse(self, row: int, error: RefusedError) -> None:
+        message = str(error)
+        if error.reason == LIMIT_EXCEEDED and self._model.encoder and not self._plan.options.truncate:
+            message += "; --truncate (truncate=True) cuts texts to the tokens that the model takes"
+        self._refusals.setdefault(int(row), Refusal(self._first + int(row), error.reason, message))
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        """The rows of the result, in portions of bounded size where rows of the table are repeated."""
+        match self._plan.options.layout:
+            case PassageLayout.ROWS:
+                yield from self._passage_rows()
+                return
+            case PassageLayout.LISTS:
+                added = self._passage_lists()
+            case _:
+                to_column = pooled_column if self._plan.pooled else vectors_column
+                added = [to_column(self._vectors, self._model.output_width)]
+                if self._plan.options.weights:
+                    added.append(weights_column(self._weights))
+        columns = [*self._table.columns, *added]
+        yield pa.RecordBatch.from_arrays(columns, schema=self._plan.output_schema)
+
+    def _passage_rows(self) -> Iterator[pa.RecordBatch]:
+        """One row for each passage; one with nulls for a row of the table without passages."""
+        first_of_row = np.diff(self._rows, prepend=-1) > 0
+        present = ~np.isin(self._rows, list(self._refusals))
+        sequences = np.flatnonzero(present | first_of_row)
+        schema, table = self._plan.output_schema, self._table
+        kept = [table.column(name) for name in schema.names if name in table.schema.names]
+        # What one row of the result takes decides how many are made at a time.
+        size = sum(column.nbytes for column in kept) + table.num_rows * self._model.output_width * FLOAT_BYTES
+        step = rows_per_batch(table.num_rows, size)
+        for start in range(0, max(len(sequences), 1), step):
+            part = sequences[start : start + step]
+            rows = self._rows[part]
+            columns = [
+                *(column.take(pa.array(rows)) for column in kept),
+                pa.array(rows + self._first, pa.int64()),
+                *self._passage_columns([index if present[index] else None for index in part]),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _passage_lists(self) -> list[pa.Array]:
+        """For each row of the table, lists of its passages; null for a row without passages."""
+        assert self._passages is not None  # noqa: S101 - texts were cut
+        lists = []
+        for row, group in groupby(range(len(self._rows)), key=self._rows.tolist().__getitem__):
+            own = list(group)
+            lists.append(None if row in self._refusals or self._passages[own[0]] is None else own)
+        columns = self._passage_columns([index for own in lists if own for index in own])
+        lengths = [None if own is None else len(own) for own in lists]
+        return [list_column(lengths, column) for column in columns]
+
+    def _passage_columns(self, sequences: Sequence[int | None]) -> list[pa.Array]:
+        """The passages of sequences and their vectors; nulls for None."""
+        passages = self._passages or ()
+        found = [None if index is None else passages[index] for index in sequences]
+        columns = [
+            pa.array([None if passage is None else passage[place] for passage in found], kind)
+            for place, kind in enumerate(PASSAGE_TYPES.values())
+        ]
+        vectors = [None if index is None else self._vectors[index] for index in sequences]
+        return [*columns, pooled_column(vectors, self._model.output_width)]
+
+
+def _lengths(values: Sequence[Any]) -> Array:
+    """The length of each sequence, about that of a text; -1 if there is none."""
+    return np.array([_length(value) for value in values], np.int64)
+
+
+def _length(value: Any) -> int:
+    if value is None:
+        return -1
+    return -(-len(value) // CHARACTERS_PER_TOKEN) if isinstance(value, str) else len(value)
+
+
+def pack(
+    rows: Array, lengths: Mapping[Role, Array], model: ModelSpec, *, weights: bool
+) -> Iterator[list[int]]:
+    """Groups sequences into requests: similar lengths together, each request of bounded size.
+
+    Args:
+        rows: Numbers of the sequences to compute, integers (n,).
+        lengths: For each input the length of each sequence, integers (S,).
+        model: The model.
+        weights: Whether attention weights are computed too.
+
+    Yields:
+        The numbers of the sequences of one request.
+    """
+    columns = list(lengths.values())
+    query, key = columns[0][rows], columns[-1][rows]
+    order = np.lexsort((key, query))
+    most = _sequences_per_request(query[order], key[order], model, weights=weights)
+    ordered, start = rows[order].tolist(), 0
+    for index, limit in enumerate(most.tolist()):
+        if index - start >= limit:
+            yield ordered[start:index]
+            start = index
+    if ordered:
+        yield ordered[start:]
+
+
+def _sequences_per_request(query: Array, key: Array, model: ModelSpec, *, weights: bool) -> Array:
+    """How many sequences of lengths Tq and Tk a request may hold; at least one."""
+    longest = np.maximum(np.maximum(query, key), 1)
+    if model.encoder is not None:
+        few: Array = np.clip(REQUEST_TOKENS // longest, 1, REQUEST_SEQUENCES)
+        return few
+    width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))
+    most: Array = np.minimum(REQUEST_SEQUENCES, REQUEST_BYTES // (longest * width * FLOAT_BYTES))
+    if weights:
+        most = np.minimum(most, REQUEST_PAIRS // np.maximum(query * key, 1))
+    return np.maximum(most, 1)
