@@ -7,8 +7,8 @@ import time
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import initial_changes
-from attention_serving.server.engine.models.store import RepositoryError
+from attention_serving.server.engine.models.control import ChangeKind, ModelChange
+from attention_serving.server.engine.models.loading import RepositoryError
 from attention_serving.server.errors import LoadError
 from attention_serving.server.grpc_server import RpcServer
 from attention_serving.server.identity import guard_of
@@ -52,8 +52,9 @@ def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
         lifecycle.before_loading(server, metrics)
         repository = load_models(settings, inbox)
         metrics.loaded(repository)
-        for change in initial_changes(repository):
-            metrics.model_changed(change)
+        for model in repository:
+            is_loaded = isinstance(model, LoadedModel)
+            metrics.model_changed(ModelChange(model.name, ChangeKind.LOAD, is_loaded))
         if lifecycle.before_serving(server, inbox):
             engine = Engine(
                 repository,

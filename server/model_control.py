@@ -17,7 +17,7 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import IndexEntry, RepositoryControl
-from attention_serving.server.engine.models.store import RepositoryError, Signature
+from attention_serving.server.engine.models.loading import RepositoryError, Signature
 from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)

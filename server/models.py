@@ -3,23 +3,18 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 from attention_serving.artifact.keys import KeyFileError, read_public_keys
-from attention_serving.server import machine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ModelChange, RepositoryControl
+from attention_serving.server.engine.models.loading import ModelStore, RepositoryError
 from attention_serving.server.engine.models.repository import Key, Repository
-from attention_serving.server.engine.models.store import ModelStore, RepositoryError
 from attention_serving.server.errors import LoadError
 from attention_serving.server.model_control import ALL, ControlMode, ModelControl, read_loaded
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import Inbox, StopRequest, end
 
 log = logging.getLogger(__name__)
-# Memory that a model needs, as a multiple of its files (weights in the layout of the kernels, for runs on one
-# thread and on all) and in addition to it.
-HEADROOM_FACTOR, HEADROOM_BYTES = 3, 64 << 20
 
 
 def model_store(settings: Settings) -> ModelStore:
@@ -101,14 +96,5 @@ def model_control(
         changed: Called after each change.
         report: Called for each version that changed, and for each that failed to load.
     """
-    store = model_store(settings)
-    control = RepositoryControl(store, repository, changed, partial(_lack_of_memory, store), report)
+    control = RepositoryControl(model_store(settings), repository, changed, report)
     return ModelControl(control, ControlMode(settings.model_control))
-
-
-def _lack_of_memory(store: ModelStore, name: str, version: str) -> str:
-    """Why an artifact cannot be loaded beside what is there; empty if it can."""
-    files = store.signature(name, version) or ()
-    needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(size for _, _, size, _ in files)
-    free = machine.free_bytes()
-    return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""

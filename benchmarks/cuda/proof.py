@@ -39,7 +39,7 @@ def _grid(case: Case, model: LoadedModel, *, quick: bool) -> Iterator[Record]:
             continue
         errors, holds = [0.0], True
         for _, golden in grid_cases(module, signature, _points(signature.kind, quick=quick)):
-            outputs = model.run(signature.kind, golden.inputs)
+            outputs = model.sessions[signature.kind].run(golden.inputs)
             pairs = [(outputs[name], eager) for name, eager in golden.outputs.items()]
             errors += [tolerance.error(*pair) for pair in pairs]
             holds = holds and all(tolerance.holds(*pair) for pair in pairs)

@@ -14,6 +14,7 @@ of equal length run together. That avoids padding, and equal requests give bitwi
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -30,12 +31,10 @@ from attention_serving.server.engine.errors import (
 )
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.loading import load_model
-from attention_serving.server.engine.models.store import versions
+from attention_serving.server.engine.models.loading import load_model, versions
 from attention_serving.server.engine.requests.outputs import shortened
-from attention_serving.server.engine.requests.texts import encode_texts
 from attention_serving.server.engine.requests.validated_request import ValidatedRequest, split
-from attention_serving.server.engine.requests.validation import validate
+from attention_serving.server.engine.requests.validation import encode_texts, validate
 from attention_serving.server.engine.run.execute import Outputs, gather, run_batch
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
 from attention_serving.server.engine.types import Array, Ragged, Request, Result
@@ -104,14 +103,13 @@ class InProcessModel:
             raise ModelNotFoundError(f"{repository} does not contain {wanted}{existing}")
         on_host = provider.runtime.uses_host_cores
         device = Device(provider, threads=1 if on_host else 0)
+        runs = (parallel_runs or machine.available_cores()) if on_host else device.parallel_runs
         folder = repository / name / (version or found[-1])
         try:
-            model = load_model(folder, device)
+            model = replace(load_model(folder, device), golden=())
         except (ArtifactError, ProviderError) as error:
             raise ModelNotReadyError(str(error)) from error
-        if not on_host:
-            return cls(model, folder, device.parallel_runs)
-        return cls(model, folder, parallel_runs or machine.available_cores())
+        return cls(model, folder, runs)
 
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, truncate: bool | None = None

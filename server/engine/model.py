@@ -23,7 +23,7 @@ from attention_serving.artifact.manifest import (
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
 from attention_serving.server.engine.run.cost import UNTIMED, RunCost
 from attention_serving.server.engine.run.provider import Provider
-from attention_serving.server.engine.run.session import RunControl, Session
+from attention_serving.server.engine.run.session import Session
 from attention_serving.server.engine.statistics import ModelStatistics
 from attention_serving.server.engine.types import Array, SequenceShape
 
@@ -185,18 +185,6 @@ class LoadedModel:
         """Query rows of a block on the graphs that attend in blocks."""
         rows = BLOCK_SCORE_BYTES // (4 * max(self.manifest.num_heads, 1) * key_length)
         return max(LEAST_BLOCK_ROWS, min(rows, MOST_BLOCK_ROWS))
-
-    def run(
-        self,
-        graph: GraphKind,
-        inputs: dict[str, Array],
-        control: RunControl | None = None,
-        *,
-        parallel: bool = False,
-    ) -> dict[str, Array]:
-        """Runs one graph, on all threads or on the caller's: arrays by name in, arrays by name out."""
-        sessions = self.parallel_sessions if parallel else self.sessions
-        return sessions[graph].run(inputs, control)
 
     def empty(self, graph: GraphKind, shape: Sequence[int], data_type: DTypeLike) -> Array:
         """An array for an input of a graph, with undefined values, in memory that the device reads fast."""

@@ -17,7 +17,7 @@ from attention_serving.export import ArtifactExistsError, ExportError, write_tar
 from attention_serving.export.deployment import onnx_file, protobuf_text, torchserve, triton
 from attention_serving.export.deployment.target import DeploymentTarget
 from attention_serving.export.deployment.write import check_target
-from attention_serving.server.engine.models.store import versions
+from attention_serving.server.engine.models.loading import versions
 from tests.support import deployment
 from tests.support.deployment import CROSS, ENCODER, INT8, ROTARY, SELF, TEXT
 from tests.support.triton import parse_configuration

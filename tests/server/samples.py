@@ -17,8 +17,8 @@ from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import build_preset
 from attention_serving.server.engine.limits import MAX_TOLERANCE, Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.models.store import ModelStore
 from attention_serving.server.engine.requests.validated_request import SequenceInputs, ValidatedRequest
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device

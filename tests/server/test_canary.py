@@ -27,9 +27,8 @@ from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import IndexEntry, ModelState, RepositoryControl
-from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.models.loading import ModelStore, load_model
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.models.store import ModelStore
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import EngineLoad
@@ -209,7 +208,7 @@ def test_a_fault_of_one_computation_is_reported_and_the_model_stays(
 def test_while_the_engine_is_busy_nothing_is_replayed_before_a_period_has_passed(
     artifacts: Path, busy: EngineLoad
 ) -> None:
-    model = load_model(artifacts / SELF / "1", DEVICE, keep_golden=True)
+    model = load_model(artifacts / SELF / "1", DEVICE)
     runs, looks = list[object](), list[EngineLoad]()
     load = [busy]
 
@@ -273,7 +272,7 @@ def test_an_unloaded_model_is_freed_and_its_gauges_vanish(watched: Watched) -> N
 
 
 def test_sessions_on_all_threads_are_watched_too(artifacts: Path, tmp_path: Path) -> None:
-    model = load_model(artifacts / SELF / "1", Device(threads=2), keep_golden=True)
+    model = load_model(artifacts / SELF / "1", Device(threads=2))
     copy, session = damageable(model, artifacts / SELF / "1", tmp_path, [GraphKind.PLAIN])
     session.stays_damaged = True
     # Only the session that computes on all threads is damaged.
@@ -346,7 +345,7 @@ class Held(Session):
 def test_closing_ends_a_replay_that_is_under_way_and_withdraws_nothing(
     artifacts: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = load_model(artifacts / SELF / "1", DEVICE, keep_golden=True)
+    model = load_model(artifacts / SELF / "1", DEVICE)
     held = Held(model.sessions[GraphKind.PLAIN])
     repository = Repository([dataclasses.replace(model, sessions=dict.fromkeys(model.sessions, held))])
     metrics = CanaryMetrics(CollectorRegistry())

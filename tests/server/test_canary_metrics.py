@@ -21,7 +21,7 @@ LABELS = frozenset({("model", SELF), ("version", "1")})
 
 
 def load(artifacts: Path) -> LoadedModel:
-    return load_model(artifacts / SELF / "1", DEVICE, keep_golden=True)
+    return load_model(artifacts / SELF / "1", DEVICE)
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from attention_serving.server.canary import BUSY_SHARE, IDLE_SHARE, CanarySchedule, Check, checks_of
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.loading import load_model
+from attention_serving.server.engine.models.loading import golden_bytes, load_model
 from attention_serving.server.engine.models.repository import FailedModel, Model
-from attention_serving.server.engine.models.store import golden_bytes
 from attention_serving.server.engine.run.provider import Device
 from tests.server.samples import CROSS, SELF
 
@@ -23,8 +22,8 @@ RUN_SECONDS = 0.001
 @pytest.fixture(scope="module")
 def pair(artifacts: Path) -> list[Model]:
     """Two models with their golden vectors; the first also has sessions on two threads."""
-    first = load_model(artifacts / SELF / "1", Device(threads=2), keep_golden=True)
-    return [first, load_model(artifacts / CROSS / "1", Device(threads=1), keep_golden=True)]
+    first = load_model(artifacts / SELF / "1", Device(threads=2))
+    return [first, load_model(artifacts / CROSS / "1", Device(threads=1))]
 
 
 def all_checks(models: list[Model]) -> list[Check]:
@@ -150,7 +149,7 @@ def test_without_models_nothing_is_due(pair: list[Model]) -> None:
 
 
 def test_a_check_does_not_keep_a_model_loaded(artifacts: Path) -> None:
-    model = load_model(artifacts / SELF / "1", Device(threads=1), keep_golden=True)
+    model = load_model(artifacts / SELF / "1", Device(threads=1))
     schedule = CanarySchedule(PERIOD, 0.0)
     check = schedule.next([model], 0.0, is_idle=True)
     assert check is not None

@@ -11,8 +11,8 @@ from attention_serving.server.engine.errors import InvalidRequestError, ModelNot
 from attention_serving.server.engine.in_process import InProcessModel
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import RepositoryControl
+from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.models.store import ModelStore
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.model_control import ControlMode, ModelControl
 from tests.server.samples import SELF

@@ -13,7 +13,7 @@ from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.texts import encode_texts
+from attention_serving.server.engine.requests.validation import encode_texts
 from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.transport.call import Call
 

@@ -28,8 +28,8 @@ from attention_serving.server.api.tensors import UNCOUNTED, Allowance, Reply
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.outputs import check_dimensions
-from attention_serving.server.engine.requests.texts import encode_texts
 from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS, LITTLE_TEXT_BYTES, TEXT
+from attention_serving.server.engine.requests.validation import encode_texts
 from attention_serving.server.engine.types import Array, Mask, MaskKind, Ragged, Request
 from attention_serving.server.transport.call import deadline_after
 

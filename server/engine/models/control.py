@@ -7,15 +7,15 @@ requests and are freed once their last request has ended.
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from attention_serving.server.engine.errors import ModelNotReadyError, quoted
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.loading import ModelStore, RepositoryError, Signature
 from attention_serving.server.engine.models.repository import FailedModel, Key, Model, Repository
-from attention_serving.server.engine.models.store import ModelStore, RepositoryError, Signature
 
 log = logging.getLogger(__name__)
 INCOMPLETE = "the artifact is incomplete: it has no manifest"
@@ -31,8 +31,7 @@ class ModelState(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-@dataclass(frozen=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """One version of a model.
 
     Attributes:
@@ -59,8 +58,7 @@ class ChangeKind(StrEnum):
     """It is not served any more."""
 
 
-@dataclass(frozen=True)
-class ModelChange:
+class ModelChange(NamedTuple):
     """One version of a model changed, or failed to.
 
     Attributes:
@@ -85,7 +83,6 @@ class RepositoryControl:
         store: ModelStore,
         repository: Repository,
         changed: Callable[[], None] = lambda: None,
-        check_memory: Callable[[str, str], str] = lambda _name, _version: "",
         report: Callable[[ModelChange], None] = lambda _change: None,
     ) -> None:
         """Begins with the models that the repository has.
@@ -94,14 +91,11 @@ class RepositoryControl:
             store: The artifacts on disk.
             repository: The models that are served.
             changed: Called after each change.
-            check_memory: Takes name and version of an artifact. Returns why there is too little memory to
-                load it; empty if there is enough.
             report: Called for each version that changed, and for each that failed to load.
         """
         self.store = store
         self.repository = repository
         self._changed = changed
-        self._check_memory = check_memory
         self._report = report
         # Of what was loaded last, by name and version. What failed is not tried again until it changes.
         self._signatures: dict[str, dict[str, Signature]] = {}
@@ -129,7 +123,7 @@ class RepositoryControl:
 
     def _load(self, name: str, *, strict: bool) -> str:
         served, found = self.repository.versions(name), dict[str, Model]()
-        signatures = {version: self.store.signature(name, version) for version in self.store.chosen(name)}
+        signatures = self.store.signatures(name)
         if not signatures:
             return f"model {quoted(name)} does not exist in the repository"
         before = self._signatures.get(name, {})
@@ -145,14 +139,16 @@ class RepositoryControl:
         if failures and strict:
             self._note(failures)
             return f"model {name!r} version {failures[0].version} failed to load: {failures[0].reason}"
-        kept = signatures.keys() - found.keys()
-        if failures:
-            kept |= {version for version, model in served.items() if isinstance(model, LoadedModel)}
-        kept -= {version for version, model in found.items() if isinstance(model, LoadedModel)}
-        with self._swapping:  # what is kept may have been taken out of service meanwhile
-            now = self.repository.versions(name)
+        with self._swapping:
+            kept = {
+                version: model  # it may have been taken out of service meanwhile
+                for version, model in self.repository.versions(name).items()
+                if isinstance(served[version], LoadedModel)
+                and (failures or version in signatures)
+                and not isinstance(found.get(version), LoadedModel)
+            }
             self._signatures[name] = {version: each for version, each in signatures.items() if each}
-            self._swap(name, found | {version: now[version] for version in kept}, failures)
+            self._swap(name, found | kept, failures)
         return ""
 
     def unload(self, name: str) -> None:
@@ -187,24 +183,27 @@ class RepositoryControl:
             failed = FailedModel(*key, reason, is_withdrawn=True)
             self.repository.replace(model.name, {**versions, model.version: failed})
             self._states.pop(key, None)
-            self._free(model, is_replaced=True)
+            weakref.finalize(model, self._freed, key).atexit = False
             self._changed()
         return True
 
-    def _swap(self, name: str, now: Mapping[str, Model], failures: Sequence[FailedModel] = ()) -> None:
+    def _swap(self, name: str, now: Mapping[str, Model], failures: Iterable[FailedModel] = ()) -> None:
         """Puts versions of a model in place of those that it has."""
         before = self.repository.versions(name)
         self.repository.replace(name, now)
-        for key in [key for key in list(self._states) if key[0] == name]:
-            self._states.pop(key, None)
+        for key in list(self._states):
+            if key[0] == name:
+                self._states.pop(key, None)
         self._note(failures)
         for version in {**before, **now}:
             old, new = before.get(version), now.get(version)
             was_served, is_served = isinstance(old, LoadedModel), isinstance(new, LoadedModel)
             if old is new or not (was_served or is_served):
                 continue
-            if isinstance(old, LoadedModel):
-                self._free(old, is_replaced=is_served)
+            if not is_served:
+                self._states[name, version] = IndexEntry(name, version, ModelState.UNLOADING)
+            if was_served:  # it is freed after its last request
+                weakref.finalize(old, self._freed, (name, version)).atexit = False
             kind = ChangeKind.REPLACE if was_served else ChangeKind.LOAD
             self._report(ModelChange(name, kind if is_served else ChangeKind.UNLOAD, succeeded=True))
         versions = sorted((own for own, model in now.items() if isinstance(model, LoadedModel)), key=int)
@@ -235,18 +234,17 @@ class RepositoryControl:
         Raises:
             RepositoryError: The folder does not exist.
         """
-        names = sorted({*self.store.names(), *self._signatures})
-        now = {name: self._on_disk(name) for name in names}
-        return {name: found for name, found in now.items() if found != self._signatures.get(name, {})}
-
-    def _on_disk(self, name: str) -> dict[str, Signature]:
-        found = {version: self.store.signature(name, version) for version in self.store.chosen(name)}
-        return {version: signature for version, signature in found.items() if signature is not None}
+        changed = dict[str, dict[str, Signature]]()
+        for name in sorted({*self.store.names(), *self._signatures}):
+            found = {version: each for version, each in self.store.signatures(name).items() if each}
+            if found != self._signatures.get(name, {}):
+                changed[name] = found
+        return changed
 
     def _load_version(self, name: str, version: str, signature: Signature | None) -> Model:
         if signature is None:
             return FailedModel(name, version, INCOMPLETE)
-        if reason := self._check_memory(name, version):
+        if reason := self.store.lack_of_memory(name, version):
             return FailedModel(name, version, reason)
         self._states[name, version] = IndexEntry(name, version, ModelState.LOADING)
         model = self.store.load(name, version)
@@ -257,13 +255,6 @@ class RepositoryControl:
         for model in failures:
             key = model.name, model.version
             self._states[key] = IndexEntry(*key, ModelState.UNAVAILABLE, model.reason)
-
-    def _free(self, model: LoadedModel, *, is_replaced: bool) -> None:
-        key = model.name, model.version
-        if not is_replaced:
-            self._states[key] = IndexEntry(*key, ModelState.UNLOADING)
-        # After its last request.
-        weakref.finalize(model, self._freed, key).atexit = False
 
     def _freed(self, key: Key) -> None:
         """Called on any thread."""
@@ -281,9 +272,3 @@ def index_of(repository: Repository) -> list[IndexEntry]:
         else IndexEntry(model.name, model.version, ModelState.UNAVAILABLE, model.reason)
         for model in repository
     ]
-
-
-def initial_changes(models: Iterable[Model]) -> Iterator[ModelChange]:
-    """The changes of a server that starts with some models."""
-    for model in models:
-        yield ModelChange(model.name, ChangeKind.LOAD, isinstance(model, LoadedModel))

@@ -1,24 +1,43 @@
-"""Loads an artifact: verifies its files, opens its graphs, and replays its golden vectors on this machine."""
+"""Artifacts on disk: which there are, and how one is loaded, proven on this machine, and measured."""
 
 import dataclasses
-from collections.abc import Sequence, Set
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from attention_serving.artifact.certificate import check_certificate
+from attention_serving.artifact.certificate import CERTIFICATE_FILE, check_certificate
 from attention_serving.artifact.errors import ArtifactError
 from attention_serving.artifact.golden import GoldenCase, check_golden, load_golden
 from attention_serving.artifact.keys import PublicKey
 from attention_serving.artifact.manifest import IN_BLOCKS, MANIFEST_FILE, GraphKind, Manifest, check_inside
+from attention_serving.artifact.names import NAME_PATTERN, is_model_name, is_version
 from attention_serving.artifact.tolerance import Tolerance
-from attention_serving.server.engine.limits import MAX_TOLERANCE
+from attention_serving.server import machine
+from attention_serving.server.engine.limits import MAX_TOLERANCE, chosen_versions
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.engine.models.repository import FailedModel, Key, Model
 from attention_serving.server.engine.requests.tokenizer import TextEncoder
+from attention_serving.server.engine.run.calibration import calibrated
 from attention_serving.server.engine.run.provider import Device, ProviderError
 from attention_serving.server.engine.run.session import RunControl, Session
 
+log = logging.getLogger(__name__)
 # Weights of smaller artifacts are prepacked in every graph's session.
 SMALL_ARTIFACT_BYTES = 64 << 20
+# Memory that a model needs, as a multiple of its files (weights in the layout of the kernels, for runs on one
+# thread and on all) and in addition to it.
+HEADROOM_FACTOR, HEADROOM_BYTES = 3, 64 << 20
+# Identifies the content of an artifact without reading it: name, inode, size and time of change of each file.
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+class RepositoryError(Exception):
+    """The model repository cannot be read."""
 
 
 class Parity(NamedTuple):
@@ -35,13 +54,142 @@ class Parity(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True)
+class ModelStore:
+    """A folder of artifacts, `<name>/<version>/`.
+
+    Attributes:
+        folder: The folder.
+        device: Where graphs run.
+        max_tolerance: Upper bound of the tolerances that a manifest may state, relative and absolute.
+        policy: Which versions are served; see `chosen_versions`.
+        proof_keys: If there are any, each artifact must have a certificate that one of them verifies.
+        max_golden_bytes: Expected memory of the largest golden cases that models keep, to replay them while
+            they serve; 0 if they keep none.
+    """
+
+    folder: Path
+    device: Device
+    max_tolerance: float = MAX_TOLERANCE
+    policy: str = "all"
+    proof_keys: tuple[PublicKey, ...] = ()
+    max_golden_bytes: int = 0
+
+    def names(self) -> list[str]:
+        """The names of all models, sorted.
+
+        Raises:
+            RepositoryError: The folder does not exist.
+        """
+        if not self.folder.is_dir():
+            raise RepositoryError(f"model repository {self.folder} does not exist or is not a folder")
+        return sorted(path.name for path in self.folder.iterdir() if versions(self.folder, path.name))
+
+    def chosen(self, name: str) -> list[str]:
+        """The versions of a model that the policy chooses, lowest first; empty if there is no such model."""
+        return chosen_versions(self.policy, versions(self.folder, name))
+
+    def artifacts(self, names: Iterable[str]) -> list[Key]:
+        """Name and version of every artifact that is to be served, of some models.
+
+        Raises:
+            RepositoryError: There is none.
+        """
+        found = [(name, version) for name in names for version in self.chosen(name)]
+        if not found:
+            raise RepositoryError(
+                f"model repository {self.folder} does not contain a <name>/<version>/ folder; "
+                f"a name must match {NAME_PATTERN}"
+            )
+        return found
+
+    def signature(self, name: str, version: str) -> Signature | None:
+        """Identifies the content of an artifact; None while it has no manifest, which an export writes last.
+
+        Temporary files, whose names begin with a dot, do not count; nor does a certificate that is not
+        needed.
+        """
+        found = []
+        with suppress(OSError), os.scandir(self.folder / name / version) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    if entry.is_file() and entry.name[0] != ".":
+                        status = entry.stat()
+                        found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+        if MANIFEST_FILE not in {file for file, *_ in found}:
+            return None
+        return tuple(sorted(each for each in found if self.proof_keys or each[0] != CERTIFICATE_FILE))
+
+    def signatures(self, name: str) -> dict[str, Signature | None]:
+        """Those of the versions of a model that the policy chooses."""
+        return {version: self.signature(name, version) for version in self.chosen(name)}
+
+    def lack_of_memory(self, name: str, version: str) -> str:
+        """Why an artifact cannot be loaded beside what is there; empty if it can."""
+        files = self.signature(name, version) or ()
+        needed = HEADROOM_BYTES + HEADROOM_FACTOR * sum(size for _, _, size, _ in files)
+        free = machine.free_bytes()
+        return f"it needs about {needed} bytes of memory; {free} are free" if needed > free else ""
+
+    def load(self, name: str, version: str) -> Model:
+        """Loads an artifact, proves it on its golden vectors, and measures what its runs cost."""
+        path, fields = self.folder / name / version, {"model": name, "version": version}
+        started = time.monotonic()
+        try:
+            model = load_model(
+                path, self.device, max_tolerance=self.max_tolerance, proof_keys=self.proof_keys
+            )
+            model = self._with_fitting_golden(calibrated(model))
+        except (ArtifactError, ProviderError) as error:
+            log.error("model failed to load", extra={**fields, "reason": str(error)})
+            return FailedModel(
+                name, version, error.reason if isinstance(error, ArtifactError) else str(error)
+            )
+        except Exception as error:  # one model must not keep the others from being served
+            log.exception("model failed to load", extra={**fields, "path": str(path)})
+            reason = f"unexpected {type(error).__name__}; the server's log has details"
+            return FailedModel(name, version, reason)
+        measured = {
+            "provider": model.provider,
+            "parity_max_abs_error": float(f"{model.measured_error:.3g}"),
+            "seconds": round(time.monotonic() - started, 3),
+        }
+        log.info("model ready", extra=fields | measured)
+        return model
+
+    def _with_fitting_golden(self, model: LoadedModel) -> LoadedModel:
+        """The model with those golden vectors that may be replayed while it serves."""
+        kept = tuple(case for case in model.golden if golden_bytes(model, case) <= self.max_golden_bytes)
+        if self.max_golden_bytes and (dropped := len(model.golden) - len(kept)):
+            fields = {"model": model.name, "version": model.version, "cases": dropped, "kept": len(kept)}
+            log.warning("golden vectors too large to be replayed in service", extra=fields)
+        return dataclasses.replace(model, golden=kept)
+
+
+def versions(repository: Path, name: str) -> list[str]:
+    """The versions of a model on disk, lowest first; empty if the model does not exist.
+
+    A name that is not that of a model, such as a path, does not exist, wherever it would lead.
+    """
+    if not is_model_name(name):
+        return []
+    folders = (repository / name).glob("*")
+    return sorted((path.name for path in folders if is_version(path.name) and path.is_dir()), key=int)
+
+
+def golden_bytes(model: LoadedModel, case: GoldenCase) -> int:
+    """Expected memory of the replay of a golden case, in bytes. The longest input counts for all."""
+    shapes = [case.inputs[spec.name].shape for spec in model.inputs]
+    batch, length = (max(shape[at] for shape in shapes) for at in (0, 1))
+    return model.run_bytes(case.graph, batch, length, length)
+
+
 def load_model(
     folder: Path,
     device: Device,
     *,
     max_tolerance: float = MAX_TOLERANCE,
     proof_keys: Sequence[PublicKey] = (),
-    keep_golden: bool = False,
 ) -> LoadedModel:
     """Loads an artifact: verifies its files, opens its graphs, replays its golden vectors.
 
@@ -50,7 +198,6 @@ def load_model(
         device: Where the graphs run.
         max_tolerance: Upper bound of the tolerances that the manifest may state, relative and absolute.
         proof_keys: If there are any, the artifact must have a certificate that one of them verifies.
-        keep_golden: Whether the model keeps its golden vectors, to replay them while it serves.
 
     Raises:
         ArtifactError: The artifact is damaged, is not certified, or misses its tolerance on this machine.
@@ -65,24 +212,22 @@ def load_model(
     golden = folder / manifest.golden
     cases = load_golden(golden)
     check_golden(golden, cases, manifest)
-    sessions = _open_sessions(manifest, folder, device)
-    parallel_sessions = _open_parallel_sessions(manifest, folder, device)
+    sessions, parallel_sessions = _open_sessions(manifest, folder, device)
     encoder = _load_text_encoder(folder / manifest.tokenizer) if manifest.tokenizer else None
     errors = [
-        _replay(case, manifest, opened[case.graph], golden)
+        _prove(case, manifest, opened[case.graph], golden)
         for opened in (sessions, parallel_sessions)
         for case in cases
         if case.graph in opened
     ]
-    provider = sessions[GraphKind.PLAIN].provider
     return LoadedModel(
         manifest,
         sessions,
         encoder,
         max(errors),
-        provider,
+        provider=sessions[GraphKind.PLAIN].provider,
         parallel_sessions=parallel_sessions,
-        golden=tuple(cases) if keep_golden else (),
+        golden=tuple(cases),
     )
 
 
@@ -99,33 +244,28 @@ def _check_manifest(manifest: Manifest, folder: Path, max_tolerance: float) -> N
         )
 
 
-def _open_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
-    """One session for each graph. On the host's cores, each computes on the thread of its caller.
+def _open_sessions(
+    manifest: Manifest, folder: Path, device: Device
+) -> tuple[dict[GraphKind, Session], dict[GraphKind, Session]]:
+    """One session for each graph; and one on all threads for each graph that runs a single sequence.
 
-    To save memory, large weights are prepacked for the plain graph only, and no weights for graphs in blocks,
-    whose runs are long. Texts differ in length, so that encoders run mostly on the graph with lengths.
+    On the host's cores, the first compute on the thread of their caller. To save memory, large weights are
+    prepacked for the plain graph only, and no weights for graphs in blocks, whose runs are long. Texts differ
+    in length, so that encoders run mostly on the graph with lengths.
     """
     small = sum(path.stat().st_size for path in folder.iterdir()) <= SMALL_ARTIFACT_BYTES
     mostly_run = {GraphKind.PLAIN, GraphKind.LENGTHS} if manifest.encoder else {GraphKind.PLAIN}
     prepacked = set(GraphKind) - set(IN_BLOCKS.values()) if small else mostly_run
-    if device.provider.runtime.uses_host_cores:
-        device = dataclasses.replace(device, threads=1)
-    return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}
-
-
-def _open_parallel_sessions(manifest: Manifest, folder: Path, device: Device) -> dict[GraphKind, Session]:
-    """One session on all threads for each graph that runs a single sequence.
-
-    To save memory, weights are prepacked for the plain graph only.
-    """
-    if device.threads == 1 or not device.provider.runtime.uses_host_cores:
-        return {}
-    kinds = [kind for kind in manifest.graphs if kind is not GraphKind.LENGTHS]
-    return {kind: _open(manifest, folder, kind, device, {GraphKind.PLAIN}) for kind in kinds}
+    if not device.provider.runtime.uses_host_cores:
+        return {kind: _open(manifest, folder, kind, device, prepacked) for kind in manifest.graphs}, {}
+    one_thread = dataclasses.replace(device, threads=1)
+    sessions = {kind: _open(manifest, folder, kind, one_thread, prepacked) for kind in manifest.graphs}
+    alone = [kind for kind in sessions if kind is not GraphKind.LENGTHS and device.threads != 1]
+    return sessions, {kind: _open(manifest, folder, kind, device, {GraphKind.PLAIN}) for kind in alone}
 
 
 def _open(
-    manifest: Manifest, folder: Path, kind: GraphKind, device: Device, prepacked: Set[GraphKind]
+    manifest: Manifest, folder: Path, kind: GraphKind, device: Device, prepacked: Collection[GraphKind]
 ) -> Session:
     path = folder / manifest.graphs[kind].file
     try:
@@ -145,7 +285,7 @@ def _load_text_encoder(path: Path) -> TextEncoder:
         raise ArtifactError(path, "the tokenizer does not load", details=error) from error
 
 
-def _replay(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
+def _prove(case: GoldenCase, manifest: Manifest, session: Session, golden: Path) -> float:
     """Runs a golden case and returns the largest difference from eager PyTorch."""
     if missing := sorted(case.outputs.keys() - set(session.outputs)):
         raise ArtifactError(golden, f"graph {case.graph} does not have an output {missing[0]}")

@@ -7,14 +7,13 @@ import sys
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
 
 from attention_serving.server.engine.errors import (
     DeadlineExceededError,
@@ -25,7 +24,7 @@ from attention_serving.server.engine.types import Array, Ragged, Text
 
 # Name of the request field that contains texts.
 TEXT = "text"
-SPACE, WHITE_SPACE = " ", " \n\t\r"
+SPACE = " "
 # Words are longer than this on average, so that most texts within the limit are encoded once.
 CHARACTERS_PER_TOKEN = 4
 # Stands for bytes that are not a whole character.
@@ -33,13 +32,15 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_ID = 2**32 - 1
 # More texts than this, however short they are, or more bytes of text take several milliseconds.
 FEW_TEXTS, LITTLE_TEXT_BYTES = 256, 32 << 10
-# How much of a text is split into words at a time, in characters: each word is an object, and no other thread
-# runs while the library makes them.
-PIECE_CHARACTERS = 1 << 14
+# How much of a text is split into words at a time: up to the last white space in so many characters, if there
+# is any. Each word is an object, and no other thread runs while the library makes them.
+PIECE = re.compile(r"(?s).{1,16384}(?=\s|\Z)|.{1,16384}")
 # A longer word is looked at character by character, each once.
 LONG_WORD = 256
 MAX_NAMED = 10
-BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+# Characters that together have every byte of UTF-8.
+_LEADS = range(0xC0, 0x800, 0x40), range(0x1000, 0x10000, 0x1000), range(0x40000, 0x110000, 0x40000)
+EVERY_BYTE = "".join(map(chr, (*range(0xC0), 0x800, 0x10000, *chain(*_LEADS))))
 # Pre-tokenizers that never join what is before a space to what follows the space.
 SPLITS_AT_SPACES = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "ByteLevel", "Metaspace")
 # Normalizers that change what is before a space without regard to what follows the space.
@@ -94,12 +95,16 @@ class TextEncoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         parts: Part = json.loads(self._tokenizer.to_str())
-        self._drops_unknown = _drops_unknown(self._tokenizer, parts)
         self._ends_words_at_spaces = _ends_words_at_spaces(parts)
         self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         # Of two tokens that begin alike, the longer is found.
         added = sorted((token["content"] for token in parts["added_tokens"]), key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, added))) if added else None
+        # Only BPE drops characters without a token, unless it has an unknown token or a token for every byte.
+        model = self._tokenizer.model
+        self._drops_unknown = isinstance(model, BPE) and model.unk_token is None
+        if self._drops_unknown and not (model.continuing_subword_prefix or model.end_of_word_suffix):
+            self._drops_unknown = bool(self._unknown_words(EVERY_BYTE))
 
     def texts_of(self, ids: Iterable[int]) -> list[str]:
         """The text of each token by itself.
@@ -226,7 +231,7 @@ class TextEncoder:
 
     def _words(self, text: str) -> Iterator[str]:
         normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
-        for piece in _pieces(text):
+        for piece in PIECE.findall(text):
             content = self._added.sub(SPACE, piece) if self._added else piece
             content = normalizer.normalize_str(content) if normalizer else content
             yield from (word for word, _ in splitter.pre_tokenize_str(content)) if splitter else (content,)
@@ -278,18 +283,6 @@ def _decoded(name: str, text: Text, limit: int) -> str:
         raise InvalidRequestError(TEXT, f"{name} is not UTF-8: {error}") from error
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """The text in parts that begin at white space, if there is any near enough."""
-    start = 0
-    while start < len(text):
-        end = start + PIECE_CHARACTERS
-        if end < len(text):
-            space = max(text.rfind(character, start + 1, end) for character in WHITE_SPACE)
-            end = space if space > 0 else end
-        yield text[start:end]
-        start = end
-
-
 def _ends_words_at_spaces(parts: Part) -> bool:
     """Whether the tokens before a space that follows another character are the same for every continuation.
 
@@ -320,24 +313,3 @@ def _keeps_spaces(normalizer: Part) -> bool:
         pattern: str | None = normalizer["pattern"].get("String")
         return bool(pattern) and SPACE not in str(pattern)
     return normalizer["type"] in KEEPS_SPACES
-
-
-def _drops_unknown(tokenizer: Tokenizer, parts: Part) -> bool:
-    """Whether the tokenizer may drop characters without a token, instead of raising an error.
-
-    Of the tokenizer models only BPE does, unless it has an unknown token or a token for every byte.
-    """
-    model = tokenizer.model
-    if not isinstance(model, BPE) or model.unk_token is not None:
-        return False
-    alphabets = [
-        *(
-            [ByteLevel.alphabet()]
-            if any(s["type"] == "ByteLevel" for s in _steps(parts["pre_tokenizer"]))
-            else []
-        ),
-        *([BYTE_TOKENS] if model.byte_fallback else []),
-    ]
-    return bool(model.continuing_subword_prefix or model.end_of_word_suffix) or not any(
-        all(model.token_to_id(token) is not None for token in alphabet) for alphabet in alphabets
-    )

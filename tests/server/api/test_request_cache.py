@@ -27,8 +27,8 @@ from attention_serving.server.engine.errors import EngineError, ModelNotFoundErr
 from attention_serving.server.engine.limits import MIB
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import RepositoryControl
+from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.models.store import ModelStore
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Array
 from tests.server.api.calls.scripted import ScriptedCall

@@ -11,8 +11,8 @@ from attention_serving.artifact.certificate import CERTIFICATE_FILE
 from attention_serving.export.certificate import sign_artifact
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import RepositoryControl
+from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel, Repository
-from attention_serving.server.engine.models.store import ModelStore
 from scripts.local_server import serving, start
 from tests.server.damage import DEVICE
 from tests.server.samples import CROSS, SELF

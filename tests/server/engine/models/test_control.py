@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attention_serving.server import machine
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from attention_serving.server.engine.limits import chosen_versions
@@ -19,8 +20,13 @@ from attention_serving.server.engine.models.control import (
     ModelState,
     RepositoryControl,
 )
+from attention_serving.server.engine.models.loading import (
+    HEADROOM_BYTES,
+    HEADROOM_FACTOR,
+    ModelStore,
+    RepositoryError,
+)
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.models.store import ModelStore, RepositoryError
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Request, Result
 from tests.server.samples import SELF, ragged
@@ -158,14 +164,18 @@ def test_the_index_lists_what_is_served_while_the_folder_is_away(folder: Path) -
     assert control.index() == [IndexEntry(SELF, "1", ModelState.READY)]
 
 
-def test_a_change_without_memory_is_refused(folder: Path) -> None:
+def test_a_change_without_memory_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control = control_of(folder)
-    lacking = RepositoryControl(
-        control.store, control.repository, check_memory=lambda _name, _version: "it needs more"
-    )
     add_version(folder, "2")
-    assert refusal(lacking) == f"model {SELF!r} version 2 failed to load: it needs more"
-    assert served(lacking) == ["1"]
+    size = sum(path.stat().st_size for path in (folder / SELF / "2").iterdir())
+    needed = HEADROOM_BYTES + HEADROOM_FACTOR * size
+    monkeypatch.setattr(machine, "free_bytes", lambda: needed - 1)
+    says = f"it needs about {needed} bytes of memory; {needed - 1} are free"
+    assert refusal(control) == f"model {SELF!r} version 2 failed to load: {says}"
+    assert served(control) == ["1"]
+    monkeypatch.setattr(machine, "free_bytes", lambda: needed)
+    control.load(SELF)
+    assert served(control) == ["1", "2"]
 
 
 def ask(engine: Engine, length: int = 3) -> "Future[Result]":

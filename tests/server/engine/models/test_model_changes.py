@@ -11,13 +11,12 @@ from attention_serving.server.engine.models.control import (
     ChangeKind,
     ModelChange,
     RepositoryControl,
-    initial_changes,
 )
-from attention_serving.server.engine.models.repository import FailedModel, Repository
-from attention_serving.server.engine.models.store import ModelStore
+from attention_serving.server.engine.models.loading import ModelStore
+from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.run.provider import Device
 from tests.server.engine.models.test_control import add_version
-from tests.server.samples import CROSS, SELF
+from tests.server.samples import SELF
 
 LOADED = ModelChange(SELF, ChangeKind.LOAD, succeeded=True)
 REPLACED = ModelChange(SELF, ChangeKind.REPLACE, succeeded=True)
@@ -67,11 +66,6 @@ def rewrite(folder: Path) -> None:
 def damage(folder: Path) -> None:
     (folder / SELF / "1" / "model.onnx").write_bytes(b"damaged")
     rewrite(folder)
-
-
-def test_the_models_of_a_start_are_loaded_or_failed(loaded: Repository) -> None:
-    found = list(initial_changes([loaded.ready(SELF), FailedModel(CROSS, "1", "damaged")]))
-    assert found == [LOADED, ModelChange(CROSS, ChangeKind.LOAD, succeeded=False)]
 
 
 def test_what_stays_is_not_counted(folder: Path) -> None:

@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotFoundError, ModelNotReadyError
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models import store
+from attention_serving.server.engine.models import loading
+from attention_serving.server.engine.models.loading import RepositoryError
 from attention_serving.server.engine.models.repository import FailedModel, Repository
-from attention_serving.server.engine.models.store import RepositoryError
 from attention_serving.server.engine.run.provider import Device
 from tests.server.samples import CROSS, SELF, assert_answers, load_repository, request_of, validated_of
 from tests.support.coroutines import submitted
@@ -275,7 +275,7 @@ def test_an_unexpected_error_names_no_path(copies: Path, monkeypatch: pytest.Mon
             raise TypeError(str(copies))
         return model
 
-    monkeypatch.setattr(store, "calibrated", fail)
+    monkeypatch.setattr(loading, "calibrated", fail)
     failed = assert_only_one_failed(load_repository(copies, DEVICE))
     assert failed.reason == "unexpected TypeError; the server's log has details"
 

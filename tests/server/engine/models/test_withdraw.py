@@ -8,8 +8,8 @@ import pytest
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.models.control import IndexEntry, ModelState, RepositoryControl
+from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.models.repository import FailedModel, Model, Repository
-from attention_serving.server.engine.models.store import ModelStore
 from tests.server.damage import DEVICE
 from tests.server.engine.models.test_control import add_version
 from tests.server.samples import CROSS, SELF, assert_answers, request_of, validated_of

@@ -36,7 +36,7 @@ import numpy as np
 from attention_serving.server.engine.run import run_memory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.models.repository import Repository
-from attention_serving.server.engine.models.store import ModelStore
+from attention_serving.server.engine.models.loading import ModelStore
 from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.types import Ragged, Request
 from tests.support.coroutines import submitted

@@ -50,7 +50,7 @@ def test_golden_vectors_of_every_graph_give_the_same_bytes(plain: LoadedModel, a
     cases = load_golden(artifacts / plain.name / "1" / plain.manifest.golden)
     assert {case.graph for case in cases} == set(plain.sessions)
     for case in cases:
-        expected, found = (each.run(case.graph, case.inputs) for each in (plain, model))
+        expected, found = (each.sessions[case.graph].run(case.inputs) for each in (plain, model))
         assert list(found) == list(expected)
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name], array)
@@ -115,9 +115,9 @@ def test_arrays_of_other_memory_and_layout_are_taken(plain: LoadedModel) -> None
         name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
         for name, array in inputs.items()
     }
-    expected = plain.run(GraphKind.PLAIN, inputs)["context_vectors"]
+    expected = plain.sessions[GraphKind.PLAIN].run(inputs)["context_vectors"]
     for given in (strided, frozen):
-        np.testing.assert_array_equal(model.run(GraphKind.PLAIN, given)["context_vectors"], expected)
+        np.testing.assert_array_equal(model.sessions[GraphKind.PLAIN].run(given)["context_vectors"], expected)
 
 
 def one_node(
@@ -156,7 +156,7 @@ def test_what_a_plain_session_refuses_a_bound_one_refuses_too(plain: LoadedModel
     for inputs in failing_inputs(plain):
         for each in (plain, model):
             with pytest.raises(Exception, match=r"(?i)inputs?|dimensions|rank"):
-                each.run(GraphKind.PLAIN, inputs)
+                each.sessions[GraphKind.PLAIN].run(inputs)
     good = validated_of(plain, [(4, 6)])
     assert_outputs(model, good.sequences[0], run_batch(model, GraphKind.PLAIN, good.sequences)[0][0])
 

@@ -31,10 +31,10 @@ from attention_serving.server.engine.run.provider import Device
 model = load_model(Path(sys.argv[1]), Device(threads=1, arena_bytes=8 << 20))
 query = np.ones((1, 4096, 4), np.float32)
 try:
-    model.run("plain", {"query": query})
+    model.sessions["plain"].run({"query": query})
 except MemoryError:
     print("refused")
-print(model.run("plain", {"query": query[:, :8]})["context_vectors"].shape)
+print(model.sessions["plain"].run({"query": query[:, :8]})["context_vectors"].shape)
 """
 
 
@@ -136,8 +136,8 @@ def test_a_run_is_ended_once_all_of_its_callers_have_left(
 def test_onnx_runtime_ends_a_run_that_is_terminated(self_model: LoadedModel) -> None:
     control = RunControl()
     query = np.ones((1, 2, 4), np.float32)
-    model = self_model
-    assert model.run(GraphKind.PLAIN, {"query": query}, control)["context_vectors"].shape == (1, 2, 4)
+    session = self_model.sessions[GraphKind.PLAIN]
+    assert session.run({"query": query}, control)["context_vectors"].shape == (1, 2, 4)
     control.terminate()
     with pytest.raises(Exception, match="terminate flag"):
-        model.run(GraphKind.PLAIN, {"query": query}, control)
+        session.run({"query": query}, control)
