@@ -1,4 +1,4 @@
-// Builds the page: one HTML file without any other file, written to the packages that ship it.
+// Builds the page: one HTML file without any other file, written to the Python package that owns it.
 // `--tests` builds the tests in place of it, and `--check` compares the page with what is committed.
 import { createHash } from "node:crypto";
 import { mkdir, readdir, readFile, writeFile } from "node:fs/promises";
@@ -7,7 +7,7 @@ import { fileURLToPath } from "node:url";
 import { build, transform } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const TARGETS = ["../../server/http/explorer.html", "../python/src/attention_client/_explorer.html"];
+const TARGET = join(here, "../python/src/attention_client/_explorer.html");
 // What the page is made of. tests/clients/test_explorer_package.py computes the same hash.
 const SOURCES = ["build.mjs", "package.json", "package-lock.json"];
 
@@ -70,9 +70,7 @@ if (process.argv.includes("--tests")) {
   });
 } else {
   const built = await page();
-  for (const target of TARGETS) {
-    if (!process.argv.includes("--check")) await writeFile(join(here, target), built);
-    else if ((await read(target)) !== built) throw new Error(`${target} is not current: run npm run build`);
-  }
-  console.log(`${TARGETS.length} copies of ${Buffer.byteLength(built)} bytes`);
+  if (!process.argv.includes("--check")) await writeFile(TARGET, built);
+  else if ((await readFile(TARGET, "utf8")) !== built) throw new Error("the page is old: run npm run build");
+  console.log(`${Buffer.byteLength(built)} bytes`);
 }

@@ -3,13 +3,13 @@
 Requests become messages of protos/inference/open_inference.proto, and replies become JSON and binary tensors.
 Models, limits, rights and metrics are those of the gRPC server.
 
-app.py                the routes, as a Starlette router; errors as answers; the page at /explore
-methods.py            the table of all routes but inference and OpenAI's
+app.py                the routes as a Starlette router; errors as answers; the pages
+routes.py             the table of all routes; openapi.py: its description
 infer.py, tensors.py  bodies of inference as messages, and replies as bodies; elements of tensors as JSON
 embeddings.py         OpenAI's endpoints
-schemas.py            pydantic models of JSON bodies; openapi.py: their description
+schemas.py            pydantic models of JSON bodies, and JSON of messages
 exchange.py           one request: its body within limits of size, memory and time, and its answer
-backend.py            the channels to the gRPC server
+backend.py            what requests share: the channels to the gRPC server, memory, places
 server.py             uvicorn, with limits of time and number
-child.py              the process beside a server, which is replaced if it ends
+options.py, child.py  where the gRPC server is; the process beside a server, which is replaced if it ends
 """

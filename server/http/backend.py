@@ -1,24 +1,27 @@
-"""Calls of the gRPC server: channels, statuses as answers of HTTP, and who may call."""
+"""Calls of the gRPC server: channels, errors as answers of HTTP, and who may call."""
 
 import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
 from attention_serving.server import access_question
-from attention_serving.server.api.errors import DETAILS_KEY
+from attention_serving.server.engine.budget import MemoryBudget
+from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.observe.request_log import Recorder, trace_options
 from attention_serving.server.tls.identities import FORWARDED
 
 SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -70,45 +73,41 @@ TIMEOUT_SECONDS = 10.0
 CREDENTIALS = ("authorization", FORWARDED)
 
 
-class Client(Protocol):
-    """The connection of the client that a call is made for.
+class Service:
+    """What all requests of one process share. Belongs to one event loop.
 
     Attributes:
-        on_lost: Is called if the client leaves.
+        options: What the process does.
+        recorder: Records requests.
+        budget: Memory of all requests in progress.
+        max_requests: Inference requests that may be in progress.
+        places: Those that may begin now.
     """
 
-    on_lost: Callable[[], object] | None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the client has left."""
-
-
-class Backend:
-    """The gRPC server as this process calls it. Belongs to one event loop."""
-
     def __init__(self, options: HttpOptions) -> None:
-        """Connects with the first call.
+        """Connects to the gRPC server with the first call. Each call takes the channel with the fewest calls.
 
         Args:
-            options: Where the server is, and how many connections to make. Each call takes the one with the
-                fewest calls.
+            options: Where the server is, and how many connections to make.
         """
+        settings = self.settings = options.settings
+        self.options = options
+        traces = trace_options(settings.trace_endpoint, host=settings.host, port=settings.http_port or 0)
+        self.recorder = Recorder(settings.log_requests, traces, role="http")
+        self.budget = MemoryBudget(settings.memory_for_requests)
+        self.places = self.max_requests = settings.max_concurrent_calls * settings.workers
         self._channels = [_private_channel(target) for target in options.private_sockets] or [
             grpc.aio.insecure_channel(options.target, OPTIONS) for _ in range(options.connections)
         ]
+        # For each channel, its calls in progress, and its methods by name.
         self._calls = [0] * len(self._channels)
+        self._methods: list[dict[str, Any]] = [{} for _ in self._channels]
         self._turn = count()
         # Until when an approval holds, in the order of the approvals.
         self._approved: dict[bytes, float] = {}
 
     async def call(
-        self,
-        method: str,
-        message: bytes,
-        metadata: Metadata,
-        timeout: float | None = TIMEOUT_SECONDS,
-        client: Client | None = None,
+        self, method: str, message: bytes, metadata: Metadata, timeout: float | None, client: Any = None
     ) -> bytes:
         """Calls a method with a serialized message, and returns the serialized reply.
 
@@ -117,7 +116,7 @@ class Backend:
             message: The message.
             metadata: Metadata of the call.
             timeout: Seconds until the deadline; None sets none.
-            client: If it leaves, the call is cancelled.
+            client: The connection of the client. If it is lost, the call is cancelled.
 
         Raises:
             HTTPException: The call ended with a status other than OK.
@@ -126,8 +125,10 @@ class Backend:
         if client is not None and client.is_lost:
             raise ClientDisconnect
         index = self._next()
-        made: Any = self._channels[index].unary_unary(method)
-        call = made(message, metadata=metadata, timeout=timeout)
+        known = self._methods[index]
+        if method not in known:
+            known[method] = self._channels[index].unary_unary(method)
+        call = known[method](message, metadata=metadata, timeout=timeout)
         self._calls[index] += 1
         if client is not None:
             client.on_lost = call.cancel
@@ -164,7 +165,8 @@ class Backend:
         now = time.monotonic()
         if self._approved.get(key, 0.0) > now:
             return
-        await self.call(access_question.METHOD, access_question.question(method, model), metadata)
+        question = access_question.question(method, model)
+        await self.call(access_question.METHOD, question, metadata, TIMEOUT_SECONDS)
         self._approved.pop(key, None)
         if len(self._approved) >= MAX_APPROVALS:
             del self._approved[next(iter(self._approved))]
@@ -174,6 +176,7 @@ class Backend:
         """Closes the connections. Open calls are cancelled."""
         for channel in self._channels:
             await channel.close()
+        await asyncio.to_thread(self.recorder.close)
 
     def _next(self) -> int:
         """The channel with the fewest calls; of equal ones, each in turn.
@@ -194,25 +197,32 @@ def _private_channel(target: str) -> grpc.aio.Channel:
     )
 
 
-def refusal(error: grpc.aio.AioRpcError) -> HTTPException:
-    """The answer to a request whose call failed."""
-    status = STATUSES.get(error.code().name, HTTPStatus.INTERNAL_SERVER_ERROR)
+def refusal(error: grpc.aio.AioRpcError | EngineError) -> HTTPException:
+    """The answer to a request whose call failed, or that this process refuses itself."""
+    if isinstance(error, OverloadedError):
+        return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, error.message, error.retry_after)
+    if isinstance(error, EngineError):
+        return _refusal(STATUSES.get(error.code.name, 500), error.message, 1)
+    status = STATUSES.get(error.code().name, 500)
+    return _refusal(status, error.details() or error.code().name, _retry_seconds(error))
+
+
+def _refusal(status: int, message: str, retry_seconds: float) -> HTTPException:
     headers = {}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     if status in RETRIED:
-        headers["retry-after"] = str(_retry_seconds(error))
-    return HTTPException(status, error.details() or error.code().name, headers)
+        headers["retry-after"] = str(max(1, math.ceil(retry_seconds)))
+    return HTTPException(status, message, headers)
 
 
-def _retry_seconds(error: grpc.aio.AioRpcError) -> int:
-    """Whole seconds of google.rpc.RetryInfo, at least 1."""
+def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
+    """The seconds of google.rpc.RetryInfo; 0 without it."""
     retry = error_details_pb2.RetryInfo()
-    for key, value in error.trailing_metadata() or ():
-        if key == DETAILS_KEY and isinstance(value, bytes):
-            try:
-                found = any(detail.Unpack(retry) for detail in status_pb2.Status.FromString(value).details)
-            except DecodeError:
-                return 1
-            return max(1, math.ceil(retry.retry_delay.ToMicroseconds() / 1e6)) if found else 1
-    return 1
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    except (ValueError, DecodeError):  # the details contradict the status
+        return 0
+    for detail in status.details if status else ():
+        detail.Unpack(retry)
+    return float(retry.retry_delay.ToMicroseconds() / 1e6)

@@ -5,11 +5,8 @@ sockets. Then its event loop answers pings, until a message asks it to stop. The
 it does not outlive the server.
 """
 
-import asyncio
-import logging
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,7 @@ from attention_serving.server.addresses import listen
 from attention_serving.server.http.options import HttpOptions, options_of
 from attention_serving.server.observe import logs
 from attention_serving.server.settings import Settings
-from attention_serving.server.shutdown import StopRequest, handle_signals
-from attention_serving.server.supervision import PING, Child, Heartbeat, State, run_child
-
-log = logging.getLogger(__name__)
+from attention_serving.server.supervision import Child, run_child
 
 # How long requests whose bodies are on their way may still reach the gRPC server before that drains too.
 ARRIVING_SECONDS = 1.0
@@ -35,25 +29,27 @@ class HttpProcess(Child):
         port: The port, chosen by the system for port 0.
     """
 
-    def __init__(self, options: HttpOptions, host: str, port: int, *, timeout_seconds: float = 0.0) -> None:
+    def __init__(self, options: HttpOptions) -> None:
         """Listens. Connections wait in the operating system's queue until `start`, and between processes.
 
         Args:
-            options: What the process does.
-            host: Address or host name.
-            port: 0 selects a free port.
-            timeout_seconds: How long the process may leave pings unanswered before it is killed and replaced.
-                0 sets no limit.
+            options: What the process does. Its settings say where it listens, and how long it may leave pings
+                unanswered.
 
         Raises:
             BindError: The address is in use, or does not belong to this machine.
         """
-        self._sockets = listen(host, port)
+        settings = options.settings
+        self._sockets = listen(settings.host, settings.http_port or 0)
         self.port: int = self._sockets[0].getsockname()[1]
         descriptors = [each.fileno() for each in self._sockets]
-        module = "attention_serving.server.http.child"
-        assignment = (options, descriptors)
-        super().__init__("http process", module, assignment, timeout_seconds, descriptors=descriptors)
+        super().__init__(
+            "http process",
+            "attention_serving.server.http.child",
+            (options, descriptors),
+            settings.worker_timeout_seconds,
+            descriptors=descriptors,
+        )
 
     def drain(self) -> None:
         """Stops listening. The process answers what is in progress, and ends.
@@ -81,41 +77,16 @@ def http_process(settings: Settings, port: int, private_sockets: Sequence[Path])
     Raises:
         BindError: The address is in use, or does not belong to this machine.
     """
-    if settings.http_port is None:
-        return None
-    options = options_of(settings, port, private_sockets)
-    timeout_seconds = settings.worker_timeout_seconds
-    return HttpProcess(options, settings.host, settings.http_port, timeout_seconds=timeout_seconds)
+    return None if settings.http_port is None else HttpProcess(options_of(settings, port, private_sockets))
 
 
 def _serve(connection: Any, assignment: tuple[HttpOptions, list[int]]) -> None:
     # The parent needs neither uvicorn nor gRPC.
-    from attention_serving.server.http.server import Stop, serve  # noqa: PLC0415
+    from attention_serving.server.http.server import serve  # noqa: PLC0415
 
     options, descriptors = assignment
-    logs.configure(options.log_level, options.log_format, process="http")
-
-    def begin(stop: Stop) -> None:
-        def stop_at_signal(request: StopRequest) -> None:
-            log.info("draining", extra=request.fields)
-            stop()
-
-        handle_signals(stop_at_signal)
-        loop, descriptor = asyncio.get_running_loop(), connection.fileno()
-
-        def receive() -> None:
-            with suppress(EOFError, OSError):  # the end of the pipe asks to stop too
-                if connection.recv() == PING:
-                    connection.send(Heartbeat())
-                    return
-            loop.remove_reader(descriptor)
-            stop()
-
-        loop.add_reader(descriptor, receive)
-        with suppress(OSError):  # the parent has ended
-            connection.send(State.SERVING)
-
-    serve(options, [socket.socket(fileno=each) for each in descriptors], begin)
+    logs.configure(options.settings.log_level, options.settings.log_format, process="http")
+    serve(options, [socket.socket(fileno=each) for each in descriptors], connection)
 
 
 if __name__ == "__main__":

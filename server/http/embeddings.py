@@ -21,12 +21,11 @@ from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.http import schemas
 from attention_serving.server.http.exchange import Exchange, Reply, run
+from attention_serving.server.http.infer import METHOD as INFER
 from attention_serving.server.http.schemas import EmbeddingRequest
 
-PATH, MODEL_PATHS = "/v1/embeddings", ("/v1/models", "/v1/models/{model}")
 SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
 ATTEND, LIST_MODELS = f"/{SERVICE}/Attend", f"/{SERVICE}/ListModels"
-INFER = "/inference.GRPCInferenceService/ModelInfer"
 INPUT = "input"
 # How the gRPC server refuses a model that is not a text encoder.
 NO_ENCODER = "is not a text encoder"
@@ -63,8 +62,7 @@ async def embed(exchange: Exchange) -> Reply:
     await exchange.authorize(INFER)
     data = await exchange.read()
     exchange.take_place()
-    limit = exchange.service.options.max_in_flight_bytes
-    decoded = await exchange.decoded(data, partial(decode, limit))
+    decoded = await exchange.decoded(data, len(data), decode)
     exchange.memory.add(len(decoded.message))
     try:
         reply = await exchange.call(ATTEND, decoded.message, timeout=None)
@@ -100,20 +98,12 @@ async def list_models(exchange: Exchange) -> Sequence[pb.Model]:
     return pb.ListModelsResponse.FromString(await exchange.call(LIST_MODELS, b"")).models
 
 
-def decode(limit: int, body: bytearray, scratch: Reservation) -> Decoded:
+def decode(body: bytearray) -> Decoded:
     """Decodes the JSON of a request.
-
-    Args:
-        limit: Most memory for the parsed JSON.
-        body: The body.
-        scratch: Takes this memory.
 
     Raises:
         InvalidRequestError: A member is wrong or unknown.
-        HTTPException: The JSON could take too much memory.
-        OverloadedError: The memory is not available.
     """
-    schemas.reserve(body, limit, scratch)
     request = schemas.parse(body, EmbeddingRequest)
     embedding = pb.EmbeddingOptions(dimensions=request.dimensions or 0)
     message = pb.AttendRequest(model_name=request.model, embedding=embedding)

@@ -1,23 +1,23 @@
 """One request and its answer: the body within limits of size, memory and time; metadata; what is sent."""
 
 import asyncio
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, OverloadedError
-from attention_serving.server.http.backend import TIMEOUT_SECONDS, Backend, Metadata
-from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.http import schemas
+from attention_serving.server.http.backend import TIMEOUT_SECONDS, Metadata, Service
 from attention_serving.server.observe.records import PARENT, REQUEST_ID, STATE
-from attention_serving.server.observe.request_log import Recorder
 from attention_serving.server.tls import identities
 from attention_serving.server.transport.options import METADATA_BYTES
 
@@ -42,25 +42,6 @@ FORWARDED = (b"authorization", PARENT.encode(), STATE.encode())
 MAX_FORWARDED_BYTES = METADATA_BYTES - 512
 # What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
 HEADER_BYTES = 32
-
-
-class Service:
-    """What all requests of one process share.
-
-    Attributes:
-        options: What the process does.
-        backend: The gRPC server.
-        recorder: Records requests.
-        budget: Memory of all requests in progress.
-        places: Inference requests that may begin now.
-    """
-
-    def __init__(self, options: HttpOptions) -> None:
-        """Creates the channels to the gRPC server, which belong to the running event loop."""
-        self.options, self.backend = options, Backend(options)
-        self.recorder = Recorder(options.log_requests, options.traces, role="http")
-        self.budget = MemoryBudget(options.max_in_flight_bytes)
-        self.places = options.max_concurrent_requests
 
 
 class Reply(NamedTuple):
@@ -92,17 +73,18 @@ class Exchange:
         Args:
             service: What all requests share.
             scope: The request.
-            receive: Receives the body.
+            receive: Receives the body: a method of uvicorn's own state of the request.
             send: Sends the answer.
             route: The path, in which names of parameters are in braces.
         """
         self.service, self.scope, self._receive, self._send = service, scope, receive, send
+        self._cycle: Any = receive.__self__  # type: ignore[attr-defined]
         self.record = service.recorder.http_request(scope, route)
-        self.parameters: dict[str, str] = scope["path_params"]
+        self.parameters: dict[str, str] = scope.get("path_params", {})
         # Of a header that is sent twice, the first counts.
         sent = reversed(scope["headers"])
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
-        self.memory = service.budget.reserve(0)
+        self.memory = Reservation(service.budget)
         self.status = 0
         self._connection = scope["state"][CONNECTION]
         self._has_place = False
@@ -125,8 +107,8 @@ class Exchange:
         """
         if not self.service.places:
             raise OverloadedError(
-                f"{self.service.options.max_concurrent_requests} requests are in progress, which is this"
-                " server's limit; try again later"
+                f"{self.service.max_requests} requests are in progress, which is this server's limit;"
+                " try again later"
             )
         self.service.places -= 1
         self._has_place = True
@@ -139,27 +121,31 @@ class Exchange:
         Raises:
             HTTPException: It may not.
         """
-        is_large = self._announced > LARGE_BYTES or not self.headers.keys().isdisjoint(
-            ("transfer-encoding", "content-encoding")
-        )
-        if is_large and self.service.options.authorize:
-            model = self.parameters.get("model", "")
-            await self.service.backend.authorize(method, model, self.metadata())
+        if not self.service.options.authorize:
+            return
+        unknown = "transfer-encoding" in self.headers or "content-encoding" in self.headers
+        if unknown or self._announced > LARGE_BYTES:
+            await self.service.authorize(method, self.parameters.get("model", ""), self.metadata())
 
     async def call(self, method: str, message: bytes, timeout: float | None = TIMEOUT_SECONDS) -> bytes:
-        """Calls a method of the gRPC server on behalf of the client; see `Backend.call`."""
-        return await self.service.backend.call(method, message, self.metadata(), timeout, self._connection)
+        """Calls a method of the gRPC server on behalf of the client; see `Service.call`."""
+        return await self.service.call(method, message, self.metadata(), timeout, self._connection)
 
-    async def decoded(self, data: bytearray, decode: Callable[[bytearray, Reservation], T]) -> T:
-        """Decodes a body.
+    async def decoded(self, data: bytearray, json_size: int, decode: Callable[[bytearray], T]) -> T:
+        """Decodes a body whose first bytes are JSON, for which memory is reserved meanwhile.
 
-        Args:
-            data: The body.
-            decode: Decodes it; adds what it takes meanwhile to a reservation.
+        Raises:
+            HTTPException: The JSON could take more memory than there is.
+            OverloadedError: The memory is not available.
         """
-        scratch = self.service.budget.reserve(0)
+        scratch = Reservation(self.service.budget)
+
+        def work() -> T:
+            schemas.reserve(data, json_size, self.service.budget.limit_bytes, scratch)
+            return decode(data)
+
         try:
-            return await run(len(data), partial(decode, data, scratch))
+            return await run(len(data), work)
         finally:
             scratch.release()
 
@@ -172,22 +158,19 @@ class Exchange:
             OverloadedError: The memory is not available.
             ClientDisconnect: The client left.
         """
-        options, data = self.service.options, bytearray()
+        settings, data = self.service.settings, bytearray()
         decoder = self._decoder()
-        if self._announced > options.max_message_bytes:
+        if self._announced > settings.max_message_bytes:
             raise self._too_large()
-        seconds = options.receive_timeout_seconds
-        until = asyncio.get_running_loop().time() + seconds if seconds else None
+        began, seconds = time.monotonic(), settings.receive_timeout_seconds
         while not self.body_complete:
-            try:
-                async with asyncio.timeout_at(until):
-                    chunk = await self._chunk()
-            except TimeoutError:
+            chunk = await self._chunk()  # empty now and then, so that it is noticed that none arrive
+            if seconds and not self.body_complete and time.monotonic() - began > seconds:
                 message = f"the body did not arrive within {seconds:g} seconds"
-                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, message) from None
+                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, message)
             if decoder is None:
                 self._add(data, chunk)
-            else:
+            elif chunk:
                 await asyncio.to_thread(self._inflate, decoder, data, chunk)
         if decoder is not None and not decoder.eof and (data or self._announced or self._begun):
             raise InvalidRequestError("Content-Encoding", "the compressed body ends too early")
@@ -197,23 +180,30 @@ class Exchange:
         """Reads and drops the rest of a refused body, for a bounded time and size."""
         if not self._begun and self.headers.get("expect", "").lower() == "100-continue":
             return  # the client waits to be asked for the body
-        left: int = self.service.options.max_message_bytes
+        left: int = self.service.settings.max_message_bytes
         with suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(DISCARD_SECONDS):
                 while not self.body_complete and left > 0:
                     left -= len(await self._chunk())
 
     async def reply(self, reply: Reply) -> None:
-        """Sends the answer."""
-        self.status = int(reply.status)
-        own = {"content-length": str(sum(map(len, reply.parts))), "content-type": reply.media_type}
-        own |= {**reply.headers, REQUEST_ID: self.record.request_id}
-        headers = [(name.encode(), value.encode("latin-1")) for name, value in own.items()]
-        await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
-        if int(own["content-length"]) <= LARGE_BYTES:
-            await self._send({"type": "http.response.body", "body": b"".join(reply.parts)})
-            return
-        for part in reply.parts:
+        """Sends the answer. A small one is written with its head, which uvicorn would write by itself."""
+        cycle, self.status = self._cycle, int(reply.status)
+        size = sum(map(len, reply.parts))
+        cycle.keep_alive = cycle.keep_alive and "connection" not in reply.headers
+        named = {"content-type": reply.media_type, **reply.headers, REQUEST_ID: self.record.request_id}
+        named |= {} if cycle.keep_alive else {"connection": "close"}
+        fields = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
+        fields += [*cycle.default_headers, (b"content-length", b"%d" % size)]
+        start = [STATUS_LINE[self.status], *(b"%s: %s\r\n" % field for field in fields), b"\r\n"]
+        is_small = size <= LARGE_BYTES
+        if is_small and self.scope["method"] != "HEAD":
+            start += reply.parts
+        cycle.response_started, cycle.chunked_encoding = True, False
+        cycle.expected_content_length = 0 if is_small else size
+        if not cycle.disconnected:
+            cycle.transport.write(b"".join(start))
+        for part in () if is_small else reply.parts:
             for at in range(0, len(part), PIECE_BYTES):
                 piece = memoryview(part)[at : at + PIECE_BYTES]
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -271,7 +261,7 @@ class Exchange:
             raise InvalidRequestError("Content-Encoding", "data follow the compressed body")
 
     def _add(self, data: bytearray, chunk: bytes) -> None:
-        if len(data) + len(chunk) > self.service.options.max_message_bytes:
+        if len(data) + len(chunk) > self.service.settings.max_message_bytes:
             raise self._too_large()
         self.memory.add(len(chunk))
         data += chunk
@@ -287,7 +277,7 @@ class Exchange:
         return zlib.decompressobj(WINDOW_BITS[encoding])
 
     def _too_large(self) -> HTTPException:
-        limit = int(self.service.options.max_message_bytes)
+        limit = int(self.service.settings.max_message_bytes)
         message = f"the body is larger than the limit of {limit} bytes"
         return HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
 

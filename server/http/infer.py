@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -14,12 +14,10 @@ from attention_serving.server.api import protobuf_bytes
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.http import schemas, tensors
-from attention_serving.server.http.backend import SERVICE
 from attention_serving.server.http.exchange import Exchange, Reply, run
-from attention_serving.server.http.methods import value_of
-from attention_serving.server.http.schemas import InferenceRequest, InputTensor
+from attention_serving.server.http.schemas import InferenceRequest, InputTensor, value_of
 
-METHOD = f"/{SERVICE.full_name}/ModelInfer"
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
 HEADER_LENGTH = "inference-header-content-length"
 # Parameters that say how HTTP carries tensors. They are not passed on.
 BINARY_DATA, BINARY_DATA_SIZE, BINARY_DATA_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
@@ -57,84 +55,72 @@ class Head:
     timeout_seconds: float | None
 
 
-class Limits(NamedTuple):
-    """What decoding may take.
-
-    Attributes:
-        message_bytes: Largest message.
-        json_bytes: Most memory for parsed JSON.
-        reservation: Takes the memory of the message.
-        scratch: Takes the memory of the parsed JSON, which is free again once the request is decoded.
-    """
-
-    message_bytes: int
-    json_bytes: int
-    reservation: Reservation
-    scratch: Reservation
-
-
 async def infer(exchange: Exchange) -> Reply:
     """Answers POST .../infer."""
     await exchange.authorize(METHOD)
     data = await exchange.read()
     exchange.take_place()  # a body that does not arrive takes none
-    message, head = await exchange.decoded(data, partial(_decode, exchange))
+    header, most = exchange.headers.get(HEADER_LENGTH), exchange.service.settings.max_message_bytes
+    size = len(data) if header is None else _json_size(header, len(data))
+    model, version = exchange.parameters["model"], exchange.parameters.get("version", "")
+    message, head = await exchange.decoded(
+        data, size, lambda body: decode(body, size, model, version, most, exchange.memory)
+    )
     reply = await exchange.call(METHOD, message, head.timeout_seconds)
     exchange.memory.add(len(reply))
     return await run(len(reply), partial(encode, reply, head, exchange.memory))
 
 
-def _decode(exchange: Exchange, body: bytearray, scratch: Reservation) -> tuple[bytes, Head]:
-    options, paths = exchange.service.options, exchange.parameters
-    limits = Limits(options.max_message_bytes, options.max_in_flight_bytes, exchange.memory, scratch)
-    header = exchange.headers.get(HEADER_LENGTH)
-    return decode(body, header, paths["model"], paths.get("version", ""), limits)
-
-
 def decode(
-    body: bytearray, header: str | None, model: str, version: str, limits: Limits
+    body: bytearray, size: int, model: str, version: str, max_bytes: int, reservation: Reservation
 ) -> tuple[bytes, Head]:
     """Decodes a body: JSON, and the binary tensors that follow it.
 
     Args:
         body: The body.
-        header: The header Inference-Header-Content-Length: the size of the JSON; None if all of it is JSON.
+        size: Size of the JSON.
         model: Name of the model.
         version: Its version; empty for the highest that is ready.
-        limits: What it may take.
+        max_bytes: Size of the largest message.
+        reservation: Takes the memory of the message.
 
     Returns:
         The serialized ModelInferRequest, and what the JSON says.
 
     Raises:
         InvalidRequestError: The body contradicts itself.
-        HTTPException: The message would be too large, or the JSON take too much memory.
+        HTTPException: The message would be too large.
         OverloadedError: The memory is not available.
     """
-    size = len(body) if header is None else _json_size(header, len(body))
-    json = body if header is None else bytes(memoryview(body)[:size])
-    schemas.reserve(json, limits.json_bytes, limits.scratch)
+    json = body if size == len(body) else bytes(memoryview(body)[:size])
     if isinstance(json, bytes) and size + len(model) + len(version) <= KNOWN_BYTES:
         head = _known_head(json, model, version)
     else:
         head = _read_head(json, model, version)
     parts: list[Any] = [head.message]
-    with memoryview(body)[size:] as binary:
-        used = 0
+    used = size
+    with memoryview(body) as binary:
         for name, content in head.contents:
             data: Any = content
             if isinstance(content, int):
-                if content > len(binary) - used:
-                    left = f"the body has {len(binary) - used} bytes left for it"
+                if content > len(body) - used:
+                    left = f"the body has {len(body) - used} bytes left for it"
                     raise InvalidRequestError(name, f"has {BINARY_DATA_SIZE} {content}; {left}")
                 data = binary[used : used + content]
                 used += content
             parts += protobuf_bytes.field(RAW_INPUT_CONTENTS, [data])
-        if used != len(binary):
+        if used != len(body):
             raise InvalidRequestError(
-                "body", f"has {len(binary)} bytes of binary data; the inputs use {used}"
+                "body", f"has {len(body) - size} bytes of binary data; the inputs use {used - size}"
             )
-        return _joined(parts, limits), head
+        total = sum(map(len, parts))
+        if total > max_bytes:
+            raise HTTPException(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the tensors have {total} bytes as a message; the limit is {max_bytes}",
+            )
+        reservation.add(total)
+        return b"".join(parts), head
 
 
 def _json_size(header: str, most: int) -> int:
@@ -145,17 +131,6 @@ def _json_size(header: str, most: int) -> int:
     if not 0 < size <= most:
         raise InvalidRequestError(name, f"is {size}; must lie in 1..{most}, the size of the body")
     return size
-
-
-def _joined(parts: list[Any], limits: Limits) -> bytes:
-    size = sum(map(len, parts))
-    if size > limits.message_bytes:
-        raise HTTPException(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the tensors have {size} bytes as a message; the limit is {limits.message_bytes}",
-        )
-    limits.reservation.add(size)
-    return b"".join(parts)
 
 
 def _read_head(json: bytes | bytearray, model: str, version: str) -> Head:

@@ -1,4 +1,4 @@
-"""The JSON of requests: pydantic models, which check it and describe it, and the messages that it becomes."""
+"""JSON and messages: pydantic models that check and describe bodies, their messages, and JSON of replies."""
 
 import base64
 import binascii
@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 from starlette.exceptions import HTTPException
@@ -214,30 +215,30 @@ def parse(data: bytes | bytearray, model: type[M]) -> M:
         raise _invalid(error) from None
 
 
-def reserve(data: bytes | bytearray, limit: int, scratch: Reservation) -> None:
-    """Reserves the memory that JSON may take once it is parsed.
+def reserve(data: bytearray, size: int, limit: int, scratch: Reservation) -> None:
+    """Reserves the memory that the JSON in the first bytes of a body may take once it is parsed.
 
     Raises:
         HTTPException: It could take more than the limit.
         OverloadedError: The memory is not available.
     """
-    size = memory_of(data)
-    if size > limit:
+    memory = memory_of(data, size)
+    if memory > limit:
         raise HTTPException(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the JSON could take {size} bytes of memory; the limit is {limit}; send binary tensors",
+            f"the JSON could take {memory} bytes of memory; the limit is {limit}; send binary tensors",
         )
-    scratch.add(size)
+    scratch.add(memory)
 
 
-def memory_of(data: bytes | bytearray) -> int:
+def memory_of(data: bytes | bytearray, size: int) -> int:
     """How many bytes JSON may take once it is parsed, without parsing it.
 
     Every value and every name follows a comma, a colon or a bracket.
     """
-    values = 1 + data.count(b",") + data.count(b":")
-    containers = ARRAY_BYTES * data.count(b"[") + OBJECT_BYTES * data.count(b"{")
-    return TEXT_BYTES * len(data) + VALUE_BYTES * values + containers
+    values = 1 + data.count(b",", 0, size) + data.count(b":", 0, size)
+    containers = ARRAY_BYTES * data.count(b"[", 0, size) + OBJECT_BYTES * data.count(b"{", 0, size)
+    return TEXT_BYTES * size + VALUE_BYTES * values + containers
 
 
 def _invalid(error: ValidationError) -> InvalidRequestError:
@@ -281,3 +282,34 @@ def from_base64(field: str, text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequestError(field, f"is not base64: {error}") from None
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """The members of a message without maps, by the names of the proto file.
+
+    A member of a message type that is not set is left out. protobuf's own JSON writes integers of 64 bits as
+    strings, which clients of the protocol do not expect.
+    """
+    return {
+        field.name: _member(getattr(message, field.name), field)
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _member(value: Any, field: FieldDescriptor) -> Any:
+    return [_value(each, field) for each in value] if field.is_repeated else _value(value, field)
+
+
+def _value(value: Any, field: FieldDescriptor) -> Any:
+    if field.message_type is not None:
+        return to_json(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def value_of(message: Any) -> Any:
+    """The value of a message with the oneof `parameter_choice`; None if it has none."""
+    choice = message.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(message, choice)

@@ -1,6 +1,6 @@
 """uvicorn with what it lacks: limits of connections, heads, chunks and time; errors in JSON.
 
-Source of the hooks: uvicorn.protocols.http.httptools_impl of the pinned release.
+Source of the hooks: uvicorn.server and uvicorn.protocols.http.httptools_impl of the pinned release.
 """
 
 import asyncio
@@ -9,13 +9,13 @@ import logging
 import math
 import os
 import socket
-import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, cast
 
 import httptools
@@ -26,13 +26,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.http.app import create_application
+from attention_serving.server.http.backend import Service
 from attention_serving.server.http.exchange import CONNECTION, JSON
 from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.settings import Settings
+from attention_serving.server.shutdown import StopRequest, handle_signals
+from attention_serving.server.supervision import PING, Heartbeat, State
 from attention_serving.server.tls import current_certificates
 from attention_serving.server.tls.files import CurrentCertificates
 from attention_serving.server.tls.identities import names_in
 
-Stop = Callable[[], None]
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
 # Seconds of work on one large body share the cores with the server's runs, and with small calls.
@@ -45,68 +48,34 @@ MAX_HEAD_BYTES = 1 << 16
 MAX_CHUNKS = 1 << 16
 # Requests of a connection that wait for the answer to an earlier one.
 MAX_PIPELINED = 16
-# How long a connection may be without a request.
-IDLE_SECONDS = 75
+# How long a connection may be without a request; and how often the other times of connections are checked.
+IDLE_SECONDS, CHECK_SECONDS = 75, 0.25
 
 log = logging.getLogger(__name__)
 
 
-class _CorkedTransport:
-    """Sends the head of an answer together with the first bytes of its body: one system call less."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._head = b""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: Any) -> None:
-        """Keeps a head until `flush` or what follows it; 100 Continue is an answer of its own."""
-        if not self._head and data[:9] == b"HTTP/1.1 " and data[9:10] != b"1":
-            self._head = data
-            return
-        head, self._head = self._head, b""
-        self._transport.write(b"".join((head, data)) if head else data)
-
-    def flush(self) -> None:
-        """Sends a head that nothing follows."""
-        if self._head:
-            self.write(b"")
-
-    def close(self) -> None:
-        """Closes the connection once all has been sent."""
-        self.flush()
-        self._transport.close()
-
-
 class Connection(HttpToolsProtocol):
     """One connection of a client.
-
-    Attributes of the class, set by `connection_type`:
-        max_connections: Of more, the one that has waited for its client for the longest time is closed.
-        head_seconds: How long the head of a request may take to arrive. 0 sets no limit.
-        send_seconds: How long the client may take to read on. 0 sets no limit.
 
     Attributes:
         peer_identities: The names in the verified certificate of the client.
         on_lost: Is called when the connection is lost.
     """
 
-    max_connections = 0
-    head_seconds = 0.0
-    send_seconds = 0.0
     peer_identities: Sequence[str] = ()
     on_lost: Callable[[], object] | None = None
-    _head_timer: asyncio.TimerHandle | None = None
-    _send_timer: asyncio.TimerHandle | None = None
     # Whether the next bytes belong to a head.
     _in_head = True
     # Bytes that the parser has received since the last ones that it has passed on.
     _unparsed = 0
     _chunks = 0
-    # When the connection, its request or its idle time began.
-    _began = 0.0
+    # When the connection, its request or its idle time began; and since when the client does not read.
+    _began, _unread_since = 0.0, math.inf
+
+    def __init__(self, settings: Settings, *arguments: Any) -> None:
+        """Creates the protocol of a connection, with uvicorn's own arguments after the settings."""
+        super().__init__(*arguments)
+        self._settings = settings
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to wait for the first request."""
@@ -115,25 +84,21 @@ class Connection(HttpToolsProtocol):
         if certificate := encryption and encryption.getpeercert(binary_form=True):
             self.peer_identities = names_in(certificate)
         self.app_state = {**self.app_state, CONNECTION: weakref.proxy(self)}
-        self.transport = cast("asyncio.Transport", _CorkedTransport(self.transport))
         self._began = time.monotonic()
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self._settings.max_connections:
             others = cast("set[Connection]", self.connections)
             oldest = min(others, key=lambda each: math.inf if each._is_answering else each._began)
             others.discard(oldest)
             oldest.transport.abort()
-        self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clocks."""
-        self._stop_head_timer()
-        self._stop_send_timer()
+        """Cancels the call that is made for the client."""
         super().connection_lost(exc)
         if self.on_lost is not None:
             self.on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Parses what has arrived, and watches what has not."""
+        """Parses what has arrived."""
         self._unset_keepalive_if_required()
         self._unparsed += len(data)
         try:
@@ -146,7 +111,6 @@ class Connection(HttpToolsProtocol):
             self._refuse(cause if isinstance(cause, HTTPException) else _invalid(400, str(error)))
         except HTTPException as error:
             self._refuse(error)
-        self._watch_head()
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -185,21 +149,30 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The connection waits for its client again."""
-        self.transport.flush()  # type: ignore[attr-defined]
         self._began = time.monotonic()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
         """The client does not read: the clock starts."""
         super().pause_writing()
-        self._stop_send_timer()
-        if self.send_seconds:
-            self._send_timer = self.loop.call_later(self.send_seconds, self.transport.abort)
+        self._unread_since = time.monotonic()
 
     def resume_writing(self) -> None:
         """The client has read on."""
         super().resume_writing()
-        self._stop_send_timer()
+        self._unread_since = math.inf
+
+    def check(self, now: float) -> None:
+        """Ends a connection whose client takes too long. One that reads a body is woken, and checks."""
+        seconds = self._settings.receive_timeout_seconds
+        if now - self._unread_since > (self._settings.send_timeout_seconds or math.inf):
+            self.transport.abort()
+        elif self._is_open:
+            if self.cycle.more_body:
+                self.cycle.message_event.set()
+        elif self.timeout_keep_alive_task is None and now - self._began > (seconds or math.inf):
+            message = f"the head of the request did not arrive within {seconds:g} seconds"
+            self._refuse(HTTPException(408, message))
 
     @property
     def is_lost(self) -> bool:
@@ -258,18 +231,6 @@ class Connection(HttpToolsProtocol):
             what = "head is" if self._in_head else "extensions or trailers of the body are"
             raise _invalid(431, f"the {what} larger than {MAX_HEAD_BYTES} bytes")
 
-    def _watch_head(self) -> None:
-        """The clock runs while there is neither a request in progress nor an idle connection."""
-        if self._is_open or self.timeout_keep_alive_task is not None or self.transport.is_closing():
-            self._stop_head_timer()
-        elif self._head_timer is None and self.head_seconds:
-            self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
-
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        message = f"the head of the request did not arrive within {self.head_seconds:g} seconds"
-        self._refuse(HTTPException(408, message))
-
     def _refuse(self, error: HTTPException) -> None:
         """Answers the request that is being parsed, if it can be answered, and closes the connection."""
         if self.transport.is_closing():
@@ -289,66 +250,72 @@ class Connection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[error.status_code] + head.encode() + json)
         self.transport.close()
 
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _stop_send_timer(self) -> None:
-        if self._send_timer is not None:
-            self._send_timer.cancel()
-            self._send_timer = None
-
 
 def _invalid(status: int, reason: str) -> HTTPException:
     return HTTPException(status, f"the request is not valid: {reason}")
 
 
-def connection_type(max_connections: int, head_seconds: float, send_seconds: float) -> Any:
-    """The class of connections with these limits, as uvicorn takes it."""
-    limits = {"max_connections": max_connections, "head_seconds": head_seconds, "send_seconds": send_seconds}
-    return type("LimitedConnection", (Connection,), limits)
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """An event loop with what uvicorn cannot be told: times of handshakes, and calm without descriptors."""
-
-    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
-        """As of asyncio, with limits for the time that encrypted connections take to begin and to end.
-
-        asyncio accepts up to `backlog` connections in a row. If there are no descriptors, it logs a traceback
-        for each of them, and tries each again after a second.
-        """
-        if options.get("ssl") is not None:
-            options["ssl_handshake_timeout"] = HANDSHAKE_SECONDS
-            options["ssl_shutdown_timeout"] = GOODBYE_SECONDS
-        server = await super().create_server(*arguments, **{**options, "backlog": 1})
-        options["sock"].listen(BACKLOG)  # asyncio has told the system that only one may wait
-        return server
-
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """As of asyncio, without the traceback of a connection that cannot be accepted now."""
-        error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            log.error("connections wait", extra={"reason": error.strerror})
-        else:
-            super().call_exception_handler(context)
-
-
 class _Server(uvicorn.Server):
+    """Listens with what uvicorn cannot be told, and watches its connections."""
+
+    def __init__(self, service: Service, certificates: CurrentCertificates | None) -> None:
+        settings = service.options.settings
+        grace = settings.grace_seconds
+        super().__init__(
+            uvicorn.Config(
+                create_application(service),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=IDLE_SECONDS,
+                timeout_graceful_shutdown=None if math.isinf(grace) else math.ceil(grace),
+            )
+        )
+        self._connect = partial(Connection, settings, self.config, self.server_state, {})
+        self._certificates = certificates
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to the process: uvicorn would raise them again at the end."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts connections.
 
-def serve(options: HttpOptions, sockets: Sequence[socket.socket], begin: Callable[[Stop], None]) -> None:
+        asyncio accepts up to `backlog` connections in a row. If there are no descriptors, it logs a traceback
+        for each of them, and tries each again after a second.
+        """
+        options: dict[str, Any] = {}
+        if self._certificates is not None:
+            from attention_serving.server.tls.certificates import renewing_context  # noqa: PLC0415 - its library is needed with TLS only
+
+            options["ssl"] = renewing_context(self._certificates)
+            options |= {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": GOODBYE_SECONDS}
+        loop = asyncio.get_running_loop()
+        self.servers = []
+        for each in sockets or ():
+            self.servers.append(await loop.create_server(self._connect, sock=each, backlog=1, **options))
+            each.listen(BACKLOG)  # asyncio has told the system that only one may wait
+        self.started = True
+
+    async def watch(self) -> None:
+        """Ends connections whose clients take too long, until it is cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            for connection in cast("list[Connection]", list(self.server_state.connections)):
+                connection.check(time.monotonic())
+
+
+def serve(options: HttpOptions, sockets: Sequence[socket.socket], pipe: Any = None) -> None:
     """Serves until it is asked to stop, and returns when the requests in progress have been answered.
 
     Args:
         options: What the process does.
         sockets: Where it listens.
-        begin: Called in the event loop before the first request, with a function that asks to stop.
+        pipe: The pipe to its parent, which pings it and asks it to stop; None if it has none.
 
     Raises:
         TlsError: A certificate cannot be used.
@@ -357,52 +324,55 @@ def serve(options: HttpOptions, sockets: Sequence[socket.socket], begin: Callabl
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     for library in ("asyncio", "grpc"):
         logging.getLogger(library).setLevel(logging.INFO)
-    configuration = _configuration(options, current_certificates(options.tls))
-    with asyncio.Runner(loop_factory=_Loop) as runner:
-        runner.run(_serve(_Server(configuration), list(sockets), begin))
+    asyncio.run(_serve(options, list(sockets), pipe, current_certificates(options.settings.tls_files)))
 
 
-async def _serve(server: uvicorn.Server, sockets: list[socket.socket], begin: Callable[[Stop], None]) -> None:
-    def stop() -> None:
-        server.should_exit = True
-
+async def _serve(
+    options: HttpOptions, sockets: list[socket.socket], pipe: Any, certificates: CurrentCertificates | None
+) -> None:
+    loop, service = asyncio.get_running_loop(), Service(options)
+    server = _Server(service, certificates)
+    loop.set_exception_handler(_log_error)
     # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
     # sooner, and each would take turns from the event loop.
-    large_bodies = ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority)
-    asyncio.get_running_loop().set_default_executor(large_bodies)
-    begin(stop)
+    loop.set_default_executor(ThreadPoolExecutor(1, "large-bodies", initializer=_lower_priority))
+
+    def stop_at_signal(request: StopRequest) -> None:
+        log.info("draining", extra=request.fields)
+        server.should_exit = True
+
+    def receive() -> None:
+        with suppress(EOFError, OSError):  # the end of the pipe asks to stop too
+            if pipe.recv() == PING:
+                pipe.send(Heartbeat())
+                return
+        loop.remove_reader(pipe.fileno())
+        server.should_exit = True
+
+    handle_signals(stop_at_signal)
+    if pipe is None:
+        host, port = sockets[0].getsockname()[:2]
+        log.info("serving", extra={"host": host, "http_port": port, "target": options.target})
+    else:
+        loop.add_reader(pipe.fileno(), receive)
+        with suppress(OSError):  # the parent has ended
+            pipe.send(State.SERVING)
+    watching = loop.create_task(server.watch())
     await server.serve(sockets)
+    watching.cancel()
+    await service.close()
+
+
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """As asyncio does, without the traceback of a connection that cannot be accepted now."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        log.error("connections wait", extra={"reason": error.strerror})
+    else:
+        loop.default_exception_handler(context)
 
 
 def _lower_priority() -> None:
     """Lets the server's threads, and small requests here, run before the calling thread."""
     with suppress(OSError):  # a system whose threads have none
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LARGE_BODIES_NICE)
-
-
-def _configuration(options: HttpOptions, certificates: CurrentCertificates | None) -> uvicorn.Config:
-    receive, send = options.receive_timeout_seconds, options.send_timeout_seconds
-    return uvicorn.Config(
-        create_application(options),
-        http=connection_type(options.max_connections, receive, send),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ssl_context_factory=_context_factory(certificates) if certificates else None,
-        timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=None
-        if math.isinf(options.grace_seconds)
-        else math.ceil(options.grace_seconds),
-    )
-
-
-def _context_factory(
-    certificates: CurrentCertificates,
-) -> Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]:
-    """What makes uvicorn's context, which takes the current certificates in each handshake."""
-    from attention_serving.server.tls.certificates import renewing_context  # noqa: PLC0415 - its library is needed with TLS only
-
-    return lambda _configuration, _default: renewing_context(certificates)

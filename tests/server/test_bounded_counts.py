@@ -32,7 +32,7 @@ from attention_serving.server.engine.models.repository import Repository
 from attention_serving.server.engine.requests.tokenizer import FEW_TEXTS
 from attention_serving.server.engine.requests.validation import validate
 from attention_serving.server.engine.run.provider import Device
-from attention_serving.server.http import embeddings
+from attention_serving.server.http import embeddings, schemas
 from attention_serving.server.http import infer as http
 from tests.encoders.repository import ENCODERS, SENTENCE
 from tests.server.api.messages import read_attend, read_infer
@@ -231,8 +231,8 @@ def test_a_query_that_is_replaced_again_and_again() -> None:
 
 def http_infer(body: bytes) -> None:
     budget = MemoryBudget(64 * MIB)
-    limits = http.Limits(64 * MIB, 64 * MIB, budget.reserve(0), budget.reserve(0))
-    http.decode(bytearray(body), None, "m", "", limits)
+    schemas.reserve(bytearray(body), len(body), 64 * MIB, budget.reserve(0))
+    http.decode(bytearray(body), len(body), "m", "", 64 * MIB, budget.reserve(0))
 
 
 json_data = st.lists(
@@ -268,8 +268,7 @@ def test_token_lists_of_embeddings(lengths: list[int], count: int) -> None:
     lists = [[1] * length for length in lengths] + [[1]] * count
     body = json.dumps({"model": SENTENCE, "input": lists}, separators=(",", ":")).encode()
     if len(body) <= MAX_MESSAGE:
-        scratch = MemoryBudget(64 * MIB).reserve(0)
-        cheap(lambda: embeddings.decode(64 * MIB, bytearray(body), scratch))
+        cheap(lambda: embeddings.decode(bytearray(body)))
 
 
 @pytest.mark.parametrize("count", [FEW_TEXTS, FEW_TEXTS + 1])

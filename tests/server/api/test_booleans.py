@@ -101,10 +101,9 @@ def in_binary_http(message: pb.ModelInferRequest, _memory: SharedMemory) -> pb.M
         for own, data in zip(message.inputs, message.raw_input_contents, strict=True)
     ]
     body, headers = binary_body({"inputs": inputs}, *message.raw_input_contents)
-    budget = MemoryBudget(MIB)
-    limits = http.Limits(MIB, MIB, budget.reserve(0), budget.reserve(0))
-    (size,) = headers.values()
-    decoded, _ = http.decode(bytearray(body), size, message.model_name, "", limits)
+    (size,) = map(int, headers.values())
+    reservation = MemoryBudget(MIB).reserve(0)
+    decoded, _ = http.decode(bytearray(body), size, message.model_name, "", MIB, reservation)
     return pb.ModelInferRequest.FromString(decoded)
 
 

@@ -35,7 +35,7 @@ def scripted() -> Iterator[Scripted]:
 def scripted_front(scripted: Scripted) -> Iterator[Front]:
     """An HTTP process in front of the scripted server, with small limits."""
     options = (
-        "--max-message-bytes=65536",
+        "--max-message-bytes=1MiB",
         "--max-concurrent-requests=2",
         "--max-connections=8",
         "--receive-timeout-seconds=1",

@@ -19,7 +19,7 @@ from tests.server.http.scripted import Front, Scripted, front
 from tests.server.http.test_inference import QUERY
 
 PATH = "/v2/models/m/infer"
-LIMIT = 65536
+LIMIT = 1 << 20
 REQUEST = {"inputs": [tensor("query", QUERY)]}
 
 pytestmark = pytest.mark.timeout(120)
@@ -104,11 +104,11 @@ def test_unknown_compression(port: int, encoding: str) -> None:
 
 
 def test_a_tensor_that_is_larger_as_a_message(port: int) -> None:
-    body = b'{"inputs":[{"name":"a","shape":[30000],"datatype":"INT64","data":[0%s]}]}' % (b",0" * 29999)
+    body = b'{"inputs":[{"name":"a","shape":[300000],"datatype":"INT64","data":[0%s]}]}' % (b",0" * 299999)
     assert len(body) < LIMIT
     answer = ask(port, PATH, body)
     assert answer.status == 413
-    assert "bytes as a message; the limit is 65536" in answer.error
+    assert "bytes as a message; the limit is 1048576" in answer.error
 
 
 def test_json_that_would_need_too_much_memory(scripted: Scripted) -> None:

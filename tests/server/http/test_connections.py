@@ -15,7 +15,6 @@ from tests.server.http.scripted import Blocked, Front, Scripted, front
 from tests.server.http.test_inference import QUERY
 
 PATH = "/v2/models/m/infer"
-LIMIT = 65536
 REQUEST = {"inputs": [tensor("query", QUERY)]}
 
 pytestmark = pytest.mark.timeout(120)

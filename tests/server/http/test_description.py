@@ -2,25 +2,22 @@
 
 import re
 
-from attention_serving.server.http.app import routes
-from attention_serving.server.http.methods import METHODS
 from attention_serving.server.http.openapi import document
+from attention_serving.server.http.routes import ROUTES
 from tests.server.http.clients import ask
 from tests.server.http.scripted import SERVICE
 
 
 def test_every_method_of_the_service_has_a_route() -> None:
-    streamed = {"ModelStreamInfer"}
-    assert {method.rpc for method in METHODS} | {"ModelInfer"} | streamed == set(SERVICE.methods_by_name)
+    own, streamed = {"Embeddings", "EncoderModels"}, {"ModelStreamInfer"}
+    assert {route.name for route in ROUTES} - own | streamed == set(SERVICE.methods_by_name)
 
 
 def test_the_description_names_every_route_and_its_references_exist(front_port: int) -> None:
     answer = ask(front_port, "/openapi.json")
     assert answer.json == document()
     described = answer.json["paths"]
-    pages = {"/openapi.json", "/docs"}
-    served = routes(explore=False).items()
-    expected = {(path, verb.lower()) for path, verbs in served if path not in pages for verb in verbs}
+    expected = {(path, route.verb.lower()) for route in ROUTES for path in route.paths}
     assert {(path, verb) for path, verbs in described.items() for verb in verbs} == expected
     operations = [operation for verbs in described.values() for operation in verbs.values()]
     names = [operation["operationId"] for operation in operations]

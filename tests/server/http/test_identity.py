@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from attention_serving.server.http.backend import Backend, Metadata
+from attention_serving.server.http.backend import Metadata, Service
 from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.settings import Settings
 from attention_serving.server.tls.identities import forward
 from scripts.local_server import ServerProcess, serving
 from tests.server.http.clients import HOST, Answer, answer_on, ask, connected, head, http_port, read
@@ -139,7 +140,8 @@ async def test_an_approval_holds_for_the_same_caller_method_and_model(
 ) -> None:
     """It depends on all that decides about rights, and on nothing that differs from request to request."""
     monkeypatch.setattr("attention_serving.server.http.backend.APPROVED_SECONDS", 60)
-    backend = Backend(HttpOptions(target=f"{HOST}:{scripted.port}"))
+    settings = Settings.model_validate({"model_repository": "."})
+    backend = Service(HttpOptions(settings=settings, target=f"{HOST}:{scripted.port}"))
     token, other = ("authorization", "Bearer a"), ("authorization", "Bearer b")
     names, others = forward(["a"]), forward(["b"])
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from attention_serving.server.http.methods import INFER_PATHS, METHODS
+from attention_serving.server.http.routes import ROUTES
 from tests.server.samples import ROOT
 
 PAGE = (ROOT / "docs/http.md").read_text()
@@ -44,10 +44,10 @@ def test_block(port: int, block: str) -> None:
     assert done.stdout == "(2, 3, 16) [3 3]\n"
 
 
-@pytest.mark.parametrize("path", sorted({INFER_PATHS[0]} | {method.paths[0] for method in METHODS}))
+@pytest.mark.parametrize("path", sorted({route.paths[0] for route in ROUTES}))
 def test_route(path: str) -> None:
     routes = PAGE.partition("## Routes")[2].partition("## Tensors")[0]
     path = path.replace("cudasharedmemory", "systemsharedmemory")
-    known = set(re.findall(r"/v2[\w/{}]*", routes))
+    known = set(re.findall(r"/v[12][\w/{}]*", routes))
     ends = set(re.findall(r"\.\.\.(/\w+)", routes))
     assert path in known or any(path.endswith(end) for end in ends)

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from attention_serving.server.http.options import HttpOptions, options_of
+from attention_serving.server.http.options import options_of
 from attention_serving.server.settings import Settings
 from tests.server.http.clients import HOST, answer_on, ask, connected, head, tensor
 from tests.server.http.scripted import Blocked, Front, Scripted, front
@@ -219,15 +219,6 @@ def test_an_unix_socket_is_the_target(artifacts: Path, tmp_path: Path) -> None:
 def test_the_target_of_a_server(given: dict[str, object], target: str, connections: int) -> None:
     options = options_of(Settings.model_validate({"model_repository": ".", **given}), 7)
     assert (options.target, options.connections) == (target, connections)
-
-
-def test_the_options_are_those_of_the_server() -> None:
-    settings = Settings.model_validate(
-        {"model_repository": ".", "max_message_bytes": "2MiB", "max_in_flight_bytes": 7, "grace_seconds": 3}
-    )
-    options = options_of(settings, 7)
-    assert isinstance(options, HttpOptions)
-    assert (options.max_message_bytes, options.max_in_flight_bytes, options.grace_seconds) == (2 << 20, 7, 3)
 
 
 def test_http_is_off_by_default(small_log: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.settings import Settings
 from attention_serving.server.tls import watch
 from attention_serving.server.tls.files import TlsFiles
 from attention_serving.server.tls.identities import FORWARDED
@@ -39,11 +40,18 @@ def backend(mounted: Mounted, tmp_path: Path) -> Iterator[Answering]:
 
 
 @pytest.fixture
-def front(mounted: Mounted, backend: Answering) -> Iterator[HttpProcess]:
+def front(mounted: Mounted, backend: Answering, tmp_path: Path) -> Iterator[HttpProcess]:
     """The HTTP process of a server with mutual TLS."""
-    files = TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
-    options = HttpOptions(target="", private_sockets=(backend.private_socket,), tls=files)
-    process = HttpProcess(options, HOST, 0)
+    given = {
+        "host": HOST,
+        "http_port": 0,
+        "worker_timeout_seconds": 0,
+        "tls_certificate": mounted.certificate,
+    }
+    given |= {"model_repository": tmp_path, "tls_key": mounted.key, "tls_client_ca": mounted.ca}
+    settings = Settings.model_validate(given)
+    private_sockets = (backend.private_socket,)
+    process = HttpProcess(HttpOptions(settings=settings, target="", private_sockets=private_sockets))
     process.start()
     yield process
     process.close(PATIENCE_SECONDS)

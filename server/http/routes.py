@@ -1,0 +1,199 @@
+"""The table of all routes: what answers each, what its body must be, and the JSON of its reply.
+
+Paths and bodies are those of Triton's HTTP protocol, which contain those of KServe, and those of OpenAI.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import orjson
+from google.protobuf.message_factory import GetMessageClass
+from pydantic import BaseModel
+
+from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
+from attention_serving.server.http import embeddings, infer, schemas
+from attention_serving.server.http.backend import TIMEOUT_SECONDS
+from attention_serving.server.http.exchange import Exchange, Reply
+from attention_serving.server.http.schemas import Body, to_json, value_of
+
+Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
+
+SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"]
+# The field of the message that a parameter of the path is; the first that the message has.
+FIELDS = {
+    "model": ("model_name", "name"),
+    "version": ("version",),
+    "repository": ("repository_name",),
+    "region": ("name",),
+}
+# The one setting of traces that always is an array.
+TRACE_LEVEL = "trace_level"
+
+
+@dataclass(frozen=True)
+class Route:
+    """What answers one verb on some paths.
+
+    Attributes:
+        name: Its name in the description; that of the method of gRPC if it calls one.
+        paths: Its paths, with parameters in braces.
+        summary: What it does.
+        handle: Answers a request.
+        body: What the JSON of a POST must be; None for a GET.
+        answer: Makes the JSON from the reply of gRPC.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    summary: str
+    handle: Handler
+    body: type[BaseModel] | None = None
+    answer: Callable[[Any], Any] = to_json
+
+    @property
+    def verb(self) -> str:
+        """GET or POST."""
+        return "GET" if self.body is None else "POST"
+
+
+def _rpc(
+    rpc: str,
+    paths: tuple[str, ...],
+    summary: str,
+    body: Any = None,
+    answer: Callable[[Any], Any] = to_json,
+    timeout_seconds: float | None = TIMEOUT_SECONDS,
+) -> Route:
+    """A route that calls a method of gRPC."""
+    described, method = SERVICE.methods_by_name[rpc], f"/{SERVICE.full_name}/{rpc}"
+    request_type, reply_type = map(GetMessageClass, (described.input_type, described.output_type))
+
+    def message(parameters: Mapping[str, str], data: bytearray | None = None) -> bytes:
+        request: Any = request_type()
+        for name, value in parameters.items():
+            known = next(field for field in FIELDS[name] if field in request.DESCRIPTOR.fields_by_name)
+            setattr(request, known, value)
+        if data is not None:
+            schemas.parse(data, body).fill(request)
+        return bytes(request.SerializeToString())
+
+    async def handle(exchange: Exchange) -> Reply:
+        if body is None:
+            sent = message(exchange.parameters)
+        else:
+            await exchange.authorize(method)
+            data = await exchange.read()
+            sent = await exchange.decoded(data, len(data), partial(message, exchange.parameters))
+        reply: Any = reply_type.FromString(await exchange.call(method, sent, timeout_seconds))
+        # The protocol reports "not ready" as status 400.
+        return Reply([orjson.dumps(answer(reply))], 200 if getattr(reply, "ready", True) else 400)
+
+    return Route(rpc, paths, summary, handle, body, answer)
+
+
+def _trace_settings(reply: Any) -> dict[str, Any]:
+    settings = {name: list(setting.value) for name, setting in reply.settings.items()}
+    return {
+        name: values if name == TRACE_LEVEL or len(values) != 1 else values[0]
+        for name, values in settings.items()
+    }
+
+
+def _log_settings(reply: Any) -> dict[str, Any]:
+    return {name: value_of(setting) for name, setting in reply.settings.items()}
+
+
+def _regions(reply: Any) -> list[Any]:
+    return [to_json(region) for region in reply.regions.values()]
+
+
+def _models(reply: Any) -> list[Any]:
+    return [to_json(model) for model in reply.models]
+
+
+def _config(reply: Any) -> Any:
+    return to_json(reply.config)
+
+
+def _after(paths: tuple[str, ...], end: str) -> tuple[str, ...]:
+    return tuple(f"{path}{end}" for path in paths)
+
+
+def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...]:
+    name, some = f"{kind}SharedMemory", (f"/v2/{path}", f"/v2/{path}/region/{{region}}")
+    status, end = "One registered region of shared memory, or all.", "Unregisters one region, or all."
+    return (
+        _rpc(f"{name}Status", _after(some, "/status"), status, answer=_regions),
+        _rpc(f"{name}Register", (f"{some[1]}/register",), "Registers a region of shared memory.", region),
+        _rpc(f"{name}Unregister", _after(some, "/unregister"), end, Body),
+    )
+
+
+MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+REPOSITORY = ("/v2/repository", "/v2/repository/{repository}")
+TRACES, LOGGING = ("/v2/trace/setting", "/v2/models/{model}/trace/setting"), ("/v2/logging",)
+NOT_READY = "ready for requests; status 400 if it is not."
+# The first path that fits is taken: the busiest first, and those of a model later, which would take "stats".
+ROUTES = (
+    Route(
+        "ModelInfer",
+        _after(MODEL, "/infer"),
+        "Computes the outputs of a model.",
+        infer.infer,
+        schemas.InferenceRequest,
+    ),
+    Route(
+        "Embeddings",
+        ("/v1/embeddings",),
+        "Computes the embeddings of texts, as OpenAI's API does.",
+        embeddings.embed,
+        schemas.EmbeddingRequest,
+    ),
+    Route(
+        "EncoderModels",
+        ("/v1/models", "/v1/models/{model}"),
+        "The text encoders that are ready, as OpenAI's API lists them.",
+        embeddings.models,
+    ),
+    _rpc("ServerLive", ("/v2/health/live",), "Whether the server is live."),
+    _rpc("ServerReady", ("/v2/health/ready",), f"Whether the server is {NOT_READY}"),
+    _rpc("ServerMetadata", ("/v2",), "Name, version and extensions of the server."),
+    _rpc(
+        "ModelStatistics",
+        ("/v2/models/stats", *_after(MODEL, "/stats")),
+        "Statistics of one model, or of all.",
+    ),
+    _rpc("ModelReady", _after(MODEL, "/ready"), f"Whether a model is {NOT_READY}"),
+    _rpc("ModelMetadata", MODEL, "Versions, inputs and outputs of a model."),
+    _rpc("ModelConfig", _after(MODEL, "/config"), "A model as Triton configures it.", answer=_config),
+    _rpc(
+        "RepositoryIndex",
+        _after(REPOSITORY, "/index"),
+        "The models of the repository and their states.",
+        schemas.RepositoryIndex,
+        _models,
+    ),
+    # Waiting for models to load or to unload is not bounded: they may be large.
+    _rpc(
+        "RepositoryModelLoad",
+        _after(REPOSITORY, "/models/{model}/load"),
+        "Loads a model, or loads it again.",
+        schemas.RepositoryChange,
+        timeout_seconds=None,
+    ),
+    _rpc(
+        "RepositoryModelUnload",
+        _after(REPOSITORY, "/models/{model}/unload"),
+        "Unloads every version of a model.",
+        schemas.RepositoryChange,
+        timeout_seconds=None,
+    ),
+    _rpc("TraceSetting", TRACES, "The settings of traces.", answer=_trace_settings),
+    _rpc("TraceSetting", TRACES, "Changes them.", schemas.TraceSettings, _trace_settings),
+    _rpc("LogSettings", LOGGING, "What the server logs.", answer=_log_settings),
+    _rpc("LogSettings", LOGGING, "Changes what it logs.", schemas.LogSettings, _log_settings),
+    *_shared_memory("System", "systemsharedmemory", schemas.SystemRegion),
+    *_shared_memory("Cuda", "cudasharedmemory", schemas.CudaRegion),
+)
