@@ -1,4 +1,4 @@
-"""The step of the build that pyproject.toml cannot express: a page that the distribution of the client owns."""
+"""Builds the server, with a page that the distribution of the client owns."""
 
 from pathlib import Path
 
