@@ -32,7 +32,7 @@ serve: env ## serve the models of model_repository/, exporting the demo models f
 	$(PYTHON) -m scripts.export_demo_models --repository $(REPOSITORY)
 	$(PYTHON) -m server --model-repository $(REPOSITORY)
 
-bench: env ## measure the service beside its ceilings and its peers; BENCH=--quick for a short run
+bench: env ## measure the service beside its ceilings; BENCH=--quick for a short run
 	$(PYTHON) -m benchmarks run $(BENCH)
 
 chaos: env ## measure overload, floods, drains and a soak: CHAOS=quick in about 10 minutes, full in about 60

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,11 +13,11 @@ from pathlib import Path
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from benchmarks.channel import CallFailedError, call_once
-from benchmarks.processes import ServerAddress, free_ports, running
+from benchmarks.compute import VERSION, save_weights
+from benchmarks.processes import ServerAddress, free_ports, running, worker
 from benchmarks.workload import FP32, AttentionKind, Model
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSION = 1
 HEALTH_CHECK = b"/grpc.health.v1.Health/Check"
 FIRST_PORT = 18001
 READY_SECONDS = 120
@@ -42,6 +42,23 @@ class Checkout:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
         return {**kept, "PYTHONPATH": f"{self.root}{os.pathsep}{self.root / 'clients/python/src'}"}
 
+    def models(self, models: Iterable[Model], cache: Path) -> Path:
+        """Exports models with this checkout's exporter unless present; returns their repository.
+
+        Weights are always equal.
+
+        Raises:
+            RuntimeError: The exporter failed; the message holds its output.
+        """
+        weights, repository = (cache / "weights").resolve(), self.repository(cache)
+        weights.mkdir(parents=True, exist_ok=True)
+        missing = [m for m in models if not (repository / m.name / VERSION / "manifest.json").exists()]
+        with worker() as torch_worker:
+            for model in missing:
+                file = torch_worker.submit(save_weights, model, weights).result()
+                self._export(model, file, repository)
+        return repository
+
     def repository(self, cache: Path) -> Path:
         """Returns the folder for models made by this checkout's exporter, by the content of its code."""
         digest = sha256()
@@ -50,14 +67,7 @@ class Checkout:
                 digest.update(file.relative_to(self.root).as_posix().encode() + file.read_bytes())
         return (cache / "models" / digest.hexdigest()[:12]).resolve()
 
-    def export(self, model: Model, weights: Path, repository: Path) -> None:
-        """Exports a model from its weights unless it is present.
-
-        Raises:
-            RuntimeError: The exporter failed; the message holds its output.
-        """
-        if (repository / model.name / str(VERSION) / "manifest.json").exists():
-            return
+    def _export(self, model: Model, weights: Path, repository: Path) -> None:
         command: list[str | Path] = [self.python, "-m", "export", "--weights", weights, "--layout", "generic"]
         command += ["--heads", str(model.heads), "--name", model.name, "--out", repository]
         if model.kind is not AttentionKind.SELF:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from benchmarks.channel import (
     Caller,
-    CallFailedError,
     Completion,
     EncodedRequest,
     StreamCaller,
@@ -35,7 +34,7 @@ HEAD_START = 50_000_000
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, and the requests to send to it."""
+    """A server, and the requests to send to it. `pid` is 0 if the server's process is unknown."""
 
     address: str
     pid: int
@@ -177,7 +176,7 @@ class _Meter:
     """Measures wall-clock and processor time from its creation to `read`."""
 
     def __init__(self, pid: int) -> None:
-        self._server = process_tree(pid)
+        self._server = process_tree(pid) if pid else []
         self._server_seconds = processor_seconds(self._server)
         self._client_seconds = _own_seconds()
         self._started = clock()
@@ -214,29 +213,4 @@ def first_response(endpoint: Endpoint) -> list[Array]:
     path = method(endpoint.api, endpoint.model)
     stream = endpoint.api is Api.ATTENTION_STREAM
     data = call_once(endpoint.address, path, encoded_requests(endpoint)[0].data, stream=stream)
-    if endpoint.api is Api.ECHO:
-        return [np.frombuffer(data, np.uint8)]
     return decode(endpoint.api, data, endpoint.model)
-
-
-def soak(endpoints: tuple[Endpoint, ...], in_flight: int, seconds: float) -> int:
-    """Sends requests to several endpoints of one server in turn; returns the number of responses.
-
-    Raises:
-        CallFailedError: A request was refused or failed.
-    """
-    in_turn = [one for group in zip(*map(encoded_requests, endpoints), strict=True) for one in group]
-    first = endpoints[0]
-    caller = UnaryCaller(first.address, method(first.api, first.model), in_turn)
-    for _ in range(in_flight):
-        caller.start()
-    answered, until = 0, clock() + int(seconds * 1e9)
-    while clock() < until:
-        if not caller.finish().succeeded:
-            raise CallFailedError(f"a request failed after {answered} responses")
-        answered += 1
-        caller.start()
-    for _ in range(in_flight):
-        caller.finish()
-    caller.close()
-    return answered + in_flight

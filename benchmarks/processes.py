@@ -24,7 +24,7 @@ STEAL = 8  # column of the line "cpu" in /proc/stat
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The address of a server, and the process whose processor time and memory are attributed to it."""
+    """The address of a server, and the process whose processor time is attributed to it; 0 if unknown."""
 
     address: str
     pid: int

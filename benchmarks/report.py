@@ -1,176 +1,218 @@
-"""The report of a run in Markdown: rates and latencies, plots, targets, details, and the method."""
+"""The report of a run in Markdown: targets, rates, latencies, ratios, plots, and the method."""
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks import perf_analyzer, tables
-from benchmarks.peers.triton import BACKENDS_VARIABLE
-from benchmarks.plots import draw
-from benchmarks.results import (
-    SERVICE,
-    TRITON_CPP,
-    Conditions,
-    EnrichmentRates,
-    Index,
-    MemoryCurve,
-    Results,
-    load_enrichment,
-    load_memory,
-    load_results,
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from benchmarks.run import EAGER, ECHO, ONNX, SERVICE, STREAM, TYPED, Findings
+from benchmarks.systems import (
+    PERCENTS,
+    Measurement,
+    Metric,
+    Rounds,
+    Spread,
+    combined,
+    of,
+    ratio,
+    sequences_per_second,
+    spread,
+    tokens_per_second,
 )
-from benchmarks.summary import graph_ratios, memory_after_a_minute, memory_at_end, p50, spread
-from benchmarks.targets import targets
+from benchmarks.workload import BATCHES, MIDDLE, NARROW, SHORT, WIDE, AttentionKind, Cell
 
-REPORT_FILE = "report.md"
 METHOD = Path(__file__).with_name("method.md")
-MIB = 1 << 20
-WITHOUT_CPP_BACKEND = f"""\
-{TRITON_CPP} was not measured in this run. It is the strongest of the peers. No Python package contains it:
-{BACKENDS_VARIABLE} names its folder, as `benchmarks/peers/install.sh` says."""
+NOTHING = "-"
+Grid = dict[Cell, dict[str, list[Measurement | None]]]
 
 
-def write(measurements: Path, out: Path) -> Path:
-    """Draws the plots and writes the report.
-
-    Args:
-        measurements: Folder with the JSON files of a run.
-        out: Folder for the report and its plots.
-
-    Raises:
-        FileNotFoundError: There are no results in the folder.
-    """
-    results, memory = load_results(measurements), load_memory(measurements)
-    enrichment = load_enrichment(measurements)
-    plots = draw(results, memory, out)
-    path = out / REPORT_FILE
-    path.write_text(render(results, memory, enrichment, plots))
+def write(findings: Findings, conditions: dict[str, str], cores: int, folder: Path) -> Path:
+    """Writes report.md and the plots into a folder, and returns the report's path."""
+    mpl.use("Agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    grid = findings.grid
+    plots = [
+        _plot(grid, folder, "throughput-against-load", "requests in flight", tokens_per_second),
+        _plot(grid, folder, "latency-against-length", "length", lambda one: one.p50),
+    ]
+    counted = Counter(findings.failures).items()
+    sections = {
+        "Targets": table(("case", "measured", "median (range)", "target", "verdict"), targets(grid, cores)),
+        "Sequences per second": metric_table(grid, sequences_per_second),
+        "Median latency of one request (in process: of one call), µs": metric_table(
+            grid, lambda one: one.p50
+        ),
+        "At fixed rates, µs": _at_rates(findings),
+        "Ratios": _ratios(grid),
+        "Processor time of one request in the load generator and the server, µs": _processor(grid),
+        "Plots": "\n\n".join(f"![{name}]({name}.png)" for name in plots),
+        "Not measured": "\n".join(f"- {text} ({count} times)" for text, count in counted),
+        "How it was measured": METHOD.read_text().rstrip(),
+        "Conditions": "\n".join(f"- {name}: {value}" for name, value in conditions.items()),
+    }
+    text = "".join(f"\n## {title}\n\n{body}\n" for title, body in sections.items() if body)
+    path = folder / "report.md"
+    path.write_text(
+        "# Benchmark\n\nA case names the length and width of a sequence and the load; the load generator "
+        "uses the same cores. Figures are medians over rounds; ratios are taken round by round, with their "
+        f"range in parentheses.\n{text}"
+    )
     return path
 
 
-def render(
-    results: Results, memory: MemoryCurve | None, enrichment: EnrichmentRates | None, plots: list[str]
-) -> str:
-    """Returns the text of the report."""
-    grid = Index(results.grid)
-    cores = int(results.conditions.machine["cores"].split()[0])
-    sections = [
-        _introduction(results.conditions),
-        _rates(grid, results.conditions),
-        _latencies(grid, results),
-        _second_generator(Index(results.perf_analyzer)),
-        "\n\n".join(f"![{name.removesuffix('.png')}]({name})" for name in plots),
-        "## Targets\n\n" + tables.targets_table(targets(grid, memory, enrichment, cores)),
-        "## Many sequences in one request\n\n" + tables.batch_requests_table(grid),
-        "## Streams\n\n" + tables.streams_table(grid),
-        _enrichment(enrichment),
-        _memory(memory),
-        _growth(results),
-        _graph(grid),
-        "## Processor time of one request\n\n" + tables.processor_table(grid),
-        "## Ratios in every cell\n\n" + tables.ratios_table(grid),
-        _models(grid),
-        _failures(results),
-        "## How it was measured\n\n" + METHOD.read_text().rstrip(),
-        _conditions(results.conditions),
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a Markdown table; all columns but the first are aligned to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def number(value: float | None) -> str:
+    """Formats a number with three significant digits and thousands separators."""
+    if value is None:
+        return NOTHING
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2  # noqa: PLR2004 - of three digits
+    return f"{float(f'{value:.3g}'):,.{digits}f}"
+
+
+def middle(value: Spread | None) -> str:
+    """Formats a median."""
+    return number(value.median if value else None)
+
+
+def with_range(value: Spread | None) -> str:
+    """Formats the median of a ratio and its range."""
+    return NOTHING if value is None else f"{value.median:.2f} ({value.low:.2f} to {value.high:.2f})"
+
+
+def systems_of(grid: Grid) -> list[str]:
+    """Returns each system once, in the order of measurement."""
+    return list(dict.fromkeys(name for rounds in grid.values() for name in rounds))
+
+
+def metric_table(grid: Grid, metric: Metric) -> str:
+    """One metric of every system in every cell."""
+    names = systems_of(grid)
+    rows = [(c.name, *(middle(of(rounds, name, metric)) for name in names)) for c, rounds in grid.items()]
+    return table(("case", *names), rows)
+
+
+def _ratios(grid: Grid) -> str:
+    """The service divided by its ceilings and by the peers."""
+    own = (ONNX, EAGER, ECHO, SERVICE, TYPED, STREAM)
+    pairs = [(SERVICE, name) for name in (ONNX, ECHO, *systems_of(grid)) if name not in own[1:]]
+    pairs = [*dict.fromkeys(pairs), (STREAM, TYPED), (ONNX, EAGER)]
+    rows = [(c.name, *(with_range(ratio(rounds, *pair)) for pair in pairs)) for c, rounds in grid.items()]
+    return table(("rows per second", *(f"{over} / {under}" for over, under in pairs)), rows)
+
+
+def _processor(grid: Grid) -> str:
+    names = [name for name in systems_of(grid) if name not in (ONNX, EAGER)]
+    rows = [
+        (
+            cell.name,
+            *(
+                f"{middle(of(rounds, name, lambda one: one.client_us))} + "
+                f"{middle(of(rounds, name, lambda one: one.server_us))}"
+                for name in names
+            ),
+        )
+        for cell, rounds in grid.items()
+        if cell.in_flight == max(cell.in_flight for cell in grid)
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return table(("generator + server", *names), rows)
 
 
-def _introduction(conditions: Conditions) -> str:
-    machine = conditions.machine
-    return (
-        "# Benchmark\n\n"
-        f"Measured on {conditions.date} on {machine['processor']}, {machine['cores']} cores; the load "
-        "generator uses the same cores. A case names the kind of attention, the width d, the length of a "
-        "sequence and the load. Figures are medians over rounds; (x 1.20) is the largest round divided by "
-        "the smallest. Ratios compare tokens per second round by round; their range is in parentheses."
-    )
+def _at_rates(findings: Findings) -> str:
+    rows = [
+        (
+            f"{one.cell.lengths.name} x {one.cell.model.width}",
+            one.system,
+            f"{number(one.rate)} ({one.share:.0%})",
+            *map(number, one.latencies),
+            f"{one.requests:,}",
+            str(one.failures),
+        )
+        for one in findings.at_rates
+    ]
+    header = ("case", "system", "requests/s (share of closed-loop rate)")
+    return table((*header, *(f"p{percent:g}" for percent in PERCENTS), "requests", "failed"), rows)
 
 
-def _rates(grid: Index, conditions: Conditions) -> str:
-    note = f"\n\n{WITHOUT_CPP_BACKEND}" if TRITON_CPP in (*conditions.absent, *_unmeasured(grid)) else ""
-    return "## Sequences per second, beside other servers\n\n" + tables.rates_table(grid) + note
+def targets(grid: Grid, cores: int) -> list[tuple[str, str, str, str, str]]:
+    """Returns the rows of the table of targets."""
+    loaded, short = Cell(WIDE, MIDDLE, 8), Cell(NARROW, SHORT, 32)
+    ceiling = partial(share_of_ceiling, cores=cores)
+    graph = [found.median for rounds in grid.values() if (found := ratio(rounds, ONNX, EAGER))]
+
+    def in_cell(cell: Cell) -> Rounds:
+        return grid.get(cell, {})
+
+    lines: list[tuple[str, str, float, Spread | None]] = [
+        (loaded.name, "rate / ceiling of compute and transport together", 0.9,
+         combined(in_cell(loaded), (SERVICE, ONNX, ECHO), ceiling)),
+        (short.name, "rate on a stream / rate of unary calls", 1.5, ratio(in_cell(short), STREAM, TYPED)),
+        *((cell.name, "rows per second / those in process", 0.85, ratio(in_cell(cell), TYPED, ONNX))
+          for cell in BATCHES),
+        ("exported graph in process", "rate / eager PyTorch, lowest cell", 1.0,
+         spread([min(graph)] if graph else [])),
+        ("exported graph in process", "rate / eager PyTorch, median cell", 1.2,
+         spread([median(graph)] if graph else [])),
+    ]  # fmt: skip
+    return [
+        (case, what, with_range(found), f"≥ {bound:g}", _verdict(found, bound))
+        for case, what, bound, found in lines
+    ]
 
 
-def _unmeasured(grid: Index) -> list[str]:
-    return [name for name in tables.PEERS if name not in grid.systems()]
+def _verdict(found: Spread | None, bound: float) -> str:
+    if found is None:
+        return "not measured"
+    return "met" if found.median >= bound else "**missed**"
 
 
-def _latencies(grid: Index, results: Results) -> str:
-    text = "## Latency\n\nOne request in flight:\n\n" + tables.single_latency_table(grid)
-    if results.open_loop:
-        text += "\n\nAt fixed rates (open loop), µs:\n\n" + tables.open_loop_table(results.open_loop)
-    return text
+def share_of_ceiling(service: Measurement, call: Measurement, transport: Measurement, *, cores: int) -> float:
+    """Returns the service's rate divided by the highest rate that compute and transport allow together.
+
+    A request costs the run, which uses all cores, and the transport: the processor time that load generator
+    and echo spend on the same bytes, divided by the number of cores.
+    """
+    seconds = (transport.client_us + transport.server_us) / 1e6 / cores
+    return service.sequences_per_second * (1 / call.sequences_per_second + seconds)
 
 
-def _second_generator(found: Index) -> str:
-    if not found.measurements:
-        return ""
-    return f"## The same loads from {perf_analyzer.NAME}\n\n" + tables.generator_table(found)
-
-
-def _graph(grid: Index) -> str:
-    ratios = graph_ratios(grid)
-    if not ratios:
-        return ""
-    cell = min(ratios, key=lambda one: ratios[one])
-    figures = f"lowest {ratios[cell]:.2f} ({cell.name}), median {median(ratios.values()):.2f}"
-    title = "## The exported graph beside eager PyTorch, in process"
-    return f"{title}\n\nRatio of tokens per second in {len(ratios)} cells: {figures}."
-
-
-def _growth(results: Results) -> str:
-    growth = Index(results.growth)
-    found = []
-    for width in dict.fromkeys(cell.model.width for cell in growth.cells()):
-        cells = [cell for cell in growth.cells() if cell.model.width == width]
-        found.append(f"d {width}, p50 in µs:\n\n" + tables.metric_table(growth, cells, p50))
-    return "## Growth of cost with length\n\n" + "\n\n".join(found) if found else ""
-
-
-def _models(grid: Index) -> str:
-    models = dict.fromkeys(cell.model for cell in grid.cells())
-    return "## All cells\n\n" + "\n\n".join(tables.model_tables(grid, model) for model in models)
-
-
-def _enrichment(rates: EnrichmentRates | None) -> str:
-    if rates is None:
-        return "## Enrichment\n\nNot measured in this run; `python -m benchmarks enrichment` measures it."
-    ways = {"in process": rates.in_process, "through one server": rates.one_server}
-    rows = [(way, tables.with_ratio(spread(own))) for way, own in ways.items()]
-    said = f"{rates.rows:,} rows of 6 vectors of 64, from file to file, by turns; started {rates.date}"
-    return f"## Enrichment\n\n{said}.\n\n" + tables.table(("way", "rows/s"), rows)
-
-
-def _memory(memory: MemoryCurve | None) -> str:
-    if memory is None:
-        return "## Memory\n\nNot measured in this run; `python -m benchmarks memory` measures it."
-    first, last = memory_after_a_minute(memory), memory_at_end(memory)
-    values = f"{_mib(first)} after one minute, {_mib(last)} after {memory.seconds / 60:.0f} minutes"
-    load = f"{memory.load}; {memory.requests:,} requests; started {memory.date}"
-    return f"## Memory\n\nResident memory of the {SERVICE}: {values} ({load})."
-
-
-def _mib(size: float | None) -> str:
-    return tables.NOTHING if size is None else f"{size / MIB:,.0f} MiB"
-
-
-def _failures(results: Results) -> str:
-    if not results.failures:
-        return ""
-    counted = Counter(results.failures).items()
-    lines = [f"- {failure}{f' ({count} times)' if count > 1 else ''}" for failure, count in counted]
-    return "## Not measured\n\n" + "\n".join(lines)
-
-
-def _conditions(conditions: Conditions) -> str:
-    facts = {
-        "date": conditions.date,
-        "duration": f"{conditions.seconds:,.0f} s",
-        **conditions.machine,
-        **conditions.settings,
-        "versions": "; ".join(f"{name} {value}" for name, value in conditions.versions.items()),
-        "peers that were not installed": ", ".join(conditions.absent) or "none",
-    }
-    return "## Conditions\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
+def _plot(grid: Grid, folder: Path, name: str, axis: str, metric: Metric) -> str:
+    """Plots a metric of self-attention: of one request in flight by length, or by the number in flight."""
+    by_length = axis == "length"
+    own = [cell for cell in grid if cell.model.kind is AttentionKind.SELF and cell.per_request == 1]
+    if by_length:
+        own = [cell for cell in own if cell.in_flight == 1 and not cell.lengths.mixed]
+    panels: dict[str, list[Cell]] = {}
+    for cell in own:
+        width = cell.model.width
+        panels.setdefault(f"width {width}" if by_length else f"{cell.lengths.name} x {width}", []).append(
+            cell
+        )
+    figure: Figure
+    figure, axes = plt.subplots(1, max(1, len(panels)), figsize=(4.5 * max(1, len(panels)), 4), squeeze=False)
+    for ax, (title, cells) in zip(axes.flat, panels.items(), strict=False):
+        for system in systems_of(grid):
+            found = [
+                (cell.lengths.longest if by_length else cell.in_flight, value.median)
+                for cell in cells
+                if (value := of(grid[cell], system, metric))
+            ]
+            ax.plot(*zip(*sorted(found), strict=True), "o-", markersize=4, label=system) if found else None
+        ax.set(
+            title=title, xlabel=axis, ylabel="p50, µs" if by_length else "rows/s", xscale="log", yscale="log"
+        )
+        ax.grid(visible=True, alpha=0.3)
+        ax.legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(folder / f"{name}.png", dpi=110)
+    plt.close(figure)
+    return name

@@ -1,40 +1,73 @@
-"""The systems that are measured side by side, each in a cell of the grid."""
+"""The systems that are measured side by side, and what a cell's rounds say about them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks import load
-from benchmarks.compute import ComputeResult
-from benchmarks.load import Endpoint, LoadResult, MeasurementWindow
+from benchmarks import compute, load
+from benchmarks.channel import CallFailedError
+from benchmarks.load import Endpoint, MeasurementWindow
 from benchmarks.processes import ServerAddress
-from benchmarks.results import Measurement, Percentiles
 from benchmarks.wire import Api
-from benchmarks.workload import FP32, Array, Cell, Lengths, Model
+from benchmarks.workload import FP32, Array, Cell
 
-MICROSECONDS = 1e6
 # Between two versions of ONNX Runtime. Tests verify the tolerance of the service itself.
 RTOL, ATOL = 1e-4, 1e-4
-LOW_PRECISION_ATOL = 0.1
-"""For int8: the tolerance of its export."""
+PERCENTS = (50, 90, 99, 99.9)
 
 
 class MeasurementError(Exception):
-    """A system did not answer, or returned wrong values. The message says which system and what happened."""
+    """A system did not answer, or returned wrong values. The message says what happened."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One system in one cell in one round.
+
+    Attributes:
+        p50: Median latency of one request, in microseconds; in process, the median duration of one call.
+        client_us: Processor time of the load generator for one request, in microseconds.
+        server_us: Processor time of the server for one request, in microseconds.
+        how: In process, the way that was faster.
+    """
+
+    sequences_per_second: float
+    tokens_per_second: float
+    p50: float | None
+    client_us: float = 0.0
+    server_us: float = 0.0
+    how: str = ""
+
+
+Metric = Callable[[Measurement], float | None]
+Rounds = Mapping[str, Sequence[Measurement | None]]
+"""The measurements of a cell: for each system one of each round, None where it failed."""
+
+
+class System(Protocol):
+    """Something that is measured, by its name in reports."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def measure(self, cell: Cell, /) -> Measurement:
+        """Measures once. Raises MeasurementError or CallFailedError."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A server under closed-loop load.
+    """A server under load.
 
     Attributes:
-        batch_requests: Whether the server receives all sequences of a batch cell in one request.
-        batch_in_flight: Numbers of requests in flight to try in a batch cell, of which the fastest counts;
-            empty if the server is not measured in batch cells.
-        only: The cells in which the server is measured; None for all.
         precision: Precision of the model that is asked for.
+        data_type: Element type on the wire.
     """
 
     name: str
@@ -42,111 +75,134 @@ class Served:
     api: Api
     generator: ProcessPoolExecutor
     window: MeasurementWindow
-    batch_requests: bool = False
-    batch_in_flight: tuple[int, ...] = ()
-    only: tuple[Cell, ...] | None = None
     precision: str = FP32
-
-    def measures(self, cell: Cell) -> bool:
-        """Returns whether the system is measured in a cell."""
-        if self.only is not None and cell not in self.only:
-            return False
-        return bool(self.batch_in_flight) if cell.per_request > 1 else not self.batch_requests
+    data_type: str = "FP32"
 
     def endpoint(self, cell: Cell) -> Endpoint:
         """Returns the requests that the load generator sends."""
-        count = cell.per_request if self.batch_requests else 1
+        count = cell.per_request if self.api is Api.ATTENTION else 1
         model = replace(cell.model, precision=self.precision)
-        return Endpoint(self.server.address, self.server.pid, self.api, model, cell.lengths, count)
+        address = self.server
+        return Endpoint(address.address, address.pid, self.api, model, cell.lengths, count, self.data_type)
 
-    def measure(self, cell: Cell, at_round: int) -> Measurement:
-        """Measures the system once.
-
-        Raises:
-            MeasurementError: Requests failed.
-        """
-        choices = self.batch_in_flight if cell.per_request > 1 else (cell.in_flight,)
-        found = [self._measure(cell, at_round, in_flight) for in_flight in choices]
-        return max(found, key=lambda one: one.sequences_per_second)
-
-    def _measure(self, cell: Cell, at_round: int, in_flight: int) -> Measurement:
+    def measure(self, cell: Cell, /) -> Measurement:
+        """Measures the server once in a closed loop."""
+        single = cell.per_request > 1 and self.api is not Api.ATTENTION
+        in_flight = cell.per_request if single else cell.in_flight
         job = self.generator.submit(load.closed_loop, self.endpoint(cell), in_flight, self.window)
         result = job.result()
         if result.failures:
             raise MeasurementError(f"{result.failures} requests failed")
-        return _from_load(cell, self.name, at_round, result, f"{in_flight} in flight")
+        return Measurement(
+            sequences_per_second=result.sequences / result.seconds,
+            tokens_per_second=result.tokens / result.seconds,
+            p50=percentiles(result.latencies)[0],
+            client_us=1e6 * result.client_seconds / len(result.latencies),
+            server_us=1e6 * result.server_seconds / len(result.latencies),
+        )
 
-    def validate(self, cell: Cell, expected: list[Array]) -> None:
-        """Compares the first response with the expected context vectors.
-
-        Raises:
-            MeasurementError: The values differ.
-            CallFailedError: The call failed.
-        """
-        found = self.generator.submit(load.first_response, self.endpoint(cell)).result()
-        atol = ATOL if self.precision == FP32 else LOW_PRECISION_ATOL
-        if self.api is not Api.ECHO and not agree(found, expected, atol=atol):
-            raise MeasurementError("the context vectors differ from those computed in process")
+    def first_response(self, cell: Cell) -> list[Array]:
+        """Returns the context vectors of the first request."""
+        return self.generator.submit(load.first_response, self.endpoint(cell)).result()
 
 
-def agree(found: list[Array], expected: list[Array], *, atol: float = ATOL) -> bool:
+@dataclass(frozen=True)
+class InProcess:
+    """Compute without a server, in a worker process: all sequences in flight are available for one batch."""
+
+    name: str
+    worker: ProcessPoolExecutor
+    prepare: compute.Prepare
+    repository: Path
+    seconds: float
+
+    def measure(self, cell: Cell, /) -> Measurement:
+        """Measures the library once."""
+        size = cell.per_request if cell.per_request > 1 else cell.in_flight
+        arguments = (self.repository, cell.model, cell.lengths, size, self.seconds)
+        found = self.worker.submit(compute.measure, self.prepare, *arguments).result()
+        rates = found.sequences_per_second, found.tokens_per_second
+        return Measurement(*rates, 1e6 * found.median_seconds, how=found.how)
+
+
+def measure_in_rounds(
+    cell: Cell, systems: Sequence[System], rounds: int, failures: list[str]
+) -> dict[str, list[Measurement | None]]:
+    """Measures each system once in each round. Each round begins with another system."""
+    found: dict[str, list[Measurement | None]] = {system.name: [] for system in systems}
+    for at in range(rounds):
+        first = at % len(systems)
+        for system in (*systems[first:], *systems[:first]):
+            try:
+                measured = system.measure(cell)
+            except (CallFailedError, MeasurementError) as error:
+                failures.append(f"{system.name}, {cell.name}: {error}")
+                measured = None
+            found[system.name].append(measured)
+    return found
+
+
+def agree(found: list[Array], expected: list[Array]) -> bool:
     """Returns whether two lists hold as many arrays, of equal shapes and of values within the tolerance."""
     return len(found) == len(expected) and all(
-        one.shape == other.shape and np.allclose(one, other, rtol=RTOL, atol=atol)
+        one.shape == other.shape and np.allclose(one, other, rtol=RTOL, atol=ATOL)
         for one, other in zip(found, expected, strict=True)
     )
 
 
 @dataclass(frozen=True)
-class InProcess:
-    """Compute without a server, in a worker process.
+class Spread:
+    """The median of some values, the smallest and the largest."""
 
-    Attributes:
-        seconds: Duration of one measurement.
-        measurement: Takes model, lengths, the number of sequences available at a time, and seconds.
-        batch_cells: Whether the system is measured in batch cells.
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Summarises values; returns None if all of them are None."""
+    found = [value for value in values if value is not None]
+    return Spread(median(found), min(found), max(found)) if found else None
+
+
+def of(rounds: Rounds, system: str, metric: Metric) -> Spread | None:
+    """Summarises a metric of one system."""
+    return spread(metric(one) for one in rounds.get(system, ()) if one is not None)
+
+
+def combined(rounds: Rounds, systems: Sequence[str], formula: Callable[..., float]) -> Spread | None:
+    """Summarises a formula of one measurement of each system, round by round.
+
+    The systems of a round were measured one after the other: a disturbance of the machine affects all of
+    them, and their ratio changes little.
     """
-
-    name: str
-    worker: ProcessPoolExecutor
-    seconds: float
-    measurement: Callable[[Model, Lengths, int, float], ComputeResult]
-    batch_cells: bool
-
-    def measures(self, cell: Cell) -> bool:
-        """Returns whether the system is measured in a cell."""
-        return cell.per_request == 1 or self.batch_cells
-
-    def measure(self, cell: Cell, at_round: int) -> Measurement:
-        """Measures the system once. All sequences that are in flight are available for one batch."""
-        size = max(cell.in_flight, cell.per_request)
-        result = self.worker.submit(self.measurement, cell.model, cell.lengths, size, self.seconds).result()
-        return Measurement(
-            cell=cell,
-            system=self.name,
-            round=at_round,
-            sequences_per_second=result.sequences_per_second,
-            tokens_per_second=result.tokens_per_second,
-            seconds=result.seconds,
-            latency=Percentiles(result.calls, result.median_seconds * MICROSECONDS),
-            how=result.how,
-        )
+    turns = zip(*(rounds.get(system, ()) for system in systems), strict=False)
+    return spread(formula(*turn) for turn in turns if None not in turn)
 
 
-System = Served | InProcess
+def ratio(rounds: Rounds, over: str, under: str) -> Spread | None:
+    """Summarises the rate of one system divided by that of another, round by round."""
+    rate = tokens_per_second
+    return combined(rounds, (over, under), lambda one, other: rate(one) / rate(other))
 
 
-def _from_load(cell: Cell, system: str, at_round: int, result: LoadResult, how: str) -> Measurement:
-    count = max(1, len(result.latencies))
-    return Measurement(
-        cell=cell,
-        system=system,
-        round=at_round,
-        sequences_per_second=result.sequences / result.seconds,
-        tokens_per_second=result.tokens / result.seconds,
-        seconds=result.seconds,
-        latency=Percentiles.of(result.latencies),
-        client_us=result.client_seconds / count * MICROSECONDS,
-        server_us=result.server_seconds / count * MICROSECONDS,
-        how=how,
-    )
+def sequences_per_second(one: Measurement) -> float:
+    """Sequences per second."""
+    return one.sequences_per_second
+
+
+def tokens_per_second(one: Measurement) -> float:
+    """Query rows per second."""
+    return one.tokens_per_second
+
+
+def percentiles(latencies: NDArray[np.int64]) -> list[float | None]:
+    """Returns the latencies at PERCENTS in microseconds, of values in nanoseconds.
+
+    A percentile beyond the median is left out if less than one request lies beyond it: it would be the
+    latency of a single stall.
+    """
+    count, (middle, *further) = len(latencies), PERCENTS
+    known = [middle, *(percent for percent in further if round(count * (100 - percent) / 100, 6) >= 1)]
+    values = np.percentile(latencies, known, method="inverted_cdf") / 1000 if count else ()
+    return [*map(float, values), *[None] * (len(PERCENTS) - len(values))]

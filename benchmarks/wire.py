@@ -10,8 +10,6 @@ from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
 from benchmarks.workload import Array, Inputs, Model
 
-TORCHSERVE_KEY = b"data"
-
 
 class Api(StrEnum):
     """Protocol and kind of call of a system."""
@@ -19,7 +17,6 @@ class Api(StrEnum):
     OPEN_INFERENCE = "Open Inference Protocol, unary"
     ATTENTION = "attention.v1, unary"
     ATTENTION_STREAM = "attention.v1, stream"
-    TORCHSERVE = "TorchServe's own, unary"
     ECHO = "echo, unary"
 
 
@@ -27,12 +24,10 @@ METHODS = {
     Api.OPEN_INFERENCE: b"/inference.GRPCInferenceService/ModelInfer",
     Api.ATTENTION: b"/attention.v1.AttentionService/Attend",
     Api.ATTENTION_STREAM: b"/attention.v1.AttentionService/AttendStream",
-    Api.TORCHSERVE: b"/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions",
 }
 # A response holds context vectors only, which are as many bytes as one of the inputs.
 ECHO_WHOLE = b"/benchmarks.Echo/Whole"
 ECHO_HALF = b"/benchmarks.Echo/Half"
-INPUT_FIELDS = ("query", "key", "value")
 FLOATS = {"FP32": np.dtype("<f4"), "FP16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 """Element types on the wire, by their names in the Open Inference Protocol."""
 
@@ -59,24 +54,22 @@ def encode(api: Api, model: Model, sequences: Sequence[Inputs], data_type: str =
         request = _attention(model, sequences)
         return attention_pb2.AttendStreamRequest(id="", request=request).SerializeToString()
     (sequence,) = sequences
-    if api is Api.TORCHSERVE:
-        return _torchserve(model.name, sequence[0].tobytes())
     return _open_inference(model, sequence, data_type).SerializeToString()
 
 
 def decode(api: Api, response: bytes, model: Model) -> list[Array]:
-    """Returns the context vectors of each sequence, (Tq, d).
+    """Returns the context vectors of each sequence, (Tq, d); for the echo, the bytes that it returned.
 
     Raises:
         ValueError: The response reports an error, or does not parse.
     """
-    if api is Api.TORCHSERVE:
-        return [np.frombuffer(_first_field(response), np.float32).reshape(-1, model.width)]
+    if api is Api.ECHO:
+        return [np.frombuffer(response, np.uint8)]
     if api is Api.OPEN_INFERENCE:
         message = open_inference_pb2.ModelInferResponse.FromString(response)
         output = message.outputs[0]
         elements = np.frombuffer(message.raw_output_contents[0], FLOATS[output.datatype])
-        return list(elements.astype(np.float32).reshape(tuple(output.shape)))
+        return list(elements.astype(np.float32).reshape(-1, output.shape[-2], model.width))
     if api is Api.ATTENTION_STREAM:
         item = attention_pb2.AttendStreamResponse.FromString(response)
         if item.HasField("error"):
@@ -98,8 +91,8 @@ def _open_inference(model: Model, sequence: Inputs, data_type: str) -> open_infe
 
 def _attention(model: Model, sequences: Sequence[Inputs]) -> attention_pb2.AttendRequest:
     request = attention_pb2.AttendRequest(model_name=model.name)
-    for field, arrays in zip(INPUT_FIELDS, zip(*sequences, strict=True), strict=False):
-        message = getattr(request, field)
+    for name, arrays in zip(model.inputs, zip(*sequences, strict=True), strict=True):
+        message = getattr(request, name)
         message.data_type = attention_pb2.DATA_TYPE_FP32
         message.width = model.width
         message.lengths.extend(len(array) for array in arrays)
@@ -110,30 +103,3 @@ def _attention(model: Model, sequences: Sequence[Inputs]) -> attention_pb2.Atten
 def _ragged(message: attention_pb2.VectorSequences) -> list[Array]:
     rows = np.frombuffer(message.data, np.float32).reshape(-1, message.width)
     return np.split(rows, np.cumsum(message.lengths)[:-1])
-
-
-def _torchserve(name: str, data: bytes) -> bytes:
-    """Encodes PredictionsRequest: string model_name = 1; map<string, bytes> input = 3."""
-    entry = _field(1, TORCHSERVE_KEY) + _field(2, data)
-    return _field(1, name.encode()) + _field(3, entry)
-
-
-def _field(number: int, data: bytes) -> bytes:
-    """Encodes a length-delimited field of protobuf."""
-    return bytes([number << 3 | 2]) + _varint(len(data)) + data
-
-
-def _varint(number: int) -> bytes:
-    digits = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - seven bits to a byte
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*digits, number])
-
-
-def _first_field(message: bytes) -> memoryview:
-    """Returns the data of PredictionResponse: bytes prediction = 1."""
-    end = 1
-    while message[end] & 0x80:
-        end += 1
-    return memoryview(message)[end + 1 :]

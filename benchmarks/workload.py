@@ -16,19 +16,16 @@ Array = NDArray[Any]
 Inputs = tuple[Array, ...]
 """One sequence: an array for each input of the model, (Tq, d), and for cross-attention also (Tk, d)."""
 
-MIXED_POOL = 64
-UNIFORM_POOL = 4
-LONG_POOL = 1
+MIXED_POOL, UNIFORM_POOL, LONG_POOL = 64, 4, 1
 LONG_ROWS = 2048
 """From this length on, the pool holds one sequence: a pass over several would take seconds."""
 MEDIAN_SHARE = 20
 """The median of mixed lengths is the longest length divided by this: about 50 rows on average up to 512."""
 SIGMA = 1.2
 """Standard deviation of the logarithm of mixed lengths."""
-
-
 FP32 = "fp32"
-"""The precision of models unless stated otherwise."""
+BATCH_REQUEST = 64
+"""Sequences of a request that holds many."""
 
 
 class AttentionKind(StrEnum):
@@ -116,9 +113,9 @@ class Cell:
     """A point of the grid: a model, lengths, and a load.
 
     Attributes:
-        in_flight: Sequences in flight at a time.
-        per_request: Sequences in one request, for systems that accept several. If it is larger than 1, each
-            system is measured with the number of requests in flight that suits it best.
+        in_flight: Requests in flight at a time.
+        per_request: Sequences in one request. A system whose requests hold one sequence receives as many
+            requests at a time instead.
     """
 
     model: Model
@@ -127,90 +124,69 @@ class Cell:
     per_request: int = 1
 
     @property
-    def load(self) -> str:
-        """The load in words."""
-        return f"{self.per_request} sequences" if self.per_request > 1 else f"{self.in_flight} in flight"
-
-    @property
     def name(self) -> str:
         """Name in reports."""
-        return f"{self.model.kind} d {self.model.width}, length {self.lengths.name}, {self.load}"
+        each = f" of {self.per_request}" if self.per_request > 1 else ""
+        kind = "" if self.model.kind is AttentionKind.SELF else f"{self.model.kind}, "
+        return f"{kind}{self.lengths.name} x {self.model.width}, {self.in_flight}{each} in flight"
 
 
 NARROW = Model(AttentionKind.SELF, 64, 4)
 WIDE = Model(AttentionKind.SELF, 768, 12)
-FULL_MODELS = tuple(
-    Model(kind, model.width, model.heads) for model in (NARROW, WIDE) for kind in AttentionKind
-)
 SHORT, MIDDLE, LONG, MIXED = Lengths(6), Lengths(128), Lengths(512), Lengths(512, mixed=True)
-BATCH_REQUEST = 64
-"""Sequences of a request that holds many."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkPlan:
+class Plan:
     """The extent of a run.
 
     Attributes:
-        rounds: How often each system is measured in each cell.
-        seconds: Length of one measurement under load.
-        warm_seconds: Load before each measurement.
-        compute_seconds: Length of one measurement in process.
         extra: Cells in addition to the product of models, lengths and loads.
-        growth: Lengths at which the growth of cost is measured, with one request in flight.
-        shares: Rates of the open loop, as shares of the closed-loop rate with 32 requests in flight.
-        open_seconds: Length of one open-loop measurement.
-        open_cells: Cells that are also measured in open loop.
-        perf_analyzer_cells: Cells that are also measured with Triton's load generator.
-        perf_analyzer_seconds: Length of one of its measurements.
+        rounds: How often each system is measured in each cell.
+        seconds: Length of one measurement under load; compute_seconds: in process; open_seconds: at a rate.
+        warm_seconds: Load before each measurement.
+        shares: Rates of the open loop, as shares of a system's rate in the cell's closed loop.
     """
 
     name: str
-    models: tuple[Model, ...] = FULL_MODELS
-    lengths: tuple[Lengths, ...] = (SHORT, MIDDLE, LONG, MIXED)
-    in_flight: tuple[int, ...] = (1, 8, 32)
-    extra: tuple[Cell, ...] = ()
+    models: tuple[Model, ...]
+    lengths: tuple[Lengths, ...]
+    in_flight: tuple[int, ...]
+    extra: tuple[Cell, ...]
+    open_cells: tuple[Cell, ...]
+    shares: tuple[float, ...] = (0.2, 0.5, 0.8)
     rounds: int = 3
     seconds: float = 0.25
     warm_seconds: float = 0.05
     compute_seconds: float = 0.12
-    growth: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    shares: tuple[float, ...] = (0.2, 0.5, 0.8)
     open_seconds: float = 1.0
-    open_cells: tuple[Cell, ...] = (Cell(WIDE, SHORT, 32), Cell(WIDE, MIXED, 32), Cell(NARROW, SHORT, 32))
-    perf_analyzer_cells: tuple[Cell, ...] = (
-        Cell(WIDE, SHORT, 1),
-        Cell(WIDE, SHORT, 32),
-        Cell(WIDE, MIDDLE, 8),
-        Cell(NARROW, SHORT, 32),
-    )
-    perf_analyzer_seconds: float = 0.9
 
     def cells(self, model: Model) -> list[Cell]:
-        """Returns all cells of a model; self-attention also has a cell of many sequences in one request."""
-        found = [Cell(model, lengths, count) for lengths in self.lengths for count in self.in_flight]
-        found += [cell for cell in self.extra if cell.model == model]
-        if model.kind is AttentionKind.SELF:
-            found.append(Cell(model, MIXED, BATCH_REQUEST, BATCH_REQUEST))
-        return found
-
-    def growth_cells(self, model: Model) -> list[Cell]:
-        """Returns the cells at which the growth of cost is measured: self-attention only."""
-        if model.kind is not AttentionKind.SELF:
-            return []
-        return [Cell(model, Lengths(length), 1) for length in self.growth]
+        """Returns all cells of a model."""
+        product = [Cell(model, lengths, count) for lengths in self.lengths for count in self.in_flight]
+        return product + [cell for cell in self.extra if cell.model == model]
 
 
-FULL = BenchmarkPlan(name="full")
-QUICK = BenchmarkPlan(
+BATCHES = tuple(Cell(model, MIXED, 4, BATCH_REQUEST) for model in (NARROW, WIDE))
+FULL = Plan(
+    name="full",
+    models=tuple(Model(kind, model.width, model.heads) for model in (NARROW, WIDE) for kind in AttentionKind),
+    lengths=(SHORT, MIDDLE, LONG, MIXED),
+    in_flight=(1, 8, 32),
+    extra=(
+        *BATCHES,
+        *(Cell(model, Lengths(rows), 1) for model in (NARROW, WIDE) for rows in (1024, 2048, 4096)),
+    ),
+    open_cells=(Cell(WIDE, SHORT, 32), Cell(WIDE, MIXED, 32), Cell(NARROW, SHORT, 32)),
+)
+QUICK = Plan(
     name="quick",
     models=(NARROW, WIDE),
     lengths=(SHORT, MIXED),
     in_flight=(1, 32),
-    extra=(Cell(WIDE, MIDDLE, 8),),
+    extra=(*BATCHES, Cell(WIDE, MIDDLE, 8)),
+    open_cells=(Cell(WIDE, SHORT, 32),),
+    shares=(0.5, 0.8),
     seconds=0.2,
     compute_seconds=0.1,
-    growth=(64, 256, 1024),
-    shares=(0.5, 0.8),
-    open_cells=(Cell(WIDE, SHORT, 32),),
 )

@@ -1,11 +1,14 @@
-"""Rates in process: ONNX Runtime and eager PyTorch, with inputs on the host and with inputs on the device.
+"""The steps that measure: ONNX Runtime and eager PyTorch in process, and the server.
 
-Both take fp32 and return fp32; in a half precision, both convert on the device. Each library has a process
-of its own. Shapes: B batch, T rows, d width.
+In process both take fp32 and return fp32; in a half precision, both convert on the device. Each library has a
+process of its own. Shapes: B batch, T rows, d width.
 """
 
+import shutil
+import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,44 +16,55 @@ import numpy as np
 from attention_serving.artifact.manifest import GraphKind, Manifest
 from attention_serving.server.engine.run.provider import Device, Provider
 from attention_serving.server.engine.types import Array
-from benchmarks.cuda.models import Case, build
-from benchmarks.cuda.plan import PRECISIONS, Run
-from benchmarks.cuda.records import Records
-from benchmarks.cuda.systems import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE, TORCH_HOST
-from benchmarks.cuda.timing import time_call
+from benchmarks.cuda.plan import PRECISIONS, Case, Record, Run, build
+from benchmarks.cuda.report import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE, TORCH_HOST
+from benchmarks.workload import AttentionKind, Lengths, Model
 
+WARM_CALLS, LEAST_CALLS, WARM_SECONDS = 3, 3, 0.5
 # Makes the calls of a cell by system, for inputs (B, T, d).
 Prepare = Callable[[Array], Iterator[tuple[str, Callable[[], object]]]]
 
 
-def measure_onnx(run: Run, records: Records) -> None:
-    """Measures ONNX Runtime in every precision."""
-    for precision in PRECISIONS:
-        _measure(run, records, precision, _onnx)
+def onnx(run: Run) -> None:
+    """Measures ONNX Runtime in every precision, with inputs on the host and on the device."""
+    _measure(run, "onnx", _onnx)
 
 
-def measure_torch(run: Run, records: Records) -> None:
+def torch(run: Run) -> None:
     """Measures eager PyTorch with its scaled dot-product attention in every precision."""
-    for precision in PRECISIONS:
-        _measure(run, records, precision, _torch)
+    _measure(run, "torch", _torch)
 
 
-def _measure(run: Run, records: Records, precision: str, load: Callable[[Run, str], Prepare]) -> None:
-    try:
-        prepare = load(run, precision)
-    except Exception as error:  # each library raises its own
-        records.add(precision=precision, problem=f"does not load: {error}")
-        return
-    width = int(build(run.extent.wide).config.d_query)
+def _measure(run: Run, step: str, load: Callable[[Run, str], Prepare]) -> None:
+    width = int(build(run.plan.wide).config.d_query)
     rng = np.random.default_rng(0)
-    for batch, length in run.extent.cells():
-        query = rng.standard_normal((batch, length, width), dtype=np.float32)
-        cell = {"precision": precision, "batch": batch, "length": length}
+    for precision in PRECISIONS:
         try:
-            for system, call in prepare(query):
-                records.add(**cell, system=system, **time_call(call, run.extent.seconds)._asdict())
-        except Exception as error:  # such as too little memory on the device
-            records.add(**cell, problem=str(error)[:300])
+            prepare = load(run, precision)
+        except Exception as error:  # each library raises its own
+            run.add(step, precision=precision, problem=f"does not load: {error}")
+            continue
+        for batch, length in run.plan.cells():
+            query = rng.standard_normal((batch, length, width), dtype=np.float32)
+            cell = {"precision": precision, "batch": batch, "length": length}
+            try:
+                for system, call in prepare(query):
+                    run.add(step, **cell, system=system, median=_time(call, run.plan.seconds))
+            except Exception as error:  # such as too little memory on the device
+                run.add(step, **cell, problem=str(error)[:300])
+
+
+def _time(call: Callable[[], object], seconds: float) -> float:
+    """Repeats a call, which returns when its result is there; returns the median duration in seconds."""
+    for _ in range(WARM_CALLS):
+        call()
+    durations: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(durations) < LEAST_CALLS:
+        started = time.perf_counter()
+        call()
+        durations.append(time.perf_counter() - started)
+    return median(durations)
 
 
 def _onnx(run: Run, precision: str) -> Prepare:
@@ -58,7 +72,7 @@ def _onnx(run: Run, precision: str) -> Prepare:
 
     from attention_serving.server.engine.run.session import Session  # noqa: PLC0415
 
-    folder = Case(run.extent.wide, precision).folder(run.models)
+    folder = Case(run.plan.wide, precision).folder(run.models)
     path = folder / Manifest.load(folder).graphs[GraphKind.PLAIN].file
     device = Device(Provider(run.device))
     session = Session(path.resolve(), device)
@@ -73,29 +87,27 @@ def _onnx(run: Run, precision: str) -> Prepare:
         value = onnxruntime.OrtValue.ortvalue_from_numpy(query, run.device, 0)
         binding.bind_ortvalue_input("query", value)
         binding.bind_output("context_vectors", run.device, 0)
-        yield ONNX_DEVICE, partial(run_bound, bare, binding)
+
+        def on_device() -> None:
+            bare.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+
+        yield ONNX_DEVICE, on_device
 
     return prepare
-
-
-def run_bound(session: Any, binding: Any) -> None:
-    """Runs a session with an IO binding, and waits for the result."""
-    session.run_with_iobinding(binding)
-    binding.synchronize_outputs()
 
 
 def _torch(run: Run, precision: str) -> Prepare:
     import torch  # noqa: PLC0415 - ONNX Runtime is measured without it
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    module = build(run.extent.wide).to(run.device, dtype)
+    module = build(run.plan.wide).to(run.device, dtype)
     on_gpu = run.device == "cuda"
     wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else lambda: None
 
     @torch.inference_mode()
-    def compute(query: torch.Tensor) -> torch.Tensor:
-        context, _ = module(query.to(dtype))
-        return torch.as_tensor(context).float()
+    def compute(query: Any) -> Any:
+        return module(query.to(dtype))[0].float()
 
     def prepare(query: Array) -> Iterator[tuple[str, Callable[[], object]]]:
         host = torch.from_numpy(query)
@@ -116,3 +128,82 @@ def _torch(run: Run, precision: str) -> Prepare:
         yield TORCH_DEVICE, on_device
 
     return prepare
+
+
+@dataclass(frozen=True)
+class ServedModel(Model):
+    """A model of the benchmark by its name in the repository."""
+
+    served_name: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name in the repository."""
+        return self.served_name
+
+
+@dataclass(frozen=True)
+class Pool(Lengths):
+    """One length, and so many different sequences."""
+
+    count: int = 1
+
+    @property
+    def pool(self) -> int:
+        """Number of different sequences."""
+        return self.count
+
+
+def service(run: Run) -> None:
+    """Serves the wide model in every precision that the device takes, and measures each load."""
+    from benchmarks.checkout import Checkout  # noqa: PLC0415 - the other steps need no gRPC
+
+    # A repository of these models only, so that the server starts soon; it refuses links that lead elsewhere.
+    repository = run.work / "served"
+    cases = [Case(run.plan.wide, precision) for precision in PRECISIONS]
+    for case in cases:
+        if case.folder(run.models).exists():
+            shutil.copytree(run.models / case.name, repository / case.name, dirs_exist_ok=True)
+    log = run.work / "server.log"
+    options = (f"--provider={run.device}", *run.plan.server_options)
+    with Checkout().serving(repository, log, *options) as server:
+        ready = [f"{line} " for line in log.read_text().splitlines() if " model ready " in line]
+        for case in cases:
+            if not any(f"model={case.name} " in line for line in ready):
+                run.add(
+                    "service", precision=case.precision, problem="not loaded by the server; see server.log"
+                )
+                continue
+            for load in run.plan.loads:
+                fields = dict(zip(("in_flight", "per_request", "length"), load, strict=True))
+                run.add("service", precision=case.precision, **fields, **_served(run, case, server, *load))
+
+
+def _served(run: Run, case: Case, server: Any, in_flight: int, per_request: int, length: int) -> Record:
+    """Measures one load, and whether its first answer equals eager PyTorch in fp32 on the CPU."""
+    from attention_serving.export.precision import TOLERANCES, Precision  # noqa: PLC0415
+    from attention_serving.export.signature import call_eager, signatures  # noqa: PLC0415
+    from benchmarks import load  # noqa: PLC0415
+    from benchmarks.channel import CallFailedError  # noqa: PLC0415
+    from benchmarks.wire import Api  # noqa: PLC0415
+    from benchmarks.workload import sequences  # noqa: PLC0415
+
+    module = build(case.module)
+    config = module.config
+    model = ServedModel(AttentionKind.SELF, config.d_query, config.num_heads, case.precision, case.name)
+    lengths = Pool(length, count=max(4, per_request))
+    endpoint = load.Endpoint(server.address, server.pid, Api.ATTENTION, model, lengths, per_request)
+    window = load.MeasurementWindow(run.plan.served_seconds, WARM_SECONDS)
+    try:
+        first = load.first_response(endpoint)[0]
+        result = load.closed_loop(endpoint, in_flight, window)
+    except (CallFailedError, ValueError) as error:
+        return {"problem": str(error)[:300]}
+    query = sequences(model, lengths)[0][0][np.newaxis]
+    (expected,) = call_eager(module, signatures(module)[0], {"query": query})
+    return {
+        "rate": result.sequences / result.seconds,
+        "p50 µs": float(np.median(result.latencies)) / 1e3 if len(result.latencies) else None,
+        "failures": result.failures,
+        "holds": TOLERANCES[Precision(case.precision)].holds(first, expected[0].numpy()),
+    }

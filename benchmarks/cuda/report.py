@@ -1,216 +1,174 @@
-"""The report: what was proven and measured, and what was not."""
+"""The report: what was proven and measured, and what was not. Imports neither PyTorch nor ONNX Runtime."""
 
 import platform
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from benchmarks.cuda import plots, requirements
-from benchmarks.cuda.plan import STEPS, Outcome, Run
-from benchmarks.cuda.records import Record
-from benchmarks.cuda.steps import CHECK, findings
-from benchmarks.cuda.tables import NOTHING, number, table
-from benchmarks.cuda.targets import targets
+from benchmarks.cuda.plan import STEPS, Record, Run
 from benchmarks.processes import machine, now
 
-FILE = "report.md"
+ONNX_HOST, ONNX_DEVICE = "ONNX Runtime, from the host", "ONNX Runtime, on the device"
+TORCH_HOST, TORCH_DEVICE = "eager PyTorch, from the host", "eager PyTorch, on the device"
+LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "torch", "onnx", "numpy", "grpcio")
+# Sequences of a request, and rows of a sequence, of the target through the server.
+LARGE_REQUEST = (256, 128)
 
 
-def write(run: Run, outcomes: list[Outcome], seconds: float, folder: Path) -> Path:
-    """Writes report.md into a folder, with plots if every step has ended, and returns the report's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found = {step: findings(run, step).read() for step in STEPS}
-    with_plots = len(outcomes) == len(STEPS) and not requirements.missing(requirements.PLOTS)
-    drawn = plots.draw(found, folder) if with_plots else []
-    sections = [
-        _introduction(run, seconds),
-        "## Steps\n\n" + _steps(outcomes),
-        "## Targets\n\n" + table(("target", "bound", "measured", "verdict"), targets(found)),
-        _proof(found["proof"]),
-        _kernels(found["kernels"]),
-        _rates([*found["onnx"], *found["torch"]]),
-        "\n\n".join(f"![{name.removesuffix('.png')}]({name})" for name in drawn),
-        _service(found["service"]),
-        _costs(found["costs"]),
-        _graphs(found["graphs"]),
-        _problems(found),
-        _conditions(run),
-    ]
-    file = folder / FILE
-    file.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")
-    return file
+class Outcome(NamedTuple):
+    """How a step ended; `problem` is empty if it ended well."""
+
+    step: str
+    seconds: float
+    problem: str = ""
 
 
-def _introduction(run: Run, seconds: float) -> str:
-    device = findings(run, CHECK).read()
+def write(run: Run, outcomes: Sequence[Outcome], folder: Path) -> Path:
+    """Writes report.md into a folder, and returns its path."""
+    found = {step: run.found(step) for step in STEPS}
+    device = run.found("check")
     where = (
         device[0]["name"] if device else "the CPU: no GPU took part, and nothing here says anything about one"
     )
-    return (
-        f"# The service on {'CUDA' if device else 'the CPU'}\n\n"
-        f"Measured on {now()} on {where}, in {seconds:.0f} s, extent {run.plan}, by "
-        "`python -m benchmarks.cuda`. Reference: eager PyTorch in fp32 on the CPU. Rates are medians."
+    versions = {name: _version(name) for name in LIBRARIES}
+    facts = machine() | {"python": platform.python_version()} | {k: v for k, v in versions.items() if v}
+    sections = {
+        "Steps": outcomes_table(outcomes),
+        "Targets": table([dict(zip(("target", "bound", "measured", "verdict"), row, strict=True))
+                          for row in targets(found)]),
+        "Proof": table(proven(found["proof"])),
+        "Attention kernels, from ONNX Runtime's log": table(_without_problems(found["kernels"])),
+        "Sequences per second, in process": table(_rates([*found["onnx"], *found["torch"]])),
+        "Through the server, attention.v1": table(_without_problems(found["service"])),
+        "Calibration": table(_without_problems(found["costs"])),
+        "Not measured": "\n".join(_problems(found)),
+        "Conditions": "\n".join(f"- {k}: {v}" for k, v in (facts | (device[0] if device else {})).items()),
+    }  # fmt: skip
+    head = (
+        f"# The service on {'CUDA' if device else 'the CPU'}\n\nMeasured on {now()} on {where}, "
+        f"{'quick' if run.quick else 'full'} extent, by `python -m benchmarks.cuda`. "
+        "Reference: eager PyTorch in fp32 on the CPU. Rates are medians.\n"
+    )
+    body = "".join(f"\n## {title}\n\n{text}\n" for title, text in sections.items() if text)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "report.md"
+    file.write_text(head + body, encoding="utf-8")
+    return file
+
+
+def outcomes_table(outcomes: Iterable[Outcome]) -> str:
+    """The duration and the result of each step."""
+    return table(
+        [{"step": o.step, "seconds": f"{o.seconds:.0f}", "result": o.problem or "done"} for o in outcomes]
     )
 
 
-def _steps(outcomes: Iterable[Outcome]) -> str:
-    rows = [(one.step, f"{one.seconds:.0f}", one.problem or "done") for one in outcomes]
-    return table(("step", "seconds", "result"), rows)
+def table(records: Sequence[Record]) -> str:
+    """Records as a Markdown table, the keys as columns; an empty string if there are none."""
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[_text(record.get(name)) for name in columns] for record in records]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if records else ""
 
 
-def _proof(records: list[Record]) -> str:
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {count}" for key, count in sorted(value.items())) or "none"
+    return "-" if value is None else str(value)
+
+
+def proven(records: list[Record]) -> list[Record]:
     """One row for each model and precision: the largest error of its graphs, and those that miss."""
     rows = []
-    for model, precision in dict.fromkeys((one["model"], one["precision"]) for one in records):
-        own = [one for one in records if (one["model"], one["precision"]) == (model, precision)]
+    for model, precision in dict.fromkeys((one["module"], one["precision"]) for one in records):
+        own = [one for one in records if (one["module"], one["precision"]) == (model, precision)]
         missed = [one["graph"] or one.get("problem", "") for one in own if not one["holds"]]
-        tensors, sizes = (_kinds(own, group) for group in ("tensors", "shapes"))
-        cases, error = sum(one.get("cases", 0) for one in own), max(one.get("error", 0.0) for one in own)
-        verdict = "holds" if not missed else f"MISSED: {'; '.join(missed)}"
-        rows.append((model, precision, cases, f"{error:.2g}", verdict, tensors, sizes))
-    columns = (
-        "model",
-        "precision",
-        "outputs compared",
-        "largest error",
-        "tolerance",
-        "operators on the host",
-        "of sizes",
-    )
-    return "## Proof\n\n" + table(columns, rows) if rows else ""
+        rows.append(
+            {
+                "model": model,
+                "precision": precision,
+                "outputs compared": sum(one.get("cases", 0) for one in own),
+                "largest error": max(one.get("error", 0.0) for one in own),
+                "tolerance": f"MISSED: {'; '.join(missed)}" if missed else "holds",
+                "operators on the host": _kinds(own, "tensors"),
+                "of sizes": _kinds(own, "shapes"),
+            }
+        )
+    return rows
 
 
-def _kinds(records: list[Record], group: str) -> str:
+def _kinds(records: list[Record], group: str) -> dict[str, int]:
     """The kinds of operators that some graphs leave on the host, and how many there are of each."""
-    nodes = [name for one in records for name in one.get("host", {}).get(group, ())]
-    kinds = Counter(name.split()[0] for name in nodes)
-    return ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())) or "none"
+    return Counter(name.split()[0] for one in records for name in one.get("host", {}).get(group, ()))
 
 
-def _kernels(records: list[Record]) -> str:
-    rows = [
-        (
-            one["model"],
-            one["precision"],
-            one["graph"],
-            one["length"],
-            ", ".join(one["kernels"]) or one["problem"] or "not named in the log",
-        )
-        for one in records
-    ]
-    columns = ("model", "precision", "graph", "length", "kernel")
-    return "## Attention kernels, from ONNX Runtime's log\n\n" + table(columns, rows) if rows else ""
-
-
-def _rates(records: list[Record]) -> str:
-    measured = [one for one in records if "median" in one]
-    systems = list(dict.fromkeys(one["system"] for one in measured))
-    cells = list(dict.fromkeys((one["precision"], one["batch"], one["length"]) for one in measured))
-    values = {
-        (one["precision"], one["batch"], one["length"], one["system"]): one["batch"] / one["median"]
-        for one in measured
-    }
-    rows = [[*cell, *(number(values.get((*cell, system))) for system in systems)] for cell in cells]
-    text = table(("precision", "batch", "length", *systems), rows)
-    return f"## Sequences per second, in process\n\n{text}" if text else ""
-
-
-def _service(records: list[Record]) -> str:
-    rows = [
-        (
-            one["precision"],
-            one["in_flight"],
-            one["per_request"],
-            one["length"],
-            number(one["rate"]),
-            number(1e6 * one["p50"]) if one["p50"] else NOTHING,
-            number(one["batch"]),
-            one["failures"],
-            "holds" if one["holds"] else "MISSED",
-        )
-        for one in records
-        if "rate" in one
-    ]
-    columns = (
-        "precision",
-        "requests in flight",
-        "sequences each",
-        "length",
-        "sequences/s",
-        "p50, µs",
-        "sequences in a run",
-        "failed",
-        "first answer",
-    )
-    return "## Through the server, attention.v1\n\n" + table(columns, rows) if rows else ""
-
-
-def _costs(records: list[Record]) -> str:
-    rows = [
-        (
-            one["model"],
-            one["precision"],
-            one["graph"],
-            f"{1e6 * one['call']:.1f}",
-            *(f"{gain:.1f}" for gain in one["gains"].values()),
-        )
-        for one in records
-        if "call" in one
-    ]
-    columns = ("model", "precision", "graph", "fixed µs of a run", "gain at length 6", "gain at length 128")
-    note = "Gain: what 32 runs of one sequence are expected to take, divided by one run of 32."
-    return f"## Calibration\n\n{note}\n\n" + table(columns, rows) if rows else ""
-
-
-def _graphs(records: list[Record]) -> str:
-    plain = {_cell(one): one["median"] for one in records if one.get("captured") is False and "median" in one}
-    rows = []
+def _rates(records: list[Record]) -> list[Record]:
+    rows: dict[tuple[str, int, int], Record] = {}
     for one in records:
-        if one.get("captured"):
-            ratio = plain[_cell(one)] / one["median"] if "median" in one and _cell(one) in plain else None
-            rows.append((*_cell(one), number(ratio), one.get("problem", "")))
-    columns = ("precision", "batch", "length", "rate captured / plain", "why not")
-    return "## Captured CUDA graphs\n\n" + table(columns, rows) if rows else ""
+        if "median" in one:
+            cell = one["precision"], one["batch"], one["length"]
+            row = rows.setdefault(cell, dict(zip(("precision", "batch", "length"), cell, strict=True)))
+            row[one["system"]] = one["batch"] / one["median"]
+    return list(rows.values())
 
 
-def _cell(record: Record) -> tuple[object, object, object]:
-    return record["precision"], record["batch"], record["length"]
+def _without_problems(records: list[Record]) -> list[Record]:
+    return [{k: v for k, v in one.items() if k != "problem"} for one in records if not one.get("problem")]
 
 
-def _problems(found: dict[str, list[Record]]) -> str:
-    """What could not be measured, apart from what the tables of proof and kernels state."""
-    lines = []
+def _problems(found: dict[str, list[Record]]) -> Iterator[str]:
+    """What could not be measured, apart from what the table of proof states."""
     for step, records in found.items():
         for one in records:
-            text = one.get("problem") or (
-                one["result"] if str(one.get("result", "")).startswith("failed") else ""
-            )
-            if text and step not in ("proof", "kernels"):
-                what = " ".join(
-                    str(one[name]) for name in ("model", "precision", "batch", "length") if name in one
-                )
-                lines.append(f"- {step}, {what}: {text}" if what else f"- {step}: {text}")
-    return "## Not measured\n\n" + "\n".join(lines) if lines else ""
+            if one.get("problem") and step != "proof":
+                names = ("model", "module", "precision", "graph", "batch", "length")
+                what = " ".join(str(one[name]) for name in names if name in one)
+                yield f"- {step}, {what}: {one['problem']}"
 
 
-def _conditions(run: Run) -> str:
-    device = findings(run, CHECK).read()
-    facts = machine() | {"python": platform.python_version()} | _versions()
-    if device:
-        facts |= {
-            "device": f"{device[0]['name']}, {device[0]['memory_bytes'] / 2**30:.0f} GiB, compute capability "
-            f"{device[0]['compute_capability']}",
-            "onnxruntime built for": f"CUDA {device[0]['cuda']}",
-        }
-    return "## Conditions\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
+def targets(found: dict[str, list[Record]]) -> list[tuple[str, str, str, str]]:
+    """Target, bound, measured value and verdict."""
+    own = [one for one in found["proof"] if one["precision"] == "fp32"]
+    missed = sum(not one["holds"] for one in own)
+    error = f"largest error {max((one.get('error', 0.0) for one in own), default=0):.2g}"
+    parity = (
+        (f"{error}, {missed} of {len(own)} graphs missed", "missed" if missed else "met")
+        if own
+        else ("-", "not measured")
+    )
+    rows = [("fp32 on the device against eager PyTorch on the CPU", "1e-5 + 1.3e-6 x abs(value)", *parity)]
+    rates = {(one["precision"], one["batch"], one["length"]): one for one in _rates(found["onnx"])}
+    for precision in ("fp32", "fp16"):
+        served = [
+            one["rate"]
+            for one in found["service"]
+            if "rate" in one
+            and (one["precision"], one["per_request"], one["length"]) == (precision, *LARGE_REQUEST)
+        ]
+        alone = rates.get((precision, *LARGE_REQUEST), {}).get(ONNX_HOST)
+        what = f"through the server / in process from the host, 256 x 128 x 768, {precision}"
+        rows.append(_ratio(what, 0.8, max(served) / alone if served and alone else None))
+    ratios = sorted(
+        rates[cell][ONNX_DEVICE] / row[TORCH_DEVICE]
+        for row in _rates(found["torch"])
+        if (cell := (row["precision"], row["batch"], row["length"]))[0] == "fp16"
+        and ONNX_DEVICE in rates.get(cell, {})
+    )
+    what = "ONNX Runtime / eager PyTorch, both on the device, fp16, median of all cells"
+    return [*rows, _ratio(what, 1.0, ratios[len(ratios) // 2] if ratios else None)]
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("onnxruntime", "onnxruntime-gpu", "torch", "onnx", "numpy", "grpcio"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+def _ratio(what: str, bound: float, value: float | None) -> tuple[str, str, str, str]:
+    verdict = "not measured" if value is None else "met" if value >= bound else "missed"
+    return what, f"at least {bound:g}", _text(value), verdict
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

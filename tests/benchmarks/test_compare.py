@@ -1,44 +1,71 @@
+"""Rounds, ratios and checkouts, with systems that measure nothing."""
+
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.checkout import ROOT, Checkout
-from benchmarks.compare import CELLS, Comparison, interleave
-from benchmarks.summary import spread
+from benchmarks.channel import CallFailedError
+from benchmarks.checkout import Checkout
+from benchmarks.report import share_of_ceiling
+from benchmarks.systems import Measurement, combined, measure_in_rounds, percentiles, ratio, spread
+from benchmarks.workload import SHORT, WIDE, Cell
+
+CELL = Cell(WIDE, SHORT, 32)
 
 
-def test_windows_alternate_and_each_round_reverses_the_order() -> None:
+def measured(rate: float, client_us: float = 0.0, server_us: float = 0.0) -> Measurement:
+    return Measurement(rate, rate, 1000.0, client_us, server_us)
+
+
+@dataclass(frozen=True)
+class Invented:
+    name: str
+    order: list[str]
+
+    def measure(self, _cell: Cell) -> Measurement:
+        self.order.append(self.name)
+        if len(self.order) == 1:
+            raise CallFailedError("refused")
+        return measured(len(self.order))
+
+
+def test_each_round_begins_with_another_system_and_failures_are_kept() -> None:
     order: list[str] = []
+    failures: list[str] = []
+    found = measure_in_rounds(CELL, [Invented("a", order), Invented("b", order)], 3, failures)
 
-    def measure(name: str, rate: float) -> float:
-        order.append(name)
-        return rate + len(order)
-
-    found = interleave("cell", 3, lambda: measure("this", 10), lambda: measure("other", 20))
-
-    assert order == ["this", "other", "other", "this", "this", "other"]
-    assert found == Comparison("cell", this=(11, 14, 15), other=(22, 23, 26))
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert found["a"] == [None, measured(4), measured(5)]
+    assert failures == [f"a, {CELL.name}: refused"]
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    # In the second round the machine is half as fast for both.
-    found = Comparison("cell", this=(200.0, 100.0, 300.0), other=(100.0, 50.0, 100.0))
+    # In the second round the machine is half as fast for both; in the third, one of them failed.
+    rounds: dict[str, list[Measurement | None]] = {
+        "this": [measured(200), measured(100), None],
+        "other": [measured(100), measured(50), measured(9)],
+    }
 
-    assert found.ratio is not None
-    assert found.failures == (0, 0)
-    assert (found.ratio.low, found.ratio.median, found.ratio.high) == (2.0, 2.0, 3.0)
-
-
-def test_failed_rounds_are_counted_and_have_no_ratio() -> None:
-    found = Comparison("cell", this=(None, 100.0, 300.0), other=(100.0, None, 100.0))
-
-    assert found.failures == (1, 1)
-    assert found.ratio == spread([3.0])
-    assert Comparison("cell", (None,), (1.0,)).ratio is None
+    assert ratio(rounds, "this", "other") == spread([2.0, 2.0])
+    assert ratio(rounds, "this", "absent") is None
 
 
-def test_cells_have_distinct_names() -> None:
-    assert len({cell.name for cell in CELLS}) == len(CELLS) == 7
+def test_the_ceiling_counts_compute_and_transport() -> None:
+    # A run of 4 ms, and 1 ms of transport on each of two cores.
+    rounds = {"service": [measured(200)], "run": [measured(250)], "echo": [measured(9, 1_200, 800)]}
+    found = combined(rounds, ("service", "run", "echo"), lambda *own: share_of_ceiling(*own, cores=2))
+
+    assert found is not None
+    assert found.median == pytest.approx(1.0)
+
+
+def test_a_percentile_with_too_few_requests_beyond_it_is_left_out() -> None:
+    found = percentiles(np.arange(1, 101, dtype=np.int64) * 1_000)
+
+    assert found == [50.0, 90.0, 99.0, None]
+    assert percentiles(np.array([], np.int64)) == [None] * 4
 
 
 def make_checkout(folder: Path, code: str) -> Checkout:
@@ -66,5 +93,3 @@ def test_a_checkout_runs_its_own_code_without_settings_of_the_caller(
 
     assert environment["PYTHONPATH"].split(":") == [str(tmp_path), str(tmp_path / "clients/python/src")]
     assert "ATTENTION_THREADS" not in environment
-    assert (Checkout().root / "benchmarks").is_dir()
-    assert Checkout().root == ROOT

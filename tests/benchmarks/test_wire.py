@@ -1,9 +1,5 @@
-from typing import Any
-
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import Message
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
@@ -43,34 +39,6 @@ def test_the_echo_receives_the_bytes_of_the_open_inference_protocol(api: Api) ->
     assert list(request.raw_input_contents) == [array.tobytes() for array in sequence]
 
 
-def predictions_request() -> type[Message]:
-    """TorchServe's message type, built from its description because TorchServe may not be installed."""
-    file = descriptor_pb2.FileDescriptorProto(name="torchserve.proto", package="peer", syntax="proto3")
-    message = file.message_type.add(name="PredictionsRequest")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    entry = message.nested_type.add(name="InputEntry")
-    entry.options.map_entry = True
-    text, data = kinds.TYPE_STRING, kinds.TYPE_BYTES
-    entry.field.add(name="key", number=1, type=text, label=1)
-    entry.field.add(name="value", number=2, type=data, label=1)
-    message.field.add(name="model_name", number=1, type=text, label=1)
-    inputs = message.field.add(name="input", number=3, type=kinds.TYPE_MESSAGE, label=3)
-    inputs.type_name = ".peer.PredictionsRequest.InputEntry"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
-    found = pool.FindMessageTypeByName("peer.PredictionsRequest")  # type: ignore[no-untyped-call]
-    return message_factory.GetMessageClass(found)
-
-
-@pytest.mark.parametrize("length", [1, 31, 512], ids="length {}".format)
-def test_torchserve_receives_its_own_message(length: int) -> None:
-    array = np.full((length, 64), 0.5, np.float32)
-    message: Any = predictions_request().FromString(encode(Api.TORCHSERVE, SELF, [(array,)]))
-
-    assert message.model_name == SELF.name
-    assert dict(message.input) == {"data": array.tobytes()}
-
-
 def test_responses_of_every_api_are_decoded() -> None:
     rows = np.arange(5 * 64, dtype=np.float32).reshape(5, 64)
     vectors = attention_pb2.VectorSequences(width=64, lengths=[2, 3], data=rows.tobytes())
@@ -78,14 +46,11 @@ def test_responses_of_every_api_are_decoded() -> None:
     infer = open_inference_pb2.ModelInferResponse(raw_output_contents=[rows.tobytes()])
     infer.outputs.add(name="context_vectors", datatype="FP32", shape=(1, 5, 64))
     streamed = attention_pb2.AttendStreamResponse(response=answer)
-    # PredictionResponse: one field of bytes, number 1, of 1,280 bytes.
-    raw = b"\x0a\x80\x0a" + rows.tobytes()
 
     for api, message, parts in (
         (Api.ATTENTION, answer.SerializeToString(), [rows[:2], rows[2:]]),
         (Api.ATTENTION_STREAM, streamed.SerializeToString(), [rows[:2], rows[2:]]),
         (Api.OPEN_INFERENCE, infer.SerializeToString(), [rows]),
-        (Api.TORCHSERVE, raw, [rows]),
     ):
         for found, part in zip(decode(api, message, SELF), parts, strict=True):
             assert np.array_equal(found, part), api

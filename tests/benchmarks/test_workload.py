@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.compute import ONE_BY_ONE, PADDED, batches_by_method
+from benchmarks.compute import pad
 from benchmarks.load import poisson
 from benchmarks.workload import FULL, AttentionKind, Lengths, Model, sequences
 
@@ -34,28 +34,15 @@ def test_sequences_have_the_lengths_drawn(kind: AttentionKind) -> None:
     assert all(array.dtype == np.float32 and array.shape[1] == 64 for one in found for array in one)
 
 
-@pytest.mark.parametrize("kind", AttentionKind)
-@pytest.mark.parametrize("lengths", [Lengths(6), MIXED], ids=lambda lengths: lengths.name)
-def test_each_method_computes_the_same_rows(kind: AttentionKind, lengths: Lengths) -> None:
-    found = batches_by_method(Model(kind, 64, 4), lengths, 8)
-
-    single = {sum(batch.sequences for batch in found[ONE_BY_ONE])}
-    assert single == {lengths.pool}
-    assert all(batch.sequences == 8 for batch in found[PADDED])
-    # A small pool repeats, so that it fills one batch.
-    rows = sum(batch.tokens for batch in found[ONE_BY_ONE])
-    assert sum(batch.tokens for batch in found[PADDED]) == rows * max(1, 8 // lengths.pool)
-
-
 def test_padding_is_zero_and_key_lengths_are_those_of_the_keys() -> None:
     model = Model(AttentionKind.CROSS, 64, 4)
-    first, *_ = batches_by_method(model, MIXED, 8)[PADDED]
+    group = sequences(model, MIXED)[:8]
+    batch = pad(model, group)
 
-    assert first.key_lengths is not None
-    for row, sequence, length in zip(
-        first.inputs["key"], sequences(model, MIXED), first.key_lengths, strict=False
-    ):
-        assert np.array_equal(row[:length], sequence[1])
+    assert batch.key_lengths is not None
+    assert (batch.sequences, batch.tokens) == (8, sum(len(query) for query, _ in group))
+    for row, (_, key), length in zip(batch.inputs["key"], group, batch.key_lengths, strict=True):
+        assert np.array_equal(row[:length], key)
         assert not row[length:].any()
 
 
@@ -80,11 +67,8 @@ def test_arrivals_refuse_a_rate_or_duration_that_is_not_positive(rate: float, se
 
 
 def test_the_full_grid_covers_all_kinds_widths_lengths_and_loads() -> None:
-    cells = [cell for model in FULL.models for cell in FULL.cells(model) if cell.per_request == 1]
+    cells = [cell for model in FULL.models for cell in FULL.cells(model)]
 
-    assert len(cells) == len(set(cells)) == 2 * 3 * 4 * 3
+    assert len(cells) == len({cell.name for cell in cells}) == 2 * 3 * 4 * 3 + len(FULL.extra)
     assert {cell.model.kind for cell in cells} == set(AttentionKind)
-    assert {cell.in_flight for cell in cells} == {1, 8, 32}
-    assert {cell.lengths.name for cell in cells} == {"6", "128", "512", "mixed 1-512"}
-    assert (FULL.growth[0], FULL.growth[-1]) == (64, 8192)
     assert FULL.rounds >= 3

@@ -19,7 +19,7 @@ from tests.support.eager import assert_parity
 
 pytestmark = pytest.mark.skipif(
     not torchserve.is_installed(),
-    reason="TorchServe is not installed: benchmarks/peers/install.sh torchserve",
+    reason="TorchServe is not installed: tests/support/install_peers.sh torchserve",
 )
 LENGTHS = ((5, 3), (1, 7), (6, 6), (12, 2), (3, 9), (8, 8), (2, 5), (7, 1))
 # Requests that are sent together are handled together, however slowly they arrive.

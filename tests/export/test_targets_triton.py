@@ -18,7 +18,7 @@ from tests.support.eager import assert_parity
 from tests.support.triton import TritonError, describe, infer
 
 pytestmark = pytest.mark.skipif(
-    not tritonserver.is_installed(), reason="Triton is not installed: benchmarks/peers/install.sh triton"
+    not tritonserver.is_installed(), reason="Triton is not installed: tests/support/install_peers.sh triton"
 )
 MODELS = (SELF, CROSS)
 MAX_BATCH = 32

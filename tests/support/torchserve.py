@@ -14,22 +14,23 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from benchmarks import peers
 from benchmarks.processes import free_ports, running
 
 BIN = "torchserve/bin"
+# What tests/support/install_peers.sh installs.
+PEERS = Path(os.environ.get("PEERS_HOME") or Path.home() / ".cache/attention-peers").resolve()
 FIRST_PORT = 24000
 START_SECONDS = 300
 PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 
 
 def is_installed() -> bool:
-    return (peers.home() / BIN / "torchserve").exists()
+    return (PEERS / BIN / "torchserve").exists()
 
 
 def path_with_archiver() -> str:
     """A PATH on which torch-model-archiver is found."""
-    return os.pathsep.join([str(peers.home() / BIN), os.environ["PATH"]])
+    return os.pathsep.join([str(PEERS / BIN), os.environ["PATH"]])
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def serving(archive: Path, model: str, folder: Path) -> Iterator[TorchServe]:
     }
     configuration = folder / "config.properties"
     configuration.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
-    command: list[str | Path] = [peers.home() / BIN / "torchserve", "--foreground", "--ncs"]
+    command: list[str | Path] = [PEERS / BIN / "torchserve", "--foreground", "--ncs"]
     command += ["--model-store", archive.parent, "--models", f"{model}={archive.name}"]
     command += ["--ts-config", configuration]
     environment = {**os.environ, "PATH": path_with_archiver(), "TMPDIR": str(folder)}

@@ -18,9 +18,10 @@ import numpy as np
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from benchmarks import peers
 from benchmarks.processes import free_ports, running
 
+# What tests/support/install_peers.sh installs.
+PEERS = Path(os.environ.get("PEERS_HOME") or Path.home() / ".cache/attention-peers").resolve()
 FIRST_PORT = 25000
 START_SECONDS = 300
 MODEL = Path(__file__).with_name("triton_model.py")
@@ -28,7 +29,7 @@ BACKEND, FILE = 'backend: "onnxruntime"\n', "default_model_filename: "
 
 
 def is_installed() -> bool:
-    return (peers.home() / "triton/bin/python").exists()
+    return (PEERS / "triton/bin/python").exists()
 
 
 def for_python_backend(model: Path) -> None:
@@ -49,7 +50,7 @@ def for_python_backend(model: Path) -> None:
 @contextmanager
 def serving(repository: Path, log: Path, *options: str) -> Iterator[str]:
     """Starts tritonserver, and waits until it answers. Yields its address; models may have failed to load."""
-    (site,) = peers.home().glob("triton/lib/python3*/site-packages")
+    (site,) = PEERS.glob("triton/lib/python3*/site-packages")
     tree, port = site / "pytriton/tritonserver", free_ports(1, start=FIRST_PORT)
     command: list[str | Path] = [
         tree / "bin/tritonserver",
@@ -66,7 +67,7 @@ def serving(repository: Path, log: Path, *options: str) -> Iterator[str]:
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
-        "PATH": os.pathsep.join([str(peers.home() / "triton/bin"), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([str(PEERS / "triton/bin"), os.environ["PATH"]]),
         "PYTHONPATH": str(site),
     }
     with running(command, log, environment) as process:

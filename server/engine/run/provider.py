@@ -59,7 +59,7 @@ RUNTIME_PROVIDERS = {
             # Copies are in order with the kernels of their own run. The runtime gives each run in progress a
             # stream of its own, so that they overlap the kernels of the others.
             "do_copy_in_default_stream": "1",
-            # Captured graphs need fixed shapes and addresses; `python -m benchmarks.cuda` measures them.
+            # Captured graphs need fixed shapes and addresses.
             "enable_cuda_graph": "0",
         },
         # Otherwise the arena doubles, which allocates device memory less often; an allocation waits for all

@@ -1,7 +1,5 @@
-"""The parts of the program for a GPU that need none: logs, sizes, findings, requirements, and the report."""
+"""The parts of the program for a GPU that need none: logs, sizes, findings, and the report."""
 
-import ast
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -10,16 +8,11 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from benchmarks.cuda import requirements
-from benchmarks.cuda.graphs import why_not_captured
-from benchmarks.cuda.kernel_log import kernels
-from benchmarks.cuda.plan import FULL, MOST_ROWS, PRECISIONS, QUICK, STEPS, Outcome, Plan, Run
-from benchmarks.cuda.records import Record, Records
-from benchmarks.cuda.report import write
-from benchmarks.cuda.steps import FUNCTIONS, findings, prepare
-from benchmarks.cuda.systems import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE
-from benchmarks.cuda.targets import targets
-from tests.test_structure import ROOT, modules, short
+from benchmarks.cuda.__main__ import MODULES
+from benchmarks.cuda.plan import FULL, MOST_ROWS, QUICK, STEPS, Plan, Record, Run
+from benchmarks.cuda.proof import chosen_kernels
+from benchmarks.cuda.report import ONNX_DEVICE, ONNX_HOST, TORCH_DEVICE, Outcome, targets, write
+from tests.test_structure import ROOT
 
 # Lines as ONNX Runtime's sources write them (core/providers/cuda/llm/attention.cc, AttentionKernelDebugInfo),
 # not recorded on a GPU.
@@ -35,24 +28,10 @@ Operator=Attention Node=node_Attention_1 DataType=fp16 SdpaKernel=XQA
 
 
 def test_kernels_are_read_from_the_log() -> None:
-    assert kernels(LOG) == Counter({"flash": 1, "memory-efficient": 1, "unfused": 1, "cuDNN": 1, "XQA": 1})
-    assert not kernels("Attention without a decision")
-
-
-@pytest.mark.parametrize(
-    ("operators", "host", "shape", "reason"),
-    [
-        (["MatMul", "Attention"], [], (1, 8, 64), ""),
-        (["MatMul", "Loop", "If"], [], (1, 8, 64), "control flow: If, Loop"),
-        (["MatMul"], ["Softmax s"], (1, 8, 64), "operators on the host: Softmax s"),
-        (["MatMul"], [], ("batch", None, 64), "sizes that are not fixed: batch, None"),
-    ],
-    ids=["eligible", "control flow", "host", "symbolic"],
-)
-def test_only_fixed_graphs_without_control_flow_on_the_device_are_captured(
-    operators: list[str], host: list[str], shape: tuple[int | str | None, ...], reason: str
-) -> None:
-    assert why_not_captured(operators, host, shape) == reason
+    assert chosen_kernels(LOG) == Counter(
+        {"flash": 1, "memory-efficient": 1, "unfused": 1, "cuDNN": 1, "XQA": 1}
+    )
+    assert not chosen_kernels("Attention without a decision")
 
 
 @pytest.mark.parametrize("plan", [FULL, QUICK], ids=["full", "quick"])
@@ -69,59 +48,16 @@ def test_the_full_extent_has_the_sizes_of_the_targets() -> None:
     assert (2, 256, 128) in FULL.loads
 
 
-def test_every_step_has_a_function_and_the_time_is_at_most_that_of_the_program() -> None:
-    assert set(STEPS) == set(FUNCTIONS) - {"check"}
-    assert all(seconds > 0 for seconds in STEPS.values())
+def test_every_step_has_a_function() -> None:
+    assert set(STEPS) == set(MODULES) - {"check"}
 
 
-def test_a_finding_that_was_cut_off_does_not_hide_the_others(tmp_path: Path) -> None:
-    records = Records(tmp_path / "step.jsonl")
-    assert records.read() == []
-    records.add(model="a", error=0.5)
-    with records.path.open("a") as file:
+def test_a_finding_that_was_cut_off_does_not_hide_the_others(run: Run) -> None:
+    assert run.found("proof") == []
+    run.add("proof", model="a", error=0.5)
+    with (run.work / "proof.jsonl").open("a") as file:
         file.write('{"model": "b", "err')
-    assert records.read() == [{"model": "a", "error": 0.5}]
-
-
-def third_party(*names: str) -> set[str]:
-    """What the modules that a process loads for some modules of this repository import of others."""
-    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    )
-    own = {name.split(".")[0] for name in modules()} | {"attention_serving"}
-    loaded = [modules()[name] for name in map(short, ended.stdout.split()) if name in modules()]
-    found = {name for path in loaded for node in ast.parse(path.read_text()).body for name in imported(node)}
-    return {name for name in found if name.split(".")[0] not in own | sys.stdlib_module_names}
-
-
-def imported(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [f"{node.module}.{alias.name}" for alias in node.names]
-    return []
-
-
-@pytest.mark.parametrize("step", FUNCTIONS)
-def test_what_a_step_imports_is_required(step: str) -> None:
-    starts = [FUNCTIONS[step][0]]
-    if step == "service":
-        starts += [
-            "attention_serving.server.__main__",
-            "attention_serving.server.application",
-            "attention_serving.server.lifecycle",
-        ]
-    required = requirements.BASE | requirements.OF_STEP.get(step, {})
-    found = third_party(*starts)
-    assert found
-    assert {name for name in found if not name.startswith(tuple(required))} == set()
-
-
-def test_missing_packages_are_named() -> None:
-    wanted = {"numpy": "numpy", "absent_module": "absent-package", "absent.part": "absent-part"}
-    assert requirements.missing(wanted) == ["absent-package", "absent-part"]
-    assert requirements.sentence(["absent-package"]).startswith("missing Python packages: absent-package;")
+    assert run.found("proof") == [{"model": "a", "error": 0.5}]
 
 
 HOST = {"shapes": ["Shape a", "Shape b", "Gather c"], "tensors": ["Cos d"]}
@@ -129,7 +65,7 @@ HOST = {"shapes": ["Shape a", "Shape b", "Gather c"], "tensors": ["Cos d"]}
 
 def proven(*, holds: bool = True, precision: str = "fp32") -> Record:
     return {
-        "model": "m",
+        "module": "m",
         "precision": precision,
         "graph": "plain",
         "cases": 9,
@@ -168,17 +104,17 @@ def test_targets_are_ratios_of_what_was_measured(factor: float, verdict: str) ->
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    run = Run("cpu", "quick", tmp_path / "work", tmp_path / "models")
-    prepare(run)
+    run = Run("cpu", quick=True, work=tmp_path / "work", models=tmp_path / "models")
+    run.forget()
     return run
 
 
 def test_a_failed_step_leaves_the_findings_of_the_others(run: Run, tmp_path: Path) -> None:
-    findings(run, "proof").add(**proven())
-    findings(run, "proof").add(model="m", precision="bf16", graph="", holds=False, problem="no kernel")
-    findings(run, "onnx").add(precision="fp32", batch=8, length=6, problem="out of memory")
+    run.add("proof", **proven())
+    run.add("proof", module="m", precision="bf16", graph="", holds=False, problem="no kernel")
+    run.add("onnx", precision="fp32", batch=8, length=6, problem="out of memory")
     outcomes = [Outcome(step, 1.0, "not ended after 1 s" if step == "onnx" else "") for step in STEPS]
-    text = write(run, outcomes, 5.0, tmp_path / "report").read_text()
+    text = write(run, outcomes, tmp_path / "report").read_text()
     assert "| m | fp32 | 9 | 2e-06 | holds | Cos 1 | Gather 1, Shape 2 |" in text
     assert "| m | bf16 | 0 | 0 | MISSED: no kernel | none | none |" in text
     assert "| onnx | 1 | not ended after 1 s |" in text
@@ -198,18 +134,3 @@ def test_without_a_gpu_the_program_ends_with_one_sentence(tmp_path: Path) -> Non
     assert "install onnxruntime-gpu in its place" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert not (tmp_path / "report").exists()
-
-
-def test_the_help_names_what_the_program_needs() -> None:
-    command = [sys.executable, "-m", "benchmarks.cuda", "--help"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    for package in ("onnxruntime-gpu", "pydantic", "prometheus-client", "--no-deps"):
-        assert package in ended.stdout
-    assert "--step" not in ended.stdout
-
-
-def test_a_run_is_passed_on_to_its_steps(run: Run) -> None:
-    stored = json.loads((run.work / "run.json").read_text())
-    assert Run.from_json(stored) == run
-    assert run.extent is QUICK
-    assert PRECISIONS == ("fp32", "fp16", "bf16")

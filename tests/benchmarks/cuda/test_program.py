@@ -11,9 +11,7 @@ from attention_serving.export.artifact import write_artifact
 from attention_serving.export.model_id import ModelId
 from attention_serving.export.precision import Precision
 from benchmarks.cuda import plan
-from benchmarks.cuda.models import build, cases
-from benchmarks.cuda.plan import CAUSAL_CROSS, QUICK, STEPS, Run
-from benchmarks.cuda.records import Records
+from benchmarks.cuda.plan import CAUSAL_CROSS, QUICK, STEPS, Record, Run, build
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 from tests.test_structure import ROOT
 
@@ -25,9 +23,13 @@ MISSING = "causal-self-attention"
 
 
 def export_models(folder: Path) -> None:
-    for case in cases(Run("cpu", QUICK.name, folder, folder)):
+    for case in Run("cpu", quick=True, work=folder, models=folder).cases():
         precision = Precision(case.precision)
         write_artifact(build(case.module), ModelId(case.name), folder, precision=precision)
+
+
+def found(work: Path, step: str) -> list[Record]:
+    return Run("cpu", quick=True, work=work, models=work).found(step)
 
 
 @pytest.fixture(scope="module")
@@ -48,46 +50,42 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_fp32_and_fp16_hold_for_every_graph_and_bf16_is_refused_by_the_host(work: Path) -> None:
-    found = Records(work / "proof.jsonl").read()
-    assert {one["model"] for one in found} == set(QUICK.models)
+    all_found = found(work, "proof")
+    assert {one["module"] for one in all_found} == set(QUICK.models)
     for precision in ("fp32", "fp16"):
-        own = [one for one in found if one["precision"] == precision]
+        own = [one for one in all_found if one["precision"] == precision]
         assert {"plain", "lengths", "mask", "weights", "blocks", "mask_blocks"} == {
             one["graph"] for one in own
         }
         assert all(one["holds"] and one["cases"] > 0 for one in own)
-    assert not any(one["holds"] for one in found if one["precision"] == "bf16")
+    assert not any(one["holds"] for one in all_found if one["precision"] == "bf16")
 
 
 def test_causal_attention_over_keys_of_another_length_is_among_the_proofs(work: Path) -> None:
-    own = [one for one in Records(work / "proof.jsonl").read() if one["model"] == CAUSAL_CROSS]
+    own = [one for one in found(work, "proof") if one["module"] == CAUSAL_CROSS]
     assert {one["precision"] for one in own if one["holds"]} == {"fp32", "fp16"}
 
 
 def test_what_the_repository_lacks_is_exported(work: Path) -> None:
-    found = {one["model"]: one["result"] for one in Records(work / "export.jsonl").read()}
-    assert found.pop(MISSING) == "exported"
-    assert set(found.values()) == {"present"}
+    assert [one["model"] for one in found(work, "export")] == [MISSING]
 
 
 def test_both_libraries_are_measured_in_every_cell(work: Path) -> None:
     for step, systems in (("onnx", 2), ("torch", 2)):
-        found = [one for one in Records(work / f"{step}.jsonl").read() if one["precision"] == "fp32"]
-        assert len(found) == systems * len(QUICK.cells())
-        assert all(one["median"] > 0 for one in found)
+        own = [one for one in found(work, step) if one["precision"] == "fp32"]
+        assert len(own) == systems * len(QUICK.cells())
+        assert all(one["median"] > 0 for one in own)
 
 
 def test_the_server_answers_every_load_right(work: Path) -> None:
-    found = [one for one in Records(work / "service.jsonl").read() if one["precision"] == "fp32"]
-    assert [(one["in_flight"], one["per_request"], one["length"]) for one in found] == [*QUICK.loads]
-    assert all(one["holds"] and one["rate"] > 0 and not one["failures"] for one in found)
+    own = [one for one in found(work, "service") if one["precision"] == "fp32"]
+    assert [(one["in_flight"], one["per_request"], one["length"]) for one in own] == [*QUICK.loads]
+    assert all(one["holds"] and one["rate"] > 0 and not one["failures"] for one in own)
 
 
-def test_costs_and_what_they_were_fitted_to_are_recorded(work: Path) -> None:
-    found = [one for one in Records(work / "costs.jsonl").read() if one["precision"] == "fp32"]
-    assert {one["graph"] for one in found if "call" in one} >= {"plain", "lengths"}
-    (timed,) = [one["timed"] for one in found if "timed" in one]
-    assert all(seconds > 0 for _, _, seconds in timed)
+def test_costs_are_recorded(work: Path) -> None:
+    own = [one for one in found(work, "costs") if one["precision"] == "fp32"]
+    assert {one["graph"] for one in own} >= {"plain", "lengths"}
 
 
 def test_the_report_says_that_no_gpu_took_part(work: Path) -> None:
@@ -96,5 +94,3 @@ def test_the_report_says_that_no_gpu_took_part(work: Path) -> None:
     assert "no GPU took part, and nothing here says anything about one" in text
     for title in ("Steps", "Targets", "Proof", "Sequences per second, in process", "Through the server"):
         assert f"## {title}" in text
-    assert "captured graphs exist on CUDA only" in text
-    assert (work / "report/rates-in-process.png").stat().st_size > 1000

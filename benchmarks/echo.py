@@ -2,7 +2,7 @@
 
 One thread handles all events of one completion queue. This file uses `grpc._cython`, the private core of
 grpcio, on purpose: grpcio's public servers cost more than the service's own transport, so they are not a
-ceiling for it. `python -m benchmarks.peers.echo PORT` serves on loopback until it is stopped.
+ceiling for it. `python -m benchmarks.echo PORT` serves on loopback until it is stopped.
 """
 
 import sys

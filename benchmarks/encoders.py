@@ -1,19 +1,29 @@
-"""The ways to compute embeddings of texts that are compared. Each takes texts and returns (B, d)."""
+"""Text encoders beside sentence-transformers and padded ONNX Runtime: `python -m benchmarks.encoders`.
+
+All ways tokenize the same texts and compute the same BERT with random weights. Texts have lognormal lengths
+with a mean of 60 tokens.
+"""
 
 import importlib.util
+import json
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import numpy as np
 import onnxruntime
 import torch
+import transformers
 import typer
 from attention_client import AttentionClient
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers.models import WordPiece
 
 from attention_serving.export.encoder import write_encoder
 from attention_serving.export.errors import ParityError
@@ -24,6 +34,12 @@ from attention_serving.server import machine
 from attention_serving.server.engine.in_process import InProcessModel
 from scripts.local_server import serving
 
+LONGEST, MEAN_LENGTH, SPREAD = 512, 60, 0.7
+NAMES = {name: f"[{name[:3].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
+SPECIAL = tuple(NAMES.values())
+# Heads of narrow models have 32 elements, as those of MiniLM; others have 64.
+NARROW = 384
+VOCABULARY = 30_522
 Embeddings = NDArray[np.float32]
 Encode = Callable[[Sequence[str]], Embeddings]
 PRECISIONS = (Precision.FP32, Precision.INT8)
@@ -31,6 +47,128 @@ PRECISIONS = (Precision.FP32, Precision.INT8)
 BATCHES = (32, 256)
 # Requests that are computed at the same time, in process.
 REQUESTS = 2
+
+
+def main(
+    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 6,
+    width: Annotated[int, typer.Option(min=64, help="Width of a token vector.")] = 384,
+    texts: Annotated[int, typer.Option(min=1, help="Number of texts of a round.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way is timed.")] = 5,
+) -> None:
+    """Print tokens per second of each way, and how far its embeddings are from those of the first."""
+    torch.set_num_threads(machine.available_cores())
+    with TemporaryDirectory() as name, ExitStack() as stack:
+        folder, repository = Path(name, "encoder"), Path(name, "repository")
+        model = write_folder(folder, layers, width)
+        compared = sentence_transformers(folder)
+        compared |= padded_onnx(model, folder)
+        precisions = write_repository(folder, repository)
+        compared |= stack.enter_context(in_process(repository, precisions))
+        compared |= stack.enter_context(served(repository, precisions, Path(name, "log")))
+        _report(compared, random_texts(texts), rounds)
+
+
+def _report(compared: dict[str, Encode], texts: list[str], rounds: int) -> None:
+    results = {name: encode(texts) for name, encode in compared.items()}  # warms up
+    seconds: dict[str, list[float]] = {name: [] for name in compared}
+    for _ in range(rounds):
+        for name, encode in compared.items():
+            started = time.perf_counter()
+            encode(texts)
+            seconds[name].append(time.perf_counter() - started)
+    tokens = sum(text.count(" ") + 3 for text in texts)  # words are tokens; two more at the ends
+    first = next(iter(compared))
+    typer.echo(
+        f"{len(texts)} texts, {tokens} tokens, {machine.available_cores()} cores, medians of"
+        f" {rounds} rounds\n"
+    )
+    typer.echo("| way | tokens/s | ratio | largest difference | smallest cosine |\n|---|---|---|---|---|")
+    for name, own in seconds.items():
+        ratio = median([base / mine for base, mine in zip(seconds[first], own, strict=True)])
+        difference = np.abs(results[name] - results[first]).max()
+        cosine = (results[name] * results[first]).sum(axis=1).min()
+        typer.echo(
+            f"| {name} | {tokens / median(own):,.0f} | {ratio:.2f} | {difference:.1e} | {cosine:.6f} |"
+        )
+
+
+def write_folder(folder: Path, layers: int, width: int) -> Any:
+    """Writes the folder and returns its model, as transformers computes it.
+
+    Args:
+        folder: Is created.
+        layers: Number of layers.
+        width: Width of a token vector; a multiple of 64.
+    """
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // (32 if width <= NARROW else 64),
+        intermediate_size=4 * width,
+        max_position_embeddings=LONGEST,
+    )
+    torch.manual_seed(0)
+    library: Any = transformers
+    model = library.BertModel(config).eval()
+    model.save_pretrained(folder)
+    wrapped = library.PreTrainedTokenizerFast(
+        tokenizer_object=_tokenizer(),
+        model_max_length=LONGEST,
+        **NAMES,
+    )
+    wrapped.save_pretrained(folder)
+    _write_modules(folder, width)
+    return model
+
+
+def _tokenizer() -> Tokenizer:
+    words = [*SPECIAL, *(_word(number) for number in range(VOCABULARY - len(SPECIAL)))]
+    tokenizer = Tokenizer(
+        WordPiece({word: number for number, word in enumerate(words)}, unk_token=NAMES["unk_token"])
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    ends = [(name, SPECIAL.index(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    return tokenizer
+
+
+def _word(number: int) -> str:
+    """A word of letters, another one for each number."""
+    letters = ""
+    for _ in range(4):
+        number, digit = divmod(number, 26)
+        letters += chr(ord("a") + digit)
+    return letters
+
+
+def _write_modules(folder: Path, width: int) -> None:
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+    pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
+    lengths = {"max_seq_length": LONGEST, "do_lower_case": False}
+    for name in ("1_Pooling", "2_Normalize"):
+        (folder / name).mkdir()
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    (folder / "sentence_bert_config.json").write_text(json.dumps(lengths))
+
+
+def random_texts(count: int, mean_length: int = MEAN_LENGTH, seed: int = 0) -> list[str]:
+    """Texts whose numbers of words are lognormal, 1 to 500."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.lognormal(np.log(mean_length) - SPREAD**2 / 2, SPREAD, count)
+    words = VOCABULARY - len(SPECIAL)
+    return [
+        " ".join(map(_word, rng.integers(words, size=length)))
+        for length in lengths.clip(1, LONGEST - 12).astype(int)
+    ]
 
 
 def sentence_transformers(folder: Path) -> dict[str, Encode]:
@@ -46,21 +184,6 @@ def sentence_transformers(folder: Path) -> dict[str, Encode]:
         return found
 
     return {"sentence-transformers, torch": encode}
-
-
-def eager(model: Any, folder: Path) -> dict[str, Encode]:
-    """Eager PyTorch with transformers, batched and padded as sentence-transformers does it."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-    def forward(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> Embeddings:
-        with torch.inference_mode():
-            rows = model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
-        found: Embeddings = rows.last_hidden_state.numpy()
-        return found
-
-    return {
-        "transformers, torch": lambda texts: _padded(tokenizer, forward, texts, BATCHES[0], by_length=True)
-    }
 
 
 def padded_onnx(model: Any, folder: Path) -> dict[str, Encode]:
@@ -186,3 +309,7 @@ def served(repository: Path, precisions: Sequence[Precision], log: Path) -> Iter
             return lambda texts: client.embed(name, list(texts), timeout=600)
 
         yield {f"this project through the server, {each.value}": asking(each.value) for each in precisions}
+
+
+if __name__ == "__main__":
+    typer.run(main)

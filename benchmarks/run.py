@@ -1,0 +1,169 @@
+"""A run: starts the systems, measures every cell in rounds, and keeps what was found."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import compute, load
+from benchmarks.channel import CallFailedError, call_once
+from benchmarks.checkout import Checkout
+from benchmarks.load import MeasurementWindow
+from benchmarks.processes import ServerAddress, free_ports, running, worker
+from benchmarks.systems import (
+    InProcess,
+    Measurement,
+    Served,
+    System,
+    agree,
+    measure_in_rounds,
+    of,
+    percentiles,
+    sequences_per_second,
+)
+from benchmarks.wire import ECHO_WHOLE, Api
+from benchmarks.workload import MIXED, AttentionKind, Cell, Model, Plan
+
+ONNX, EAGER, ECHO = "ONNX Runtime in process", "eager PyTorch in process", "bare gRPC echo"
+SERVICE, TYPED, STREAM = "service", "service, attention.v1", "service, stream"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AtRate:
+    """One system at a fixed rate, all rounds together; latencies in microseconds, at systems.PERCENTS."""
+
+    cell: Cell
+    system: str
+    rate: float
+    share: float
+    requests: int
+    failures: int
+    latencies: list[float | None]
+
+
+@dataclass
+class Findings:
+    """What a run has measured so far."""
+
+    grid: dict[Cell, dict[str, list[Measurement | None]]] = field(default_factory=dict)
+    at_rates: list[AtRate] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def echo(work: Path) -> Iterator[ServerAddress]:
+    """Runs the transport ceiling."""
+    address = f"127.0.0.1:{free_ports(1, start=19000)}"
+    command = [sys.executable, "-m", "benchmarks.echo", address.rpartition(":")[2]]
+    environment = {**os.environ, **Checkout().environment}
+    with running(command, work / "echo.log", environment, Checkout().root) as process:
+        for _ in range(100):
+            try:
+                call_once(address, ECHO_WHOLE, b"")
+                break
+            except CallFailedError:
+                time.sleep(0.1)
+        yield ServerAddress(address, process.pid)
+
+
+def run(
+    plan: Plan,
+    cache: Path,
+    options: Sequence[str],
+    peers: dict[str, str],
+    findings: Findings,
+    report_progress: Progress,
+) -> None:
+    """Measures all models of a plan. A system that fails in a cell is recorded and skipped.
+
+    Args:
+        plan: What is measured.
+        cache: Folder for exported models and logs.
+        options: Further options of `python -m server`.
+        peers: Addresses of running servers of the Open Inference Protocol, by their names in reports.
+        findings: Filled during the run, so that an interrupted run keeps what it measured.
+        report_progress: Called with the name of each step before it starts.
+    """
+    work = (cache / "work").resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    repository = Checkout().models(plan.models, cache)
+    with ExitStack() as stack:
+        generator, onnx, torch = (stack.enter_context(worker()) for _ in range(3))
+        service = stack.enter_context(Checkout().serving(repository, work / "service.log", *options))
+        window = MeasurementWindow(plan.seconds, plan.warm_seconds)
+        served = [
+            Served(ECHO, stack.enter_context(echo(work)), Api.ECHO, generator, window),
+            Served(SERVICE, service, Api.OPEN_INFERENCE, generator, window),
+            Served(TYPED, service, Api.ATTENTION, generator, window),
+            Served(STREAM, service, Api.ATTENTION_STREAM, generator, window),
+        ]
+        for name, address in peers.items():
+            served.append(Served(name, ServerAddress(address, 0), Api.OPEN_INFERENCE, generator, window))
+        alone: list[System] = [
+            InProcess(ONNX, onnx, compute.onnx_run, repository, plan.compute_seconds),
+            InProcess(EAGER, torch, compute.eager_run, repository, plan.compute_seconds),
+        ]
+        for model in plan.models:
+            report_progress(f"{model.name}: first answers")
+            valid = _valid(model, served, onnx, repository, findings.failures)
+            for cell in plan.cells(model):
+                report_progress(cell.name)
+                systems = [*alone, *valid]
+                findings.grid[cell] = measure_in_rounds(cell, systems, plan.rounds, findings.failures)
+            for cell in plan.open_cells:
+                if cell.model == model:
+                    report_progress(f"{cell.name}, at fixed rates")
+                    findings.at_rates += _at_rates(cell, valid, plan, findings)
+
+
+def _valid(
+    model: Model, served: Sequence[Served], onnx: ProcessPoolExecutor, repository: Path, failures: list[str]
+) -> list[Served]:
+    """Returns the systems that answer a first request with the right values."""
+    found = []
+    expected = onnx.submit(compute.expected_context, repository, model, MIXED, 1).result()
+    for system in served:
+        # attention.v1 is measured with self-attention only.
+        if model.kind is not AttentionKind.SELF and system.name in (TYPED, STREAM):
+            continue
+        try:
+            first = system.first_response(Cell(model, MIXED, 1))
+        except (CallFailedError, ValueError) as error:
+            failures.append(f"{system.name}, {model.name}, all cells: {error}")
+            continue
+        if system.api is Api.ECHO or agree(first, expected):
+            found.append(system)
+        else:
+            failures.append(
+                f"{system.name}, {model.name}: other context vectors than those computed in process"
+            )
+    return found
+
+
+def _at_rates(cell: Cell, served: Sequence[Served], plan: Plan, findings: Findings) -> list[AtRate]:
+    """Measures latency at shares of each system's closed-loop rate, in rounds."""
+    found = []
+    # Streams answer in order, and the echo computes nothing.
+    systems = [system for system in served if system.api is Api.OPEN_INFERENCE]
+    for share in plan.shares:
+        for system in systems:
+            capacity = of(findings.grid[cell], system.name, sequences_per_second)
+            if capacity is None:
+                continue
+            rate, endpoint = capacity.median * share, system.endpoint(replace(cell, per_request=1))
+            results = [
+                system.generator.submit(load.open_loop, endpoint, rate, plan.open_seconds, seed).result()
+                for seed in range(plan.rounds)
+            ]
+            latencies = np.concatenate([result.latencies for result in results])
+            failed = sum(result.failures for result in results)
+            values = percentiles(latencies)
+            found.append(AtRate(cell, system.name, rate, share, len(latencies), failed, values))
+    return found
