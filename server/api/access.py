@@ -6,15 +6,11 @@ Who calls, and the right for the method, are checked before: see `server.api.adm
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
-from google.protobuf.empty_pb2 import Empty
 from google.protobuf.wrappers_pb2 import StringValue
 
 from attention_serving.server.access_question import METHOD, SEPARATOR
 from attention_serving.server.api.method import Method, of_names
-from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError, quoted
-from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.repository import Model, Repository
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -41,29 +37,23 @@ def require(call: Call, right: Right, model: str) -> None:
         call.identity.require_model(right, model)
 
 
-def model_to_infer(engine: Engine, call: Call, name: str, version: str) -> LoadedModel:
-    """The model that a request names, if the caller may infer with it.
+def find(find: Callable[[str, str], M], call: Call, right: Right, name: str, version: str) -> M:
+    """The model that a request names, if the caller has a right for it.
+
+    Errors do not tell the names of models that the caller may not read.
+
+    Args:
+        find: Finds the model: `Engine.model`, or `Repository.find` with those that failed to load.
+        call: The call.
+        right: What the caller needs.
+        name: Name of the model.
+        version: Its version; empty for the highest.
 
     Raises:
-        PermissionDeniedError: The caller may not.
+        PermissionDeniedError: The caller does not have the right.
         ModelNotFoundError: The model or version does not exist.
         ModelNotReadyError: The model failed to load.
     """
-    return _found(engine.model, call, Right.INFER, name, version)
-
-
-def readable_model(engine: Engine, call: Call, name: str, version: str) -> LoadedModel:
-    """As `model_to_infer`, if the caller may read it."""
-    return _found(engine.model, call, Right.READ, name, version)
-
-
-def readable_in_any_state(repository: Repository, call: Call, name: str, version: str) -> Model:
-    """As `readable_model`; models that failed to load included."""
-    return _found(repository.find, call, Right.READ, name, version)
-
-
-def _found(find: Callable[[str, str], M], call: Call, right: Right, name: str, version: str) -> M:
-    """Errors do not tell the names of models that the caller may not read."""
     require(call, right, name)
     try:
         return find(name, version)
@@ -76,11 +66,8 @@ def _found(find: Callable[[str, str], M], call: Call, right: Right, name: str, v
 
 def readable(models: Iterable[N], call: Call) -> Iterator[N]:
     """Those of some models that the caller may read."""
-    identity = call.identity
-    if identity is None:
-        yield from models
-        return
-    yield from (model for model in models if identity.rights.covers(Right.READ, model.name))
+    own = call.identity
+    yield from (model for model in models if own is None or own.rights.covers(Right.READ, model.name))
 
 
 def check_method(identify: Callable[[Call, Method], None], others: Mapping[str, Method]) -> dict[str, Method]:
@@ -91,7 +78,7 @@ def check_method(identify: Callable[[Call, Method], None], others: Mapping[str, 
         others: The methods that are asked about.
     """
 
-    def check(request: StringValue, call: Call) -> Empty:
+    def check(request: StringValue, call: Call) -> None:
         method, _, model = request.value.partition(SEPARATOR)
         asked = others.get(method)
         if asked is None:
@@ -99,7 +86,5 @@ def check_method(identify: Callable[[Call, Method], None], others: Mapping[str, 
         identify(call, asked)
         if model and asked.right is not None:
             require(call, asked.right, model)
-        return Empty()
 
-    method = of_names(StringValue.FromString, check, Empty.SerializeToString, is_counted=False, right=None)
-    return {METHOD: method}
+    return {METHOD: of_names(StringValue.FromString, check, is_counted=False, right=None)}

@@ -6,13 +6,13 @@ from concurrent.futures import CancelledError
 from functools import lru_cache
 
 import grpc
-from google.protobuf import any_pb2
-from google.protobuf.message import Message
+from google.protobuf.any import pack  # type: ignore[import-not-found]
 from google.rpc import error_details_pb2, status_pb2
 
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError
 from attention_serving.server.transport.call import Call, Metadata
 
+log = logging.getLogger(__name__)
 DOMAIN = "attention.v1"
 # The key under which clients of gRPC look for a google.rpc.Status.
 DETAILS_KEY = "grpc-status-details-bin"
@@ -38,26 +38,17 @@ def trailing_metadata(error: EngineError) -> Metadata:
 @lru_cache(maxsize=CACHED_STATUSES)
 def _serialized(code: int, reason: str, message: str, field: str, retry_milliseconds: int) -> bytes:
     """The bytes of a status. Under overload the same few are sent again and again. -1 asks for no retry."""
-    details = [_packed(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))]
+    details = [pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))]
     if field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
-        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+        details.append(pack(error_details_pb2.BadRequest(field_violations=[violation])))
     if retry_milliseconds >= 0:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(retry_milliseconds)
-        details.append(_packed(retry))
+        details.append(pack(retry))
     status = status_pb2.Status(code=code, message=message, details=details)
     data: bytes = status.SerializeToString()
     return data
-
-
-def _packed(message: Message) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
-
-
-log = logging.getLogger(__name__)
 
 
 class CallError(Exception):

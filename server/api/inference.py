@@ -134,7 +134,8 @@ class Inference(ABC):
         self, parsed: Parsed[Any], call: Call, reservation: Reservation
     ) -> tuple[Request, ValidatedRequest, Reply]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
-        model = access.model_to_infer(self._engine, call, message.model_name, message.model_version)
+        name, version = message.model_name, message.model_version
+        model = access.find(self._engine.model, call, Right.INFER, name, version)
         try:
             request, reply = self._decode(parsed, model, call.deadline, allowance)
             request.caller = ANYONE if call.identity is None else call.identity.caller

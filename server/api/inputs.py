@@ -96,7 +96,13 @@ def mask(
         raise InvalidRequestError(ATTENTION_MASK, says)
     kinds = set[MaskKind]()
     for shape, query, key in zip(shapes, queries, keys, strict=False):
-        expected = mask_shapes(model, batch, query, key)
+        expected = {
+            (*batch, key): MaskKind.KEYS,
+            (*batch, query, key): MaskKind.PAIRS,
+            (*batch, 1, query, key): MaskKind.PAIRS,
+        }
+        if heads := model.manifest.num_heads:
+            expected[*batch, heads, query, key] = MaskKind.HEADS
         if shape not in expected or flags.dtype != np.bool_:
             *others, last = map(str, expected)
             says = f"is {flags.dtype.name} {shape}; must be bool {', '.join(others)} or {last}"
@@ -106,15 +112,3 @@ def mask(
         says = "has masks of different numbers of axes; all must have the same"
         raise InvalidRequestError(ATTENTION_MASK, says)
     return Mask(kinds.pop(), flags.ravel())
-
-
-def mask_shapes(model: LoadedModel, batch: Shape, queries: int, keys: int) -> dict[Shape, MaskKind]:
-    """The shapes that a mask may have: (..., Tk), (..., Tq, Tk), (..., 1, Tq, Tk) and (..., H, Tq, Tk)."""
-    kinds = {
-        (*batch, keys): MaskKind.KEYS,
-        (*batch, queries, keys): MaskKind.PAIRS,
-        (*batch, 1, queries, keys): MaskKind.PAIRS,
-    }
-    if model.manifest.num_heads:
-        kinds[*batch, model.manifest.num_heads, queries, keys] = MaskKind.HEADS
-    return kinds

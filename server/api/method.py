@@ -6,7 +6,9 @@ from enum import Enum
 from inspect import isawaitable
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
@@ -17,7 +19,6 @@ from attention_serving.server.transport.call import Call
 # few names. Handing over costs 60 us; decoding this much takes 1 ms at worst.
 LARGE_BYTES = 64 << 10
 Q = TypeVar("Q")
-A = TypeVar("A")
 
 
 class CallKind(Enum):
@@ -55,8 +56,7 @@ class Method:
 
 def of_names(
     read: Callable[[bytes], Q],
-    handle: Callable[[Q, Call], A | Awaitable[A]],
-    write: Callable[[A], bytes],
+    handle: Callable[[Q, Call], Message | Awaitable[None] | None],
     *,
     kind: CallKind = CallKind.UNARY,
     is_counted: bool = True,
@@ -66,8 +66,7 @@ def of_names(
 
     Args:
         read: Parses a request; raises DecodeError.
-        handle: Answers it, at once or later.
-        write: Serializes the reply.
+        handle: Answers it at once; or, with an empty message, later or with None.
         kind: How many requests and replies a call has, not a server stream.
         is_counted: See `Method`.
         right: See `Method`.
@@ -75,9 +74,30 @@ def of_names(
 
     async def answer(message: bytes, call: Call, _reservation: Reservation | None) -> bytes:
         reply: Any = handle(parse(read, message, LARGE_BYTES), call)
-        return write(await reply if isawaitable(reply) else reply)
+        if isawaitable(reply):
+            reply = await reply
+        return b"" if reply is None else reply.SerializeToString()
 
     return Method(kind=kind, handle=answer, is_counted=is_counted, right=right)
+
+
+def of_service(
+    service: ServiceDescriptor,
+    right: Right | None,
+    *,
+    is_counted: bool = True,
+    **handlers: Callable[..., Any],
+) -> dict[str, Method]:
+    """Methods of a service whose requests consist of a few names, by their full names: see `of_names`."""
+    methods = {}
+    for name, handle in handlers.items():
+        described = service.methods_by_name[name]
+        kind = CallKind.ORDERED_STREAM if described.client_streaming else CallKind.UNARY
+        read = GetMessageClass(described.input_type).FromString
+        methods[f"/{service.full_name}/{name}"] = of_names(
+            read, handle, kind=kind, is_counted=is_counted, right=right
+        )
+    return methods
 
 
 class MalformedMessageError(InvalidRequestError):

@@ -5,19 +5,19 @@ A new method is one entry here, one handler in its service and its codec.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from attention_serving.protos.attention.v1 import attention_pb2 as attention_pb
 from attention_serving.server.api.access import check_method
-from attention_serving.server.api.attention.service import Attend, AttendStream, ModelMethods
+from attention_serving.server.api.attention import service as attention
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import CallError
-from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, of_names, parse
+from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, of_service, parse
 from attention_serving.server.api.open_inference import service as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
@@ -25,12 +25,10 @@ from attention_serving.server.model_control import ModelControl
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
-ATTENTION: str = attention_pb.DESCRIPTOR.services_by_name["AttentionService"].full_name
-SERVICES = (ATTENTION, open_inference.SERVICE)
+SERVICES = (attention.SERVICE.full_name, open_inference.SERVICE.full_name)
 HEALTH: str = health.SERVICE_NAME
 REFLECTION: str = reflection.SERVICE_NAME
-PACKAGE_V1 = "grpc.reflection.v1"
-REFLECTION_V1 = f"{PACKAGE_V1}.ServerReflection"
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 REFLECTIONS = (REFLECTION_V1, REFLECTION)
 FILE_V1 = "grpc/reflection/v1/reflection.proto"
 
@@ -57,56 +55,17 @@ def all_methods(
         identify: Checks who calls, and the right for a method: `Admission.identify`.
     """
     methods = {
-        **_attention(engine, threads),
+        **attention.methods(engine, threads),
         **open_inference.methods(engine, is_serving, threads, control, memory),
-        **_health(health),
-        **_reflection(ReflectionService((*SERVICES, *REFLECTIONS, HEALTH)), Right.READ),
+        **of_service(
+            health_pb2.DESCRIPTOR.services_by_name["Health"], None, is_counted=False, Check=health.check
+        ),
+        f"/{HEALTH}/Watch": Method(
+            kind=CallKind.SERVER_STREAMING, handle=health.watch, is_counted=False, right=None
+        ),
+        **_reflection(),
     }
     return {**methods, **check_method(identify, methods)}
-
-
-def _attention(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
-    pb, attend, stream = attention_pb, Attend(engine, threads), AttendStream(engine, threads)
-    models = ModelMethods(engine)
-    return {
-        f"/{ATTENTION}/Attend": attend.method(),
-        f"/{ATTENTION}/AttendStream": stream.method(),
-        f"/{ATTENTION}/ListModels": of_names(
-            pb.ListModelsRequest.FromString,
-            models.list_models,
-            pb.ListModelsResponse.SerializeToString,
-            right=Right.READ,
-        ),
-        f"/{ATTENTION}/GetModel": of_names(
-            pb.GetModelRequest.FromString,
-            models.get_model,
-            pb.GetModelResponse.SerializeToString,
-            right=Right.READ,
-        ),
-    }
-
-
-def _health(service: "HealthService") -> dict[str, Method]:
-    read = health_pb2.HealthCheckRequest.FromString
-    write = health_pb2.HealthCheckResponse.SerializeToString
-    return {
-        "/grpc.health.v1.Health/Check": of_names(read, service.check, write, is_counted=False, right=None),
-        "/grpc.health.v1.Health/Watch": Method(
-            kind=CallKind.SERVER_STREAMING, handle=service.watch, is_counted=False, right=None
-        ),
-    }
-
-
-def _reflection(service: "ReflectionService", right: Right | None) -> dict[str, Method]:
-    method = of_names(
-        reflection_pb2.ServerReflectionRequest.FromString,
-        service.info,
-        reflection_pb2.ServerReflectionResponse.SerializeToString,
-        kind=CallKind.ORDERED_STREAM,
-        is_counted=False,
-        right=right,
-    )
-    return {f"/{name}/ServerReflectionInfo": method for name in REFLECTIONS}
 
 
 class HealthService:
@@ -175,37 +134,21 @@ class _Context:
         self.callbacks.append(callback)
 
 
-class ReflectionService:
-    """Lists the services and describes their files."""
-
-    def __init__(self, services: Iterable[str]) -> None:
-        _describe_v1(descriptor_pool.Default())  # type: ignore[no-untyped-call]
-        self._servicer = reflection.ReflectionServicer(tuple(services))
-
-    def info(
-        self,
-        request: reflection_pb2.ServerReflectionRequest,
-        call: Call,  # noqa: ARG002 - the signature of a handler
-    ) -> reflection_pb2.ServerReflectionResponse:
-        """Replies to one request of a stream. The messages of both versions are the same on the wire."""
-        replies: Any = self._servicer.ServerReflectionInfo(iter((request,)), None)
-        return next(replies)
-
-
-def _describe_v1(pool: Any) -> None:
-    """Adds the descriptor of version 1, which the library lacks: that of v1alpha in another package."""
+def _reflection() -> dict[str, Method]:
+    """Lists the services and describes their files. Both versions are the same on the wire."""
+    pool: Any = descriptor_pool.Default()  # type: ignore[no-untyped-call]
     try:
         pool.FindFileByName(FILE_V1)
-    except KeyError:
+    except KeyError:  # the library lacks version 1: it is v1alpha in another package
         file = descriptor_pb2.FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)
-        file.name, file.package = FILE_V1, PACKAGE_V1
-        for field in (field for message in file.message_type for field in message.field):
-            if field.type_name:
-                field.type_name = _in_v1(field.type_name)
-        for method in (method for service in file.service for method in service.method):
-            method.input_type, method.output_type = _in_v1(method.input_type), _in_v1(method.output_type)
-        pool.Add(file)
+        text = text_format.MessageToString(file).replace("v1alpha", "v1")
+        pool.Add(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
+    servicer = reflection.ReflectionServicer((*SERVICES, *REFLECTIONS, HEALTH))
 
+    def info(request: Message, _call: Call) -> Message:
+        (reply,) = servicer.ServerReflectionInfo(iter((request,)), None)
+        return cast("Message", reply)
 
-def _in_v1(type_name: str) -> str:
-    return type_name.replace(".grpc.reflection.v1alpha.", f".{PACKAGE_V1}.")
+    service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+    (method,) = of_service(service, Right.READ, is_counted=False, ServerReflectionInfo=info).values()
+    return {f"/{name}/ServerReflectionInfo": method for name in REFLECTIONS}

@@ -6,8 +6,10 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api import access
 from attention_serving.server.api.attention import codec, named_tensors
 from attention_serving.server.api.attention.model_codec import describe
+from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import code_of, engine_error_of
 from attention_serving.server.api.inference import Inference
+from attention_serving.server.api.method import Method, of_service
 from attention_serving.server.api.protobuf_bytes import Parsed, field, leading_text, text_field
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.engine import Engine
@@ -15,8 +17,10 @@ from attention_serving.server.engine.errors import InvalidRequestError, LimitExc
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.requests.validation import encode_texts
 from attention_serving.server.engine.types import Request, Result
+from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
+SERVICE = pb.DESCRIPTOR.services_by_name["AttentionService"]
 # A response contains the id of its request.
 MAX_ID_BYTES = 1024
 ID, RESPONSE = pb.AttendStreamResponse.ID_FIELD_NUMBER, (pb.AttendStreamResponse.RESPONSE_FIELD_NUMBER,)
@@ -75,18 +79,25 @@ class AttendStream(Attend):
         return pb.AttendStreamResponse(id=request_id[:MAX_ID_BYTES], error=stream_error).SerializeToString()
 
 
-class ModelMethods:
-    """Describe the models that a caller may read, those that failed to load included."""
+def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
+    """Each method by its full name.
 
-    def __init__(self, engine: Engine) -> None:
-        """Creates the methods."""
-        self._repository = engine.repository
+    Args:
+        engine: Computes results.
+        threads: Decode and encode what is large.
+    """
+    repository = engine.repository
 
-    def list_models(self, request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
-        """Describes every model."""
-        return pb.ListModelsResponse(models=map(describe, access.readable(self._repository, call)))
+    def list_models(_request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
+        """Describes the models that the caller may read, those that failed to load included."""
+        return pb.ListModelsResponse(models=map(describe, access.readable(repository, call)))
 
-    def get_model(self, request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
-        """Describes one model."""
-        model = access.readable_in_any_state(self._repository, call, request.name, request.version)
+    def get_model(request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
+        model = access.find(repository.find, call, Right.READ, request.name, request.version)
         return pb.GetModelResponse(model=describe(model))
+
+    return {
+        f"/{SERVICE.full_name}/Attend": Attend(engine, threads).method(),
+        f"/{SERVICE.full_name}/AttendStream": AttendStream(engine, threads).method(),
+        **of_service(SERVICE, Right.READ, ListModels=list_models, GetModel=get_model),
+    }

@@ -39,7 +39,7 @@ class ModelService:
 
     def metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
         """Lists the inputs that a request must contain, and the outputs of a request that names none."""
-        model = access.readable_model(self._engine, call, request.name, request.version)
+        model = access.find(self._engine.model, call, Right.READ, request.name, request.version)
         versions = [m.version for m in self._engine.repository if m.name == model.name]
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -55,7 +55,7 @@ class ModelService:
         A batch axis belongs to `max_batch_size` and not to the shapes. Texts have no other axis, so that of
         a model that takes text belongs to the shapes.
         """
-        model = access.readable_model(self._engine, call, request.name, request.version)
+        model = access.find(self._engine.model, call, Right.READ, request.name, request.version)
         batched = model.text_encoder is None
         config = pb.ModelConfig(
             name=model.name,
@@ -82,7 +82,7 @@ class ModelService:
             and request.version in ("", model.version)
         ]
         if not models and (request.name or call.identity is None):
-            models = [access.readable_model(self._engine, call, request.name, request.version)]
+            models = [access.find(self._engine.model, call, Right.READ, request.name, request.version)]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(model) for model in models])
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
@@ -99,9 +99,7 @@ class ModelService:
             ]
         )
 
-    async def load(
-        self, request: pb.RepositoryModelLoadRequest, call: Call
-    ) -> pb.RepositoryModelLoadResponse:
+    async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> None:
         """Loads a model, and replies once it is served."""
         _check_repository(request.repository_name)
         for name in request.parameters:
@@ -109,17 +107,13 @@ class ModelService:
                 f"parameters[{name}]", "is not supported: an artifact states its own configuration"
             )
         await result_of(self._explicit().load(request.model_name))
-        return pb.RepositoryModelLoadResponse()
 
-    async def unload(
-        self, request: pb.RepositoryModelUnloadRequest, call: Call
-    ) -> pb.RepositoryModelUnloadResponse:
+    async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> None:
         """Unloads a model, and replies once it takes no more requests."""
         _check_repository(request.repository_name)
         for name in set(request.parameters) - {UNLOAD_DEPENDENTS}:
             raise InvalidRequestError(f"parameters[{name}]", "is not supported")
         await result_of(self._explicit().unload(request.model_name))
-        return pb.RepositoryModelUnloadResponse()
 
     def _explicit(self) -> ModelControl:
         if self._control is None:

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable
 
+from google.protobuf.message import Message
+
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
 from attention_serving.server.api import access
@@ -108,22 +110,16 @@ class ServerMethods:
             response.settings[name].value.append(value)
         return response
 
-    def register(
-        self, request: pb.SystemSharedMemoryRegisterRequest, call: Call
-    ) -> pb.SystemSharedMemoryRegisterResponse:
+    def register(self, request: pb.SystemSharedMemoryRegisterRequest, call: Call) -> None:
         """Registers a region of shared memory."""
         if self._memory is None:
             raise UnsupportedError(SHARED_MEMORY_IS_OFF)
         self._memory.register(request.name, request.key, request.offset, request.byte_size)
-        return pb.SystemSharedMemoryRegisterResponse()
 
-    def unregister(
-        self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call
-    ) -> pb.SystemSharedMemoryUnregisterResponse:
+    def unregister(self, request: pb.SystemSharedMemoryUnregisterRequest, call: Call) -> None:
         """Unregisters a region, or all of them. One that is not registered is no error."""
         if self._memory is not None:
             self._memory.unregister(request.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
 
     def regions(
         self, request: pb.SystemSharedMemoryStatusRequest, call: Call
@@ -136,23 +132,12 @@ class ServerMethods:
             status.offset, status.byte_size = region.offset, region.size
         return response
 
-    def register_cuda(
-        self, request: pb.CudaSharedMemoryRegisterRequest, call: Call
-    ) -> pb.CudaSharedMemoryRegisterResponse:
+    def register_cuda(self, request: pb.CudaSharedMemoryRegisterRequest, call: Call) -> None:
         """Refuses."""
         raise UnsupportedError(NO_CUDA)
 
-    def unregister_cuda(
-        self, request: pb.CudaSharedMemoryUnregisterRequest, call: Call
-    ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Does nothing: no region is registered. Load generators call it before they begin."""
-        return pb.CudaSharedMemoryUnregisterResponse()
-
-    def cuda_regions(
-        self, request: pb.CudaSharedMemoryStatusRequest, call: Call
-    ) -> pb.CudaSharedMemoryStatusResponse:
-        """Lists no regions."""
-        return pb.CudaSharedMemoryStatusResponse()
+    def without_cuda(self, request: Message, call: Call) -> None:
+        """Lists and unregisters no regions. Load generators call it before they begin."""
 
 
 def _log_settings(level: int) -> dict[str, bool | int | str]:

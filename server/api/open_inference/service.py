@@ -1,13 +1,13 @@
 """The methods of the Open Inference Protocol: those that infer, and the table of all."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import engine_error_of
 from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import Method, of_names
+from attention_serving.server.api.method import Method, of_service
 from attention_serving.server.api.open_inference import codec, tensors
 from attention_serving.server.api.open_inference.models import ModelService
 from attention_serving.server.api.open_inference.server import ServerMethods
@@ -20,7 +20,7 @@ from attention_serving.server.engine.types import Request, Result
 from attention_serving.server.model_control import ModelControl
 from attention_serving.server.security.rights import Right
 
-SERVICE: str = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 ID, RESPONSE = (
     pb.ModelInferResponse.ID_FIELD_NUMBER,
     (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,),
@@ -82,49 +82,33 @@ def methods(
         control: Loads and unloads models on request; None if the models never change.
         memory: The regions of shared memory; None if it is switched off.
     """
-    infer, stream = ModelInfer(engine, threads, memory), ModelStreamInfer(engine, threads, memory)
     models, server = ModelService(engine, control), ServerMethods(engine, is_serving, control, memory)
     return {
-        **_without_tensors(None, {"ServerLive": server.live, "ServerReady": server.ready}),
-        **_without_tensors(
+        f"/{SERVICE.full_name}/ModelInfer": ModelInfer(engine, threads, memory).method(),
+        f"/{SERVICE.full_name}/ModelStreamInfer": ModelStreamInfer(engine, threads, memory).method(),
+        **of_service(SERVICE, None, ServerLive=server.live, ServerReady=server.ready),
+        **of_service(
+            SERVICE,
             Right.READ,
-            {
-                "ServerMetadata": server.metadata,
-                "ModelReady": server.model_ready,
-                "ModelMetadata": models.metadata,
-                "ModelConfig": models.config,
-                "ModelStatistics": models.statistics,
-                "RepositoryIndex": models.index,
-            },
+            ServerMetadata=server.metadata,
+            ModelReady=server.model_ready,
+            ModelMetadata=models.metadata,
+            ModelConfig=models.config,
+            ModelStatistics=models.statistics,
+            RepositoryIndex=models.index,
         ),
-        **_without_tensors(
+        **of_service(
+            SERVICE,
             Right.ADMIN,
-            {
-                "RepositoryModelLoad": models.load,
-                "RepositoryModelUnload": models.unload,
-                "SystemSharedMemoryStatus": server.regions,
-                "SystemSharedMemoryRegister": server.register,
-                "SystemSharedMemoryUnregister": server.unregister,
-                "CudaSharedMemoryStatus": server.cuda_regions,
-                "CudaSharedMemoryRegister": server.register_cuda,
-                "CudaSharedMemoryUnregister": server.unregister_cuda,
-                "TraceSetting": server.trace_settings,
-                "LogSettings": server.log_settings,
-            },
+            RepositoryModelLoad=models.load,
+            RepositoryModelUnload=models.unload,
+            SystemSharedMemoryStatus=server.regions,
+            SystemSharedMemoryRegister=server.register,
+            SystemSharedMemoryUnregister=server.unregister,
+            CudaSharedMemoryStatus=server.without_cuda,
+            CudaSharedMemoryRegister=server.register_cuda,
+            CudaSharedMemoryUnregister=server.without_cuda,
+            TraceSetting=server.trace_settings,
+            LogSettings=server.log_settings,
         ),
-        f"/{SERVICE}/ModelInfer": infer.method(),
-        f"/{SERVICE}/ModelStreamInfer": stream.method(),
-    }
-
-
-def _without_tensors(right: Right | None, handlers: Mapping[str, Callable[..., Any]]) -> dict[str, Method]:
-    """Methods that take no place of inference: a busy server still tells what it is and has."""
-    return {
-        f"/{SERVICE}/{name}": of_names(
-            getattr(pb, f"{name}Request").FromString,
-            handler,
-            getattr(pb, f"{name}Response").SerializeToString,
-            right=right,
-        )
-        for name, handler in handlers.items()
     }
