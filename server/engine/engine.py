@@ -183,6 +183,7 @@ class Engine:
             error: What it ends with; None if nobody waits for it any more.
         """
         with self._lock:
+            has_started = self._queue.has_started(request)
             if not self._queue.release(request):
                 return
             self._notify_if_needed()
@@ -199,7 +200,7 @@ class Engine:
         model.statistics.add_failure(now - request.queued_at)
         self._observe(lambda observer: observer.request_failed(model.name, code))
         if code is Code.DEADLINE_EXCEEDED:
-            stage = ExpiryStage.RUNNING if request.started else ExpiryStage.QUEUED
+            stage = ExpiryStage.RUNNING if has_started else ExpiryStage.QUEUED
             self._observe(lambda observer: observer.request_expired(model.name, stage))
         request.end(error)
 

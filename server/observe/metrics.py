@@ -3,7 +3,7 @@
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from itertools import product
 from typing import Literal, TypeVar
@@ -22,7 +22,7 @@ from attention_serving.server.observe.prometheus import BulkHistogram
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls.files import Certificates
 
-K, T = TypeVar("K"), TypeVar("T")
+T = TypeVar("T")
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 # The code of requests that have their results, and the results of changes, as labels.
@@ -121,7 +121,7 @@ class Metrics(Observer):
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._ended = Waiting(self._count_calls)
+        self._ended: dict[tuple[str, str], Waiting[float]] = {}
         self._batches = Waiting(self._count_batches)
         self._calls = self._counter("attention_requests", "method", "code")
         self._call_seconds = self._histogram("attention_request_seconds", "method")
@@ -246,17 +246,20 @@ class Metrics(Observer):
         dropped, seen = logs.dropped_lines(), self._seen_dropped_lines
         self._seen_dropped_lines = dropped
         self._dropped_lines.inc(dropped - seen)
-        for waiting in (self._ended, self._batches):
+        for waiting in (*self._ended.values(), self._batches):
             waiting.flush()
 
     def call_ended(self, method: str, code: str, seconds: float) -> None:
         """Counts a call that ended."""
-        self._ended.add(((method, code), seconds))
+        waiting = self._ended.get((method, code))
+        if waiting is None:
+            count = partial(self._count_calls, method, code)
+            waiting = self._ended.setdefault((method, code), Waiting(count))
+        waiting.add(seconds)
 
-    def _count_calls(self, calls: list[tuple[tuple[str, str], float]]) -> None:
-        for (method, code), seconds in _grouped(calls):
-            self._calls(method, code).inc(len(seconds))
-            self._call_seconds(method).observe_all(seconds)
+    def _count_calls(self, method: str, code: str, seconds: list[float]) -> None:
+        self._calls(method, code).inc(len(seconds))
+        self._call_seconds(method).observe_all(seconds)
 
     def batch_completed(self, report: BatchReport) -> None:
         """Counts a batch that ran."""
@@ -330,9 +333,9 @@ def _installed(package: str) -> str:
         return UNKNOWN
 
 
-def _grouped(pairs: Iterable[tuple[K, T]]) -> Iterable[tuple[K, list[T]]]:
+def _grouped(pairs: Iterable[tuple[str, T]]) -> Iterable[tuple[str, list[T]]]:
     """The second of each pair, by the first."""
-    groups: defaultdict[K, list[T]] = defaultdict(list)
+    groups: defaultdict[str, list[T]] = defaultdict(list)
     for key, value in pairs:
         groups[key].append(value)
     return groups.items()

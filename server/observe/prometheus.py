@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -15,6 +14,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Gauge, Histogram, Metric, make_wsgi_app
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -188,11 +188,9 @@ class BulkHistogram(Histogram):
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         """Observes values."""
-        counts = [0] * len(self._upper_bounds)
-        for amount in amounts:
-            counts[bisect_left(self._upper_bounds, amount)] += 1
+        counts = np.bincount(np.searchsorted(self._upper_bounds, amounts))
         self._sum.inc(sum(amounts))
-        for bucket, count in zip(self._buckets, counts, strict=True):
+        for bucket, count in zip(self._buckets, counts.tolist(), strict=False):
             if count:
                 bucket.inc(count)
 

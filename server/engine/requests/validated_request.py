@@ -30,13 +30,12 @@ class SequenceInputs:
         head_selection: Which attention weights are returned; None for all.
         request: Its request, once that is queued.
         index: Its place in the request.
-        number: Its place in the order of arrival.
         turn: When it is its turn; see `server.engine.schedule.queue`.
     """
 
+    __slots__ = ("head_selection", "index", "inputs", "mask", "request", "shape", "spans", "turn")
     request: "ValidatedRequest"
     index: int
-    number: int
     turn: float
 
     def __init__(
@@ -152,20 +151,21 @@ class ValidatedRequest:
         caller: Whose request it is.
         timeline: Receives the runs; None if nobody asked for them.
         queued_at: When it was queued.
+        number: Its place in the order of arrival.
         share: Its caller, among those in the queue.
         queued_seconds: Sum of the expected durations of its sequences that are in the queue.
         missing: Number of sequences without a result.
         results: The outputs of each sequence so far.
-        started: Whether one of its sequences is part of a batch.
         is_done: Whether it has ended or was withdrawn. Set by the queue, with the lock of the engine.
         outcome: The result or an error; None before, and if it was withdrawn.
     """
 
     # Of the class, so that a request is made quickly.
     timeline: Timeline | None = None
-    started = is_done = False
+    is_done = False
     outcome: Result | EngineError | None = None
     queued_at: float
+    number: int
     share: CallerShare
     queued_seconds: float
     missing: int

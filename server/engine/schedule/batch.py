@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.limits import Limits
@@ -107,30 +108,28 @@ class Batch:
             now: The current time.
         """
         taken, shape = self.sequences, self.sequences[0].shape
-        room = self._room_alike(len(bucket))
-        while room:
-            queued = bucket[0]
+        earliest = now + shape.least_seconds
+        for queued in islice(bucket, max(0, self._most_alike() - 1)):
             request = queued.request
-            is_late = now + request.form.least_seconds > request.deadline
             is_alike = queued.shape is shape or queued.shape == shape  # two caches may have made them
-            if not is_alike or len(request.sequences) > 1 or request.is_done or is_late:
+            if not is_alike or request.is_done or request.deadline < earliest or len(request.sequences) > 1:
                 break
-            taken.append(bucket.popleft())
-            room -= 1
+            taken.append(queued)
+        for _ in range(len(taken) - 1):
+            bucket.popleft()
         self.seconds = self._call_seconds + len(taken) * (shape.seconds - self._call_seconds)
         self.seconds_alone = len(taken) * shape.seconds
 
-    def _room_alike(self, count: int) -> int:
-        """How many of some sequences like that of the batch may join, each of a request of its own."""
-        shape, call, room = self.sequences[0].shape, self._call_seconds, 0
-        most = min(count, self._max_sequences - 1, int(self._max_bytes // shape.run_bytes) - 1)
-        while room < most:
-            seconds = call + (room + 1) * (shape.seconds - call)
-            exceeds_share = (room + 2) * shape.seconds > self._max_seconds
-            if seconds > (DIVIDED_AT_CALL_COSTS if exceeds_share else FULL_AT_CALL_COSTS) * call:
-                break
-            room += 1
-        return room
+    def _most_alike(self) -> int:
+        """How many sequences like the first may be in the batch, each of another request: see `_admits`."""
+        shape, call = self.sequences[0].shape, self._call_seconds
+        most = min(self._max_sequences, self._max_bytes // shape.run_bytes)
+        if (each := shape.seconds - call) > 0:
+            # One more may join while the run takes no more than so many times its fixed cost.
+            full, divided = FULL_AT_CALL_COSTS - 1, DIVIDED_AT_CALL_COSTS - 1
+            share = max(1 + divided * call // each, self._max_seconds // shape.seconds)
+            most = min(most, 1 + full * call // each, share)
+        return int(most)
 
     def add(self, sequence: SequenceInputs) -> None:
         """Adds a sequence of the same lengths as all others, which pads nothing, if the limits allow it."""

@@ -21,7 +21,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter
 
 from attention_serving.artifact.manifest import GraphKind
@@ -56,7 +56,7 @@ BucketKey = tuple[LoadedModel, GraphKind, CallerShare]
 Bucket = deque[SequenceInputs]
 # A batch, or None if none may start; and the requests that cannot be answered in time.
 Next = tuple[Batch | None, list[ValidatedRequest]]
-_turn = attrgetter("turn")
+_turn, _share, _seconds = attrgetter("turn"), attrgetter("request.share"), attrgetter("shape.seconds")
 
 
 class Admission:
@@ -132,7 +132,6 @@ class Queue:
     """Queued sequences, in buckets of those that may run together, and the slots that their batches run in.
 
     Attributes:
-        sequences: Number of queued sequences.
         running: Batches that have started or were handed over to the engine's threads, and the expected
             memory of each, in bytes.
         admission: Decides which requests would be late.
@@ -145,7 +144,6 @@ class Queue:
             limits: Bounds of batches and of the memory of runs.
             slots: Number of batches that may run at a time.
         """
-        self.sequences = 0
         self.running: dict[Batch, int] = {}
         self.admission = Admission()
         self._limits = limits
@@ -169,6 +167,11 @@ class Queue:
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
+
+    @property
+    def sequences(self) -> int:
+        """Number of queued sequences."""
+        return sum(map(len, self._buckets.values()))
 
     @property
     def work(self) -> float:
@@ -240,15 +243,15 @@ class Queue:
             now: The current time.
             inline: Whether the caller calls `next_inline` next.
         """
-        number, sequences, form = self._next_number, request.sequences, request.form
+        sequences, form, seconds = request.sequences, request.form, request.form.seconds
         share = request.share = self._shares.of(request.caller)
-        request.queued_at, request.queued_seconds = now, form.seconds
+        request.queued_at, request.number, request.queued_seconds = now, self._next_number, seconds
+        self._next_number += 1
         request.missing = count = len(sequences)
         request.results = [{}] * count
         turn = share.turn
         for index, sequence in enumerate(sequences):
-            sequence.request, sequence.index = request, index
-            sequence.number, sequence.turn = number + index, turn
+            sequence.request, sequence.index, sequence.turn = request, index, turn
             turn += sequence.shape.seconds
         self._requests.add(request)
         if count > 1:
@@ -257,15 +260,13 @@ class Queue:
         bucket = self._buckets.get(key)
         if bucket is None:
             self._buckets[key] = deque(sequences)
-        elif bucket[-1].turn <= sequences[0].turn:  # the usual case
+        elif bucket[-1].turn <= share.turn:  # the usual case
             bucket.extend(sequences)
         else:
             _insert(bucket, sequences)
-        self._next_number += count
-        self.sequences += count
-        self._queued_seconds += form.seconds
+        self._queued_seconds += seconds
         share.sequences += count
-        share.seconds += form.seconds
+        share.seconds += seconds
         self._waits_for_memory = False
         if inline and not self._closing:
             self._inline_is_due = True
@@ -284,6 +285,12 @@ class Queue:
             self._bulk.discard(request)
         return True
 
+    def has_started(self, request: ValidatedRequest) -> bool:
+        """Whether one of its sequences runs, or has run."""
+        return request.missing < len(request.sequences) or any(
+            queued.request is request for batch in self.running for queued in batch
+        )
+
     def _remove(self, request: ValidatedRequest) -> None:
         self._waits_for_memory = False  # the sequence that did not fit may be gone
         key = (request.model, request.form.graph, request.share)
@@ -298,7 +305,7 @@ class Queue:
         self._bulk.clear()
         self._buckets.clear()
         self._shares = FairShares()
-        self.sequences, self._queued_seconds = 0, 0.0
+        self._queued_seconds = 0.0
         return list(self._requests)
 
     def close(self) -> None:
@@ -429,22 +436,19 @@ class Queue:
 
     def _count_left(self, left: list[SequenceInputs], *, run: bool = False) -> None:
         """Records that sequences have left the queue, and whether to run."""
-        total = 0.0
-        for queued in left:
-            request, seconds = queued.request, queued.shape.seconds
-            share = request.share
-            request.queued_seconds -= seconds
-            share.sequences -= 1
+        for share, own in groupby(left, _share):
+            durations = list(map(_seconds, own))
+            seconds = sum(durations)
+            share.sequences -= len(durations)
             share.seconds -= seconds
-            total += seconds
+            self._queued_seconds -= seconds
             if run:
-                request.started = True
                 share.clock += seconds / share.caller.weight
-        if self._buckets:
-            self.sequences -= len(left)
-            self._queued_seconds -= total
-        else:  # rounding errors do not add up
-            self.sequences, self._queued_seconds = 0, 0.0
+        if self._bulk:
+            for queued in left:
+                queued.request.queued_seconds -= queued.shape.seconds
+        if not self._buckets:  # rounding errors do not add up
+            self._queued_seconds = 0.0
             self._shares.begin_anew()
 
 
@@ -479,7 +483,7 @@ def _join(
 
 def _first(bucket: Bucket) -> tuple[float, float, int]:
     head = bucket[0]
-    return head.request.share.clock, head.turn, head.number
+    return head.request.share.clock, head.turn, head.request.number
 
 
 def _insert(bucket: Bucket, queued: tuple[SequenceInputs, ...]) -> None:

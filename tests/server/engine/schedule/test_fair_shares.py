@@ -189,22 +189,22 @@ def test_every_sequence_of_every_caller_runs_once(
 ) -> None:
     model = costing(self_model, RunCost(call=1, row=0.1, pair=0))
     queue = Queue(Limits(max_batch_sequences=batch))
-    live: dict[ValidatedRequest, list[int]] = {}
-    ran: Counter[int] = Counter()
-    expected: Counter[int] = Counter()
+    live: dict[ValidatedRequest, list[tuple[int, int]]] = {}
+    ran: Counter[tuple[int, int]] = Counter()
+    expected: Counter[tuple[int, int]] = Counter()
 
     def run() -> None:
         taken, expired = take(queue)
         assert not expired
         for own in taken or ():
-            ran[own.number] += 1
+            ran[own.request.number, own.index] += 1
 
     for step in steps:
         if isinstance(step, tuple):
             caller, count, length = step
             request = request_of(model, CALLERS[caller], [(length, length)] * count)
             queue.add(request, 0)
-            live[request] = [sequence.number for sequence in request.sequences]
+            live[request] = [(request.number, index) for index in range(count)]
             expected.update(live[request])
         elif step == "run":
             run()

@@ -102,6 +102,6 @@ def test_sequences_that_are_taken_together_are_those_that_would_be_taken_one_by_
         return list(iter(lambda: take(queue)[0], None))
 
     for batch, other in zip(batches(alike=True), batches(alike=False), strict=True):
-        assert [own.number for own in batch] == [own.number for own in other]
+        assert [own.request.number for own in batch] == [own.request.number for own in other]
         assert batch.seconds == pytest.approx(other.seconds)
         assert batch.seconds_alone == pytest.approx(other.seconds_alone)

@@ -46,7 +46,7 @@ class SlotsMachine(RuleBasedStateMachine):
         self.inline: Batch | None = None
         # The inline thread has submitted, runs a batch inline or has ended that, and will ask next.
         self.inline_will_ask = False
-        self.started: set[int] = set()
+        self.started: set[tuple[int, int]] = set()
         self.submitted = 0
 
     @rule(
@@ -105,8 +105,8 @@ class SlotsMachine(RuleBasedStateMachine):
 
     def _note(self, batch: Batch | None) -> None:
         for queued in batch or ():
-            assert queued.number not in self.started
-            self.started.add(queued.number)
+            assert (queued.request.number, queued.index) not in self.started
+            self.started.add((queued.request.number, queued.index))
 
     @invariant()
     def nothing_waits_while_a_slot_is_free(self) -> None:
@@ -114,7 +114,7 @@ class SlotsMachine(RuleBasedStateMachine):
         if not oldest or len(self.queue.running) >= SLOTS or self.inline_will_ask:
             return
         free = self.max_run_bytes - sum(self.queue.running.values())
-        first = min(oldest, key=lambda queued: (queued.turn, queued.number))
+        first = min(oldest, key=lambda queued: (queued.turn, queued.request.number))
         if first.shape.run_bytes <= free or not self.queue.running:
             assert self.queue.needs_thread
 
