@@ -182,10 +182,13 @@ class Admission:
             self.waiting_others.discard(call)
             return
         self.waiting.discard(call)
-        for places in (self.calls,) if method.kind is CallKind.UNARY else (self.calls, self.streams):
-            if len(places) >= places.limit:
-                raise places.all_taken()
-            places.add(call)
+        if len(self.calls) >= self.calls.limit:
+            raise self.calls.all_taken()
+        self.calls.add(call)
+        if method.kind is not CallKind.UNARY:
+            if len(self.streams) >= self.streams.limit:
+                raise self.streams.all_taken()
+            self.streams.add(call)
 
     def idle(self, call: Call) -> None:
         """Every reply of a stream has been sent: it waits for a request."""

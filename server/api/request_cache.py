@@ -35,7 +35,8 @@ class Entry:
     """What requests with the same bytes around their vectors and ids have in common.
 
     Attributes:
-        fixed: These bytes, in pieces, each with its offset.
+        fixed: These bytes, in pieces.
+        offsets: Where each of them begins.
         id_place: Where the id is; None if there is none.
         named: The name and version by which they name the model.
         model: The model. It can be freed: the entry is then dropped.
@@ -44,7 +45,7 @@ class Entry:
         reply: Encodes their replies.
     """
 
-    __slots__ = ("arrays", "fixed", "form", "id_place", "model", "named", "reply")
+    __slots__ = ("arrays", "fixed", "form", "id_place", "model", "named", "offsets", "reply")
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class Entry:
         vectors = [(start, start + dtype.itemsize * int(np.prod(shape))) for _, shape, dtype, start in arrays]
         differing = sorted([*vectors, *ids])
         starts, ends = [0, *(end for _, end in differing)], [*(start for start, _ in differing), len(data)]
-        self.fixed = tuple([(at, data[at:end]) for at, end in zip(starts, ends, strict=True) if at < end])
+        self.fixed = tuple([data[at:end] for at, end in zip(starts, ends, strict=True)])
+        self.offsets = tuple(starts)
         self.id_place = slice(*ids[0]) if ids else None
         self.named = (message.model_name, message.model_version)
         self.model = ref(model)
@@ -87,10 +89,7 @@ class RequestCache:
         size = len(message)
         alike = self._entries.get(size, ())
         for entry in alike:
-            for at, part in entry.fixed:
-                if not message.startswith(part, at):
-                    break
-            else:
+            if all(map(message.startswith, entry.fixed, entry.offsets)):
                 break
         else:
             return None
@@ -146,7 +145,8 @@ class RequestCache:
 
     def _use(self, size: int, entry: Entry) -> None:
         """Keeps an entry as the most recently used one, in place of the least recently used one."""
-        others = [other for other in self._entries.get(size, ()) if other.fixed != entry.fixed]
+        own = (entry.fixed, entry.offsets)
+        others = [other for other in self._entries.get(size, ()) if (other.fixed, other.offsets) != own]
         self._entries[size] = (entry, *others[: MAX_ALIKE - 1])
         self._entries.move_to_end(size)
         if len(self._entries) > CACHED_SIZES:

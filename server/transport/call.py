@@ -74,7 +74,7 @@ class Call(ABC):
     metadata: Metadata
     deadline: float
     _request_id = ""
-    _awaits_message = False
+    _awaits_message = _awaits_end = False
 
     @property
     @abstractmethod
@@ -136,8 +136,10 @@ class Call(ABC):
 
     @coroutine
     def done(self) -> Generator[Wait, Any, None]:
-        """Waits until the core is done with the call, which closes the coroutine: only `finally` follows."""
-        yield None
+        """Waits until the core is done with the call. Whatever the coroutine awaits then closes it."""
+        self._awaits_end = True
+        if not self.is_done:
+            yield None
 
     @abstractmethod
     def reply(self, message: bytes) -> None:
@@ -215,6 +217,8 @@ class Call(ABC):
         if self.ended_with is None:
             self.ended_with = grpc.StatusCode.CANCELLED
         self.transport.calls.discard(self)
+        if self._awaits_end:
+            self.task.resume()
         self.task.close()
 
 

@@ -102,6 +102,8 @@ class CompletionQueueCall(Call):
     """A `Call` of gRPC's core."""
 
     transport: "CompletionQueueTransport"
+    _sent_initial_metadata = _watches_end = False
+    _receiving: Any = None
 
     def __init__(self, event: Any, transport: "CompletionQueueTransport") -> None:
         details, metadata = event.call_details, event.invocation_metadata
@@ -111,8 +113,6 @@ class CompletionQueueCall(Call):
         self.metadata = _bounded(metadata) if len(metadata) > FEW_METADATA else metadata
         self.transport = transport
         self._call = event.call
-        self._sent_initial_metadata = self._watches_end = False
-        self._receiving: Any = None
 
     @property
     def peer(self) -> str:
