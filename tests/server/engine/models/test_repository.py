@@ -116,28 +116,21 @@ def without(part: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "manifest missing": (lambda folder: (folder / MANIFEST).unlink(), MANIFEST, "No such file"),
-    "manifest not json": (lambda folder: (folder / MANIFEST).write_text("{"), MANIFEST, "Invalid JSON"),
-    "manifest with an unknown key": (
-        lambda folder: edit_manifest(folder, lambda content: content.update(surprise=1)),
-        MANIFEST,
-        "surprise",
-    ),
     "manifest of another version": (
         lambda folder: edit_manifest(folder, lambda content: content.update(version=2)),
         MANIFEST,
         f"the manifest describes {SELF}/2, and the folder is named {SELF}/1",
     ),
-    "manifest without a hash": (
-        lambda folder: edit_manifest(folder, lambda content: content["files"].pop(GRAPH)),
+    "manifest of another name": (
+        lambda folder: edit_manifest(folder, lambda content: content.update(name="other")),
         MANIFEST,
-        f"lists no hash for {GRAPH}",
+        f"the manifest describes other/1, and the folder is named {SELF}/1",
     ),
     "manifest without a graph": (
         lambda folder: edit_manifest(folder, lambda content: content["graphs"].pop("plain")),
         MANIFEST,
         "graph plain is missing",
     ),
-    "file missing": (lambda folder: (folder / GRAPH).unlink(), GRAPH, "No such file"),
     "byte changed": (change_byte, GRAPH, "the manifest says"),
     "graph unparsable": (replace_graph, GRAPH, "is not an ONNX graph: "),
     "graph without a node": (empty_graph, GRAPH, "the fp32 graph does not load on cpu"),
@@ -159,11 +152,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "file is a folder": (replace_with_folder, GRAPH, "is not a regular file"),
     "file is a pipe": (replace_with_pipe, GRAPH, "is not a regular file"),
-    "relative tolerance above the ceiling": (
-        lambda folder: edit_manifest(folder, lambda content: content["tolerance"].update(rtol=1e30)),
-        MANIFEST,
-        "the tolerance is rtol=1e+30 atol=1e-05; this server accepts at most 0.1",
-    ),
     "absolute tolerance above the ceiling": (
         lambda folder: edit_manifest(folder, lambda content: content["tolerance"].update(atol=0.11)),
         MANIFEST,
@@ -214,6 +202,20 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         GOLDEN,
         "which does not fit",
     ),
+    "golden vectors of one graph only": (
+        lambda folder: edit_golden(
+            folder, lambda tensors: {name: own for name, own in tensors.items() if name.startswith("plain/")}
+        ),
+        GOLDEN,
+        "contains no golden vectors",
+    ),
+    "golden vectors of an output that the graph lacks": (
+        lambda folder: edit_golden(
+            folder, lambda tensors: {name.replace("context_", "x"): own for name, own in tensors.items()}
+        ),
+        GOLDEN,
+        "",
+    ),
     "golden vectors too long": (
         lambda folder: edit_golden(folder, each("inputs/query", too_long)),
         GOLDEN,
@@ -257,16 +259,9 @@ def test_a_damaged_artifact_affects_only_its_model_and_names_the_file(
     (logged,) = [vars(record)["reason"] for record in caplog.records if record.levelname == "ERROR"]
     assert logged.startswith(f"{copies / SELF / '1' / file}: ")
     assert says in logged
-
-
-def test_the_log_has_what_the_runtime_said_and_callers_do_not(
-    copies: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    empty_graph(copies / SELF / "1")
-    failed = assert_only_one_failed(load_repository(copies, DEVICE))
-    assert failed.reason == f"{GRAPH}: the fp32 graph does not load on cpu"
-    (logged,) = [vars(record)["reason"] for record in caplog.records if record.levelname == "ERROR"]
-    assert "ONNXRuntimeError" in logged
+    # What the runtime said is for the log only.
+    assert ("ONNXRuntimeError" in logged) == (damage is empty_graph)
+    assert "ONNXRuntimeError" not in failed.reason
 
 
 def test_an_unexpected_error_names_no_path(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,21 +290,12 @@ def outside(copies: Path, name: str, part: str) -> None:
     path.symlink_to(moved)
 
 
-@pytest.mark.parametrize("part", ["1", f"1/{GRAPH}", f"1/{GOLDEN}", f"1/{MANIFEST}"])
+@pytest.mark.parametrize("part", ["", "1", f"1/{GRAPH}", f"1/{GOLDEN}", f"1/{MANIFEST}"])
 def test_links_that_lead_out_of_the_repository_are_refused(copies: Path, part: str) -> None:
     outside(copies, SELF, part)
     failed = assert_only_one_failed(load_repository(copies, DEVICE))
     assert "lies outside the model repository" in failed.reason
     assert "elsewhere" not in failed.reason
-
-
-def test_a_model_folder_that_is_a_link_out_of_the_repository_is_refused(
-    copies: Path, artifacts: Path
-) -> None:
-    shutil.rmtree(copies / SELF)
-    (copies / SELF).symlink_to(artifacts / SELF, target_is_directory=True)
-    failed = assert_only_one_failed(load_repository(copies, DEVICE))
-    assert failed.reason == f"{MANIFEST}: lies outside the model repository"
 
 
 def test_a_circle_of_links_is_refused(copies: Path) -> None:
@@ -346,29 +332,6 @@ def test_weights_beside_the_graph_are_found_through_links(repository: Path, tmp_
     for path in (tmp_path / "..data" / name / "1").iterdir():
         (folder / path.name).symlink_to(path)
     assert isinstance(load_repository(tmp_path, DEVICE).find(name), LoadedModel)
-
-
-def test_a_golden_output_that_the_graph_lacks_affects_only_its_model(copies: Path) -> None:
-    edit_golden(
-        copies / SELF / "1",
-        lambda tensors: {name.replace("context_vectors", "other"): array for name, array in tensors.items()},
-    )
-    assert GOLDEN in assert_only_one_failed(load_repository(copies, DEVICE)).reason
-
-
-def test_a_model_is_ready_only_if_each_of_its_graphs_was_replayed(copies: Path) -> None:
-    edit_golden(
-        copies / SELF / "1",
-        lambda tensors: {name: array for name, array in tensors.items() if name.startswith("plain/")},
-    )
-    assert isinstance(load_repository(copies, DEVICE).find(SELF), FailedModel)
-
-
-def test_a_folder_with_another_name_is_refused(copies: Path) -> None:
-    (copies / SELF).rename(copies / "renamed")
-    failed = load_repository(copies, DEVICE).find("renamed")
-    assert isinstance(failed, FailedModel)
-    assert f"the manifest describes {SELF}/1" in failed.reason
 
 
 def test_a_failed_model_is_not_ready_and_names_the_cause(copies: Path) -> None:
@@ -433,11 +396,3 @@ def test_a_repository_without_models_is_refused(tmp_path: Path, folders: list[st
             (root / folder).mkdir(parents=True)
     with pytest.raises(RepositoryError, match=says):
         load_repository(root, DEVICE)
-
-
-def test_the_highest_version_answers_if_none_is_given(copies: Path) -> None:
-    shutil.copytree(copies / SELF / "1", copies / SELF / "10")
-    edit_manifest(copies / SELF / "10", lambda content: content.update(version=10))
-    repository = load_repository(copies, DEVICE)
-    assert repository.ready(SELF).version == "10"
-    assert repository.ready(SELF, "1").version == "1"

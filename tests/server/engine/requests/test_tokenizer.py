@@ -1,73 +1,339 @@
-"""Text to token ids with the tokenizer of the artifact."""
+"""Every kind of tokenizer: text that it would silently drop is refused, by word."""
 
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
-from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.engine.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    LimitExceededError,
+)
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.requests.tokenizer import TextEncoder
+from attention_serving.server.engine.requests.tokenizer import TextEncoder, TextLimits
 from tests.server.samples import WORDS
 
-VOCABULARY = sorted(WORDS)
+UNK = "[UNK]"
+Build = Callable[[], Tokenizer]
 
 
-@pytest.fixture(scope="session")
-def encoder(text_model: LoadedModel) -> TextEncoder:
-    assert text_model.text_encoder is not None
-    return text_model.text_encoder
+def bpe(*, unk: str | None = None, fuse_unk: bool = False, split: bool = True) -> Tokenizer:
+    """Knows l, o, w, e, r and the merges to "low" and "er"."""
+    tokens = [*([unk] if unk else []), "l", "o", "w", "e", "r", "lo", "low", "er"]
+    merges = [("l", "o"), ("lo", "w"), ("e", "r")]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, fuse_unk=fuse_unk))
+    if split:
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
 
 
-@given(texts=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), min_size=1, max_size=5))
-def test_each_word_becomes_its_index_in_the_vocabulary(encoder: TextEncoder, texts: list[list[str]]) -> None:
-    ragged = encoder.encode(tuple(" ".join(words) for words in texts)).ids
-    assert list(ragged.lengths) == [len(words) for words in texts]
-    assert ragged.rows.tolist() == [VOCABULARY.index(word) for words in texts for word in words]
-    assert ragged.rows.dtype == np.int64
+def bpe_lowercased() -> Tokenizer:
+    tokenizer = bpe()
+    tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer
 
 
-def test_commas_and_spaces_are_not_words(encoder: TextEncoder) -> None:
-    assert encoder.encode(("  Life,  is\tshort,",)).ids.rows.tolist() == [0, 4, 5]
+def bpe_of_sentences() -> Tokenizer:
+    return bpe(split=False)
+
+
+def byte_level() -> Tokenizer:
+    """All 256 bytes, as those of GPT-2."""
+    vocabulary = {byte: index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    vocabulary = {token: index for index, token in enumerate((UNK, "low", "##er", "new"))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def word_level(unk: str | None = UNK) -> Tokenizer:
+    vocabulary = {token: index for index, token in enumerate((UNK, "low", "new"))}
+    tokenizer = Tokenizer(
+        models.WordLevel(vocabulary, unk_token=unk) if unk else models.WordLevel(vocabulary)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram([("low", -1.0), ("l", -3.0), ("o", -3.0), ("w", -3.0)], None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def bpe_of_accents() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({"é": 0, "l": 1}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def bpe_of_marked_words() -> Tokenizer:
+    """A word begins with a mark of three bytes."""
+    tokenizer = Tokenizer(models.BPE({"▁": 0, "l": 1}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
+
+
+def encoder(tokenizer: Tokenizer, folder: Path) -> TextEncoder:
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return TextEncoder(path)
+
+
+REFUSED: dict[str, tuple[Build, str, str]] = {
+    "a word": (bpe, "low xyz er", "'xyz'"),
+    "a character at the end of a word": (bpe, "low lower lowers", "'lowers'"),
+    "a character at the beginning of a word": (bpe, "slow", "'slow'"),
+    "a character inside a word": (bpe, "low lo-w", "'-'"),
+    "a character of two bytes": (bpe, "low löw", "'löw'"),
+    "a character of four bytes": (bpe, "low \N{GRINNING FACE}", "'\N{GRINNING FACE}'"),
+    "capitals": (bpe, "low LOW er Er", "'LOW', 'Er'"),
+    "after normalisation": (bpe_lowercased, "LOW LOWS", "'lows'"),
+    "each once and in order": (bpe, "x y low x", "'x', 'y'"),
+    "all of the text": (bpe, "xyz", "'xyz'"),
+    "without a splitter": (bpe_of_sentences, "low er", "'low er'"),
+    "no unknown token of words": (lambda: word_level(None), "low other", "'other'"),
+    "no unknown token of a unigram": (unigram, "low lower", "'lower'"),
+    "beside a known character of two bytes": (bpe_of_accents, "é éx", "'éx'"),
+    "beside a mark of three bytes": (bpe_of_marked_words, "l xy", "'▁xy'"),
+}
+
+
+@pytest.mark.parametrize(("build", "text", "unknown"), REFUSED.values(), ids=REFUSED)
+def test_words_that_would_be_dropped_are_refused(
+    build: Build, text: str, unknown: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        encoder(build(), tmp_path).encode((text,))
+    assert refusal.value.field == "text"
+    assert refusal.value.message == f"text: unknown words: {unknown}"
+
+
+def test_added_tokens_in_a_text_are_known(tmp_path: Path) -> None:
+    tokenizer = bpe()
+    tokenizer.add_tokens(["xyz"])
+    tokenizer.add_special_tokens(["[SEP]"])
+    ids = encoder(tokenizer, tmp_path).encode(("low xyz [SEP] er",)).ids.rows.tolist()
+    assert [tokenizer.id_to_token(i) for i in ids] == ["low", "xyz", "[SEP]", "er"]
+
+
+ACCEPTED: dict[str, tuple[Build, str, list[str]]] = {
+    "BPE of accents": (bpe_of_accents, "él é", ["é", "l", "é"]),
+    "BPE of marked words": (bpe_of_marked_words, "l ll", ["▁", "l", "▁", "l", "l"]),
+    "BPE": (bpe, "lower  low\ner", ["low", "er", "low", "er"]),
+    "BPE, normalised": (bpe_lowercased, "LOW Er", ["low", "er"]),
+    "BPE with an unknown token": (
+        lambda: bpe(unk=UNK),
+        "lowers xy low",
+        ["low", "er", UNK, UNK, UNK, "low"],
+    ),
+    "BPE with a fused unknown token": (
+        lambda: bpe(unk=UNK, fuse_unk=True),
+        "lowers xy low",
+        ["low", "er", UNK, UNK, "low"],
+    ),
+    "WordPiece": (word_piece, "lower low new", ["low", "##er", "low", "new"]),
+    "WordPiece, unknown": (word_piece, "lower lowers öl new", ["low", "##er", UNK, UNK, "new"]),
+    "WordLevel, unknown": (word_level, "low other new", ["low", UNK, "new"]),
+    "WordLevel, all known": (lambda: word_level(None), "low new", ["low", "new"]),
+}
+
+
+@pytest.mark.parametrize(("build", "text", "tokens"), ACCEPTED.values(), ids=ACCEPTED)
+def test_text_becomes_the_token_ids_of_its_tokenizer(
+    build: Build, text: str, tokens: list[str], tmp_path: Path
+) -> None:
+    tokenizer = build()
+    ragged = encoder(tokenizer, tmp_path).encode((text, text)).ids
+    assert [tokenizer.id_to_token(i) for i in ragged.rows.tolist()] == [*tokens, *tokens]
+    assert list(ragged.lengths) == [len(tokens)] * 2
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(text=st.text(min_size=1))
+@example(text="\N{GRINNING FACE} \N{COMBINING ACUTE ACCENT}")
+@example(text="\x00\t\n ")
+def test_byte_level_encodes_every_text(text: str, tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    ids = encoder(tokenizer, tmp_path).encode((text,)).ids.rows.tolist()
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_byte_fallback_encodes_every_text(tmp_path: Path) -> None:
+    vocabulary = {token: index for index, token in enumerate(["l", *(f"<0x{n:02X}>" for n in range(256))])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    ids = encoder(tokenizer, tmp_path).encode(("lé\x00\N{GRINNING FACE}",)).ids.rows.tolist()
+    assert len(ids) == 1 + 2 + 1 + 4
+    del vocabulary["<0xC3>"]
+    lacking = Tokenizer(models.BPE({t: n for n, t in enumerate(vocabulary)}, [], byte_fallback=True))
+    with pytest.raises(InvalidRequestError, match="unknown words: 'lé'"):
+        encoder(lacking, tmp_path).encode(("lé",))
+
+
+@pytest.mark.parametrize("build", [bpe, word_piece, word_level], ids=["BPE", "WordPiece", "WordLevel"])
+def test_special_tokens_of_the_post_processor_are_kept(build: Build, tmp_path: Path) -> None:
+    tokenizer = build()
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
+    special = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
+    ragged = encoder(tokenizer, tmp_path).encode(("low low", "low")).ids
+    tokens = [tokenizer.id_to_token(i) for i in ragged.rows.tolist()]
+    assert tokens == ["[CLS]", "low", "low", "[SEP]", "[CLS]", "low", "[SEP]"]
+    assert list(ragged.lengths) == [4, 3]
 
 
 @pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (("Life is long, and long",), "text: unknown words: 'long', 'and'"),
-        (("Life", "life"), "text: unknown words: 'life'"),
-        (("Life", ""), "text: text 1 does not contain any words"),
-        ((" , ",), "text: text 0 does not contain any words"),
-    ],
-    ids=["each once and in order", "case counts", "empty", "only commas"],
+    ("build", "text"),
+    [*product((bpe, word_piece, word_level), ("", " \t\n")), (byte_level, "")],
+    ids=lambda value: value.__name__ if callable(value) else repr(value),
 )
-def test_a_refusal_names_the_words_or_the_text(
-    encoder: TextEncoder, texts: tuple[str, ...], message: str
+def test_a_text_without_words_is_refused_by_its_index(build: Build, text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        encoder(build(), tmp_path).encode(("low", text))
+    assert refusal.value.field == "text"
+    assert refusal.value.message == "text: text 1 does not contain any words"
+
+
+TEXT_ALPHABET = st.text(st.sampled_from("low erné\n\u00a0\u2581,LOW"), max_size=80)
+MANY_KINDS: dict[str, Build] = {
+    "BPE": lambda: bpe(unk=UNK),
+    "BPE of sentences": lambda: bpe(unk=UNK, split=False),
+    "byte level": byte_level,
+    "WordPiece": word_piece,
+    "WordLevel": word_level,
+    "BPE of marked words": lambda: marked(bpe(unk=UNK)),
+    "token with a space": lambda: with_token(word_level(), "low low low"),
+}
+
+
+def marked(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
+
+
+def with_token(tokenizer: Tokenizer, content: str) -> Tokenizer:
+    tokenizer.add_tokens([content])
+    return tokenizer
+
+
+@pytest.mark.parametrize("build", MANY_KINDS.values(), ids=MANY_KINDS)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(text=TEXT_ALPHABET, limit=st.integers(1, 12))
+def test_a_text_is_refused_for_its_tokens_only_if_the_whole_of_it_has_too_many(
+    text: str, limit: int, build: Build, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        encoder.encode(texts)
+    unlimited = encoder(build(), tmp_path)
+    try:
+        (length,) = unlimited.encode((text,)).ids.lengths
+    except InvalidRequestError:  # no words
+        return
+    try:
+        found = unlimited.encode((text,), TextLimits(text_tokens=limit))
+    except LimitExceededError:
+        assert length > limit
+    else:
+        assert found.ids.lengths == (length,)
+        assert length <= limit
+
+
+@pytest.mark.parametrize("build", [bpe, word_level, byte_level], ids=lambda build: build.__name__)
+def test_the_start_of_a_long_text_is_enough_to_refuse_it(build: Build, tmp_path: Path) -> None:
+    long = encoder(build(), tmp_path)
+    seen: list[int] = []
+    encode = long._encoding
+    long._encoding = lambda text, **options: seen.append(len(text)) or encode(text, **options)  # type: ignore[method-assign, func-returns-value]
+    with pytest.raises(LimitExceededError) as caught:
+        long.encode(("low " * 100_000,), TextLimits(text_tokens=100))
     assert caught.value.field == "text"
-    assert caught.value.message == message
+    assert "the limit is 100" in caught.value.message
+    assert max(seen) < 1000
 
 
-def test_a_tokenizer_with_an_unknown_token_accepts_every_word(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(WordLevel({"?": 0, "a": 1}, unk_token="?"))  # noqa: S106 - not a password
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert TextEncoder(tmp_path / "tokenizer.json").encode(("a b a",)).ids.rows.tolist() == [1, 0, 1]
+@pytest.mark.parametrize(
+    ("texts", "limits", "says"),
+    [
+        (
+            ("low", "low low low"),
+            TextLimits(text_tokens=2),
+            "text: text 1 has 3 or more tokens; the limit is 2",
+        ),
+        (
+            ("low low", b"low low"),
+            TextLimits(tokens=3),
+            "text: texts 0 to 1 have 4 tokens; the limit of one request is 3",
+        ),
+        (("low", b"lowlow"), TextLimits(text_bytes=5), "text: text 1 has 6 bytes; the limit is 5"),
+        (("\u00e9\u00e9\u00e9",), TextLimits(text_bytes=5), "text: text 0 has 6 bytes; the limit is 5"),
+    ],
+    ids=["tokens of a text", "tokens of all texts", "bytes", "bytes of characters"],
+)
+def test_texts_beyond_a_limit_are_refused(
+    texts: tuple[str | bytes, ...], limits: TextLimits, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LimitExceededError) as caught:
+        encoder(word_level(), tmp_path).encode(texts, limits)
+    assert caught.value.message == says
+
+
+def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="text 1 is not UTF-8: 'utf-8' codec"):
+        encoder(word_level(), tmp_path).encode(("low", memoryview(b"\xff")))
+
+
+def test_texts_are_not_encoded_after_their_deadline(tmp_path: Path) -> None:
+    with pytest.raises(DeadlineExceededError):
+        encoder(word_level(), tmp_path).encode(("low",), deadline=0.0)
+
+
+def test_at_most_ten_unknown_words_are_named_and_long_ones_are_shortened(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(9)]
+    with pytest.raises(InvalidRequestError) as caught:
+        encoder(word_level(None), tmp_path).encode((" ".join([*words, "x" * 5000, "other"]),))
+    named = ", ".join(map(repr, [*words, "x" * 256 + "..."]))
+    assert caught.value.message == f"text: unknown words: {named} and others"
+
+
+@pytest.mark.parametrize("space", [" ", "\n"], ids=["spaces", "lines"])
+def test_an_unknown_word_far_into_a_long_text_is_found(space: str, tmp_path: Path) -> None:
+    text = space.join(["low"] * 20_000 + ["far"] + ["low"] * 20_000)
+    with pytest.raises(InvalidRequestError, match=r"text: unknown words: 'far'$"):
+        encoder(bpe(), tmp_path).encode((text,))
+    (length,) = encoder(bpe(), tmp_path).encode((text.replace("far", "low"),)).ids.lengths
+    assert length == 40_001
+
+
+@given(texts=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), min_size=1, max_size=5))
+def test_each_word_becomes_its_index_in_the_vocabulary(
+    text_model: LoadedModel, texts: list[list[str]]
+) -> None:
+    assert text_model.text_encoder is not None
+    ragged = text_model.text_encoder.encode(tuple(", ".join(words) for words in texts)).ids
+    assert list(ragged.lengths) == [len(words) for words in texts]
+    assert ragged.rows.tolist() == [sorted(WORDS).index(word) for words in texts for word in words]
+    assert ragged.rows.dtype == np.int64
 
 
 def test_the_texts_of_tokens(tmp_path: Path) -> None:
     """A token with a text of its own has that, spaces included; any other has its name or its number."""
     vocabulary = {"[CLS]": 0, "Ġeat": 1, "Ã": 2, "##ing": 3}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[CLS]"))  # noqa: S106 - a word
-    tokenizer.decoder = ByteLevel()
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[CLS]"))  # noqa: S106 - a word
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["[CLS]"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     found = TextEncoder(tmp_path / "tokenizer.json").texts_of([0, 1, 2, 3, 4, -1, 2**40])

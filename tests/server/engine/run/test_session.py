@@ -1,6 +1,8 @@
-"""Sessions: outputs, threads and execution providers."""
+"""Sessions: outputs, threads, execution providers, and the operators that a device lacks."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -10,8 +12,8 @@ from attention_serving.artifact.golden import load_golden
 from attention_serving.artifact.manifest import GraphKind
 from attention_serving.server.engine.models.repository import FailedModel
 from attention_serving.server.engine.run.provider import Device, Provider, ProviderError
-from attention_serving.server.engine.run.session import Session
-from tests.server.samples import HEADS, SELF, load_repository
+from attention_serving.server.engine.run.session import SHAPE_OPERATORS, HostNodes, Session, left_on_host
+from tests.server.samples import CROSS, HEADS, SELF, load_repository
 
 WITHOUT_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this runtime has CUDA"
@@ -63,3 +65,70 @@ def test_a_model_whose_provider_is_unavailable_fails_to_load(artifacts: Path) ->
     for model in models:
         assert isinstance(model, FailedModel)
         assert "CUDAExecutionProvider is not available" in model.reason
+
+
+def test_fp32_on_a_gpu_does_not_use_tf32() -> None:
+    assert Device(Provider.CUDA).options["use_tf32"] == "0"
+
+
+def test_the_memory_of_a_gpu_is_limited_only_if_asked_for() -> None:
+    unlimited, limited = Device(Provider.CUDA).options, Device(Provider.CUDA, memory_bytes=5 << 30).options
+    assert "gpu_mem_limit" not in unlimited
+    assert limited == {
+        **unlimited,
+        "gpu_mem_limit": str(5 << 30),
+        "arena_extend_strategy": "kSameAsRequested",
+    }
+
+
+def test_a_limit_of_device_memory_does_not_concern_the_host() -> None:
+    assert Device(Provider.CPU, memory_bytes=5 << 30).options == {}
+
+
+HOST, DEVICE = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def assigned(graph: Path) -> list[Any]:
+    """What this runtime, which has the host only, assigned."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(graph, options, providers=[HOST])
+    found: list[Any] = session.get_provider_graph_assignment_info()
+    return found
+
+
+@pytest.mark.parametrize("name", [SELF, CROSS])
+def test_nothing_is_left_where_one_provider_runs_everything(artifacts: Path, name: str) -> None:
+    nodes = assigned(artifacts / name / "1/model.lengths.onnx")
+    assert sum(len(list(subgraph.get_nodes())) for subgraph in nodes) > 4
+    assert left_on_host(nodes, HOST) == HostNodes([], [])
+
+
+def test_operators_of_tensors_and_of_sizes_are_told_apart(artifacts: Path) -> None:
+    found = left_on_host(assigned(artifacts / CROSS / "1/model.lengths.onnx"), DEVICE)
+    kinds = {text.split()[0] for text in found.tensors}
+    assert {"MatMul", "Attention"} <= kinds
+    assert not kinds & set(SHAPE_OPERATORS)
+    assert "Shape" in {text.split()[0] for text in found.shapes}
+    assert all(len(text.split()) == 2 for text in (*found.tensors, *found.shapes))
+
+
+@dataclass
+class Node:
+    op_type: str
+    name: str
+
+
+@dataclass
+class Subgraph:
+    ep_name: str
+    nodes: list[Node]
+
+    def get_nodes(self) -> list[Node]:
+        return self.nodes
+
+
+def test_only_what_runs_elsewhere_is_named() -> None:
+    device = Subgraph(DEVICE, [Node("MatMul", "a"), Node("Shape", "b")])
+    host = Subgraph(HOST, [Node("Shape", "c"), Node("Softmax", "d"), Node("Loop", "")])
+    assert left_on_host([device, host], DEVICE) == HostNodes(["Shape c"], ["Softmax d", "Loop"])
