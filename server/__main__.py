@@ -48,10 +48,9 @@ def _run(settings: Settings) -> None:
 
         workers.run(settings, inbox)
         return
-    from attention_serving.server import application, lifecycle, providers  # noqa: PLC0415
+    from attention_serving.server import application  # noqa: PLC0415
 
-    settings = providers.resolve(settings)
-    application.run(settings, lifecycle.Standalone(settings), inbox)
+    application.run(settings, inbox)
 
 
 if __name__ == "__main__":

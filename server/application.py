@@ -2,21 +2,30 @@
 
 import gc
 import logging
+import os
 import time
+from contextlib import ExitStack, closing
 
 from attention_serving.server.canary import Canary
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange
-from attention_serving.server.engine.models.loading import RepositoryError
-from attention_serving.server.errors import LoadError
+from attention_serving.server.engine.run import cuda
+from attention_serving.server.engine.run.provider import Provider, ProviderError
+from attention_serving.server.errors import DeviceError
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.identity import guard_of
-from attention_serving.server.lifecycle import Lifecycle
-from attention_serving.server.model_control import ControlMode
-from attention_serving.server.models import load_models, model_control
+from attention_serving.server.http.child import HttpProcess, http_process
+from attention_serving.server.http.options import needs_private_sockets
+from attention_serving.server.machine import temporary_folder
+from attention_serving.server.model_control import (
+    initial_models,
+    load_models,
+    model_control,
+    model_store,
+)
+from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.metrics import Metrics
-from attention_serving.server.observe.request_log import recorder_of
+from attention_serving.server.observe.prometheus import MetricsEndpoint, ProcessesCollector
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import EXIT_SECONDS, Inbox, StopRequest, end_after
 from attention_serving.server.tls import current_certificates
@@ -28,54 +37,190 @@ log = logging.getLogger(__name__)
 YOUNG_OBJECTS = 50_000
 
 
-def run(settings: Settings, lifecycle: Lifecycle, inbox: Inbox) -> None:
-    """Serves until a `StopRequest` arrives, and returns when every accepted call has been answered.
+def run(settings: Settings, inbox: Inbox) -> None:
+    """The only process of a service: serves until a `StopRequest` arrives and every call has been answered.
 
     A request that arrives while models load ends the process at once with status 0: no call has been
     accepted, and a load in progress cannot be interrupted.
 
     Raises:
-        IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
-        LoadError: The repository does not contain a model that can be served.
-        BindError: An address cannot be listened on.
-        TlsError: A certificate cannot be used.
+        ServerError: The process cannot serve.
     """
-    metrics = Metrics()
-    guard = guard_of(settings, metrics)
-    certificates = current_certificates(settings.tls_files, metrics.tls)
-    recorder = recorder_of(settings)
-    metrics.configured(settings)
-    server = RpcServer(
-        rpc_options(settings), metrics, certificates=certificates, guard=guard, recorder=recorder
-    )
-    try:
-        lifecycle.before_loading(server, metrics)
-        repository = load_models(settings, inbox)
+    with ExitStack() as stack:
+        private_sockets = []
+        if needs_private_sockets(settings):
+            private_sockets = [stack.enter_context(temporary_folder()) / "grpc"]
+        application = stack.enter_context(closing(Application(settings)))
+        settings, server, metrics = application.settings, application.server, application.metrics
+        metrics.loading(application.models)
+        port = server.bind(private_sockets)
+        endpoint = MetricsEndpoint(
+            metrics.registry,
+            settings.host,
+            settings.metrics_port,
+            metrics.refresh,
+            certificates=server.certificates,
+            guard=server.guard if settings.protect_metrics else None,
+        )
+        stack.callback(endpoint.close)
+        ports = {"host": settings.host, "port": port, "metrics_port": endpoint.port}
+        if settings.unix_socket is not None:
+            ports["unix_socket"] = settings.unix_socket
+        http = http_process(settings, port, private_sockets)
+        if http is not None:
+            stack.callback(http.close)
+            ports["http_port"] = http.port
+
+        def processes() -> dict[str, int]:
+            return {"server": os.getpid()} | ({"http": http.pid} if http and http.pid else {})
+
+        metrics.registry.register(ProcessesCollector(processes))
+        log.info("ports bound", extra=ports)
+        application.load(inbox)
+        models = application.start()
+        if http is not None:
+            http.start()
+        log.info("serving", extra=ports | models)
+        application.drain(inbox, http)
+    log.info("stopped")
+
+
+class Application:
+    """The parts of a server process, and the steps of its life: `load`, `start`, `drain` and `close`.
+
+    Attributes:
+        settings: Its settings, with a provider that this machine has.
+        models: Name and version of the artifacts that `load` loads.
+        metrics: What is counted of it.
+        server: The gRPC server. It is bound before `start`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Loads nothing yet.
+
+        Raises:
+            DeviceError: CUDA was asked for and cannot be used.
+            IdentityError: The tokens file or the keys of JSON Web Tokens cannot be used.
+            LoadError: There is no repository, or it lacks a model that is to be loaded.
+            TlsError: A certificate cannot be used.
+        """
+        self.settings = settings = resolve(settings)
+        self._store = model_store(settings)
+        self.models = initial_models(settings, self._store)
+        self.metrics = Metrics()
+        certificates = current_certificates(settings.tls_files, self.metrics.reloaded)
+        if certificates is not None:
+            self.metrics.certificates_in_use(certificates())
+        self._recorder = Recorder(settings.log_requests, host=settings.host, port=settings.port)
+        self.metrics.configured(settings)
+        self.server = RpcServer(
+            rpc_options(settings),
+            self.metrics,
+            certificates=certificates,
+            guard=settings.guard(self.metrics.reloaded),
+            recorder=self._recorder if self._recorder.is_on else None,
+        )
+        # What is closed before the gRPC server.
+        self._stack = ExitStack()
+
+    def load(self, inbox: Inbox) -> None:
+        """Loads the models. A request to stop ends the process.
+
+        Raises:
+            LoadError: The repository does not contain a model that can be served.
+        """
+        settings, server, metrics = self.settings, self.server, self.metrics
+        repository = load_models(settings, self._store, self.models, inbox)
         metrics.loaded(repository)
         for model in repository:
             is_loaded = isinstance(model, LoadedModel)
             metrics.model_changed(ModelChange(model.name, ChangeKind.LOAD, is_loaded))
-        if lifecycle.before_serving(server, inbox):
-            engine = Engine(
-                repository,
-                settings.limits,
-                metrics,
-                awake_seconds=settings.awake_seconds,
-                parallel_runs=settings.device.parallel_runs,
-            )
-            metrics.watch(engine.load, server.load)
-            _serve(settings, server, engine, metrics, lifecycle, inbox)
-    except RepositoryError as error:
-        raise LoadError(str(error)) from error
-    finally:
-        server.stop(0)
-        metrics.refresh()
-        if recorder is not None:
-            recorder.close()
-        lifecycle.close()
-        if guard is not None:
-            guard.close()
-    log.info("stopped")
+        engine = Engine(
+            repository,
+            settings.limits,
+            metrics,
+            awake_seconds=settings.awake_seconds,
+            parallel_runs=settings.device.parallel_runs,
+        )
+        self._stack.callback(engine.close)
+        metrics.watch(engine.load, server.load)
+
+        def changed() -> None:
+            metrics.loaded(repository)
+            server.show_models()
+
+        control = model_control(settings, self._store, repository, changed, metrics.model_changed)
+        self._stack.callback(control.close)
+        canary = Canary(repository, engine.load, control.withdraw, metrics.canary, settings.canary_seconds)
+        self._stack.callback(canary.close)
+        self._engine, self._control, self._canary = engine, control, canary
+
+    def start(self) -> dict[str, int]:
+        """Begins to answer calls; returns the numbers of ready and of failed models, for the log."""
+        # Numbers only: a model that is replaced must not be kept.
+        ready = [isinstance(model, LoadedModel) for model in self._engine.repository]
+        _freeze_loaded_objects()
+        self.server.start(self._engine, self._control)
+        if self.settings.model_control == "poll":
+            self._control.poll(self.settings.repository_poll_seconds)
+        self._canary.start()
+        return {"models": ready.count(True), "failed": ready.count(False)}
+
+    def drain(self, inbox: Inbox, http: HttpProcess | None = None) -> None:
+        """Waits for a request to stop, and then until the calls in progress have ended.
+
+        Args:
+            inbox: Delivers the request.
+            http: Is drained first, so that its requests arrive.
+        """
+        while not isinstance(request := inbox.get(), StopRequest):
+            pass
+        log.info("draining", extra=request.fields)
+        grace, started = self.settings.grace_seconds, time.monotonic()
+        end_after(grace + EXIT_SECONDS)
+        if http is not None:
+            http.drain()
+        self.server.stop(max(0.0, grace - (time.monotonic() - started)))
+        seconds = round(time.monotonic() - started, 3)
+        log.info("drained", extra={"seconds": seconds, "grace_seconds": grace})
+
+    def close(self) -> None:
+        """Ends what is left: calls, threads, and what watches files. The last spans are sent."""
+        self._stack.close()
+        self.server.stop(0)
+        self.metrics.refresh()
+        self._recorder.close()
+        if self.server.guard is not None:
+            self.server.guard.close()
+
+
+def resolve(settings: Settings) -> Settings:
+    """The same settings with a provider that this machine has in place of auto. Logs the choice.
+
+    Raises:
+        DeviceError: CUDA was asked for and cannot be used; the message gives the reason.
+    """
+    asked = settings.provider
+    if asked == "cpu":
+        return settings
+    try:
+        device = cuda.find_device()
+    except ProviderError as error:
+        if asked == "cuda":
+            raise DeviceError(f"--provider {asked}: {error}") from error
+        log.info("execution provider", extra={"provider": Provider.CPU, "asked": asked, "reason": str(error)})
+        return settings.model_copy(update={"provider": Provider.CPU.value})
+    log.info(
+        "execution provider",
+        extra={
+            "provider": Provider.CUDA,
+            "asked": asked,
+            "device": device.name,
+            "device_memory_bytes": device.memory_bytes,
+            "compute_capability": device.compute_capability,
+        },
+    )
+    return settings.model_copy(update={"provider": Provider.CUDA.value})
 
 
 def rpc_options(settings: Settings) -> RpcOptions:
@@ -86,57 +231,15 @@ def rpc_options(settings: Settings) -> RpcOptions:
         unix_socket=settings.unix_socket,
         max_message_bytes=settings.max_message_bytes,
         max_concurrent_calls=settings.max_concurrent_calls,
-        max_streams=max(1, settings.max_concurrent_calls // 2),
         max_connections=settings.max_connections,
-        send_timeout_seconds=settings.send_timeout_seconds,
-        receive_timeout_seconds=settings.receive_timeout_seconds,
+        send_timeout_seconds=settings.message_timeout_seconds,
+        receive_timeout_seconds=settings.message_timeout_seconds,
         connection_age_seconds=settings.connection_age_seconds,
         allow_shared_memory=settings.allow_shared_memory,
-        identity_share=settings.identity_share,
+        max_streams=max(1, settings.max_concurrent_calls // 2),
         share_port=settings.workers > 1,
         transport=TransportKind(settings.transport),
     )
-
-
-def _serve(
-    settings: Settings,
-    server: RpcServer,
-    engine: Engine,
-    metrics: Metrics,
-    lifecycle: Lifecycle,
-    inbox: Inbox,
-) -> None:
-    def changed() -> None:
-        metrics.loaded(engine.repository)
-        server.show_models()
-
-    control = model_control(settings, engine.repository, changed, metrics.model_changed)
-    canary = Canary(engine.repository, engine.load, control.withdraw, metrics.canary, settings.canary_seconds)
-    # Numbers only: a model that is replaced must not be kept.
-    ready = [isinstance(model, LoadedModel) for model in engine.repository]
-    try:
-        _freeze_loaded_objects()
-        server.start(engine, control)
-        if ControlMode(settings.model_control) is ControlMode.POLL:
-            control.poll(settings.repository_poll_seconds)
-        canary.start()
-        lifecycle.serving(ready=ready.count(True), failed=ready.count(False))
-        _wait_for_stop(inbox)
-        end_after(settings.grace_seconds + EXIT_SECONDS)
-        seconds = _drain(settings.grace_seconds, server, lifecycle)
-        log.info("drained", extra={"seconds": round(seconds, 3), "grace_seconds": settings.grace_seconds})
-    finally:
-        canary.close()
-        control.close()
-        engine.close()
-
-
-def _drain(grace_seconds: float, server: RpcServer, lifecycle: Lifecycle) -> float:
-    """Returns the seconds that it took."""
-    started = time.monotonic()
-    lifecycle.draining()
-    server.stop(max(0.0, grace_seconds - (time.monotonic() - started)))
-    return time.monotonic() - started
 
 
 def _freeze_loaded_objects() -> None:
@@ -147,9 +250,3 @@ def _freeze_loaded_objects() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)
-
-
-def _wait_for_stop(inbox: Inbox) -> None:
-    while not isinstance(request := inbox.get(), StopRequest):
-        pass
-    log.info("draining", extra=request.fields)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from weakref import ref
 
-from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import Parity, replay
 from attention_serving.server.engine.models.repository import Model, Repository
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import EngineLoad
+from attention_serving.server.observe.metrics import CanaryMetrics
 from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)

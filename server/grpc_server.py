@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
@@ -85,12 +86,13 @@ class RpcServer:
         )
         self._connections, self._counted_at = 0, -math.inf
 
-    def bind(self, private_socket: Path | None = None) -> int:
+    def bind(self, private_sockets: Iterable[Path] = ()) -> int:
         """Binds the address and the Unix domain sockets. Returns the port, chosen by the system for port 0.
 
         Args:
-            private_socket: Path of a socket for the HTTP process, in a folder that only this user can open.
-                Its calls need neither TLS nor a certificate, and may name the client that they are for.
+            private_sockets: Path of a socket for the HTTP process, if that needs one, in a folder that only
+                this user can open. Its calls need neither TLS nor a certificate, and may name the client that
+                they are for.
 
         Raises:
             BindError: An address is in use, or cannot be used on this machine.
@@ -99,8 +101,8 @@ class RpcServer:
         port = self._listen(address_of(self._options.host, self._options.port), encryption)
         if self._options.unix_socket is not None:
             self._listen_on_socket(self._options.unix_socket)
-        if private_socket is not None:
-            self._listen_on_socket(private_socket, private_credentials())
+        for path in private_sockets:
+            self._listen_on_socket(path, private_credentials())
         return port
 
     def _listen_on_socket(self, path: Path, credentials: grpc.ServerCredentials | None = None) -> None:

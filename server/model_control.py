@@ -1,13 +1,15 @@
-"""Loads and unloads models while the server runs: on request, or when the repository changes on disk."""
+"""Which models a process loads when it starts, and how they change while it serves."""
 
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
+from attention_serving.artifact.keys import KeyFileError, read_public_keys
 from attention_serving.artifact.names import NAME_PATTERN, is_model_name
 from attention_serving.server.engine.errors import (
     InvalidRequestError,
@@ -16,8 +18,12 @@ from attention_serving.server.engine.errors import (
     quoted,
 )
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.engine.models.control import IndexEntry, RepositoryControl
-from attention_serving.server.engine.models.loading import RepositoryError, Signature
+from attention_serving.server.engine.models.control import IndexEntry, ModelChange, RepositoryControl
+from attention_serving.server.engine.models.loading import ModelStore, RepositoryError, Signature
+from attention_serving.server.engine.models.repository import Key, Repository
+from attention_serving.server.errors import LoadError
+from attention_serving.server.settings import Settings
+from attention_serving.server.shutdown import Inbox, StopRequest, end
 from attention_serving.server.threads import PeriodicThread
 
 log = logging.getLogger(__name__)
@@ -155,3 +161,92 @@ def write_loaded(folder: Path, names: Iterable[str]) -> None:
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(list(names)) + "\n")
     temporary.replace(file)
+
+
+def model_store(settings: Settings) -> ModelStore:
+    """The model repository on disk.
+
+    Raises:
+        LoadError: The file of public keys cannot be read.
+    """
+    try:
+        keys = read_public_keys(settings.proof_public_key) if settings.proof_public_key else ()
+    except KeyFileError as error:
+        raise LoadError(f"--proof-public-key: {error}") from error
+    return ModelStore(
+        settings.model_repository,
+        settings.device,
+        settings.max_tolerance,
+        settings.version_policy,
+        proof_keys=keys,
+        max_golden_bytes=settings.max_golden_bytes,
+    )
+
+
+@contextmanager
+def _load_errors() -> Iterator[None]:
+    """Faults of the repository as faults of the process."""
+    try:
+        yield
+    except RepositoryError as error:
+        raise LoadError(str(error)) from error
+
+
+@_load_errors()
+def initial_models(settings: Settings, store: ModelStore) -> list[Key]:
+    """Name and version of the artifacts that are loaded at startup.
+
+    Raises:
+        LoadError: The folder does not exist, or a model that is to be loaded does not exist.
+    """
+    names, mode = store.names(), ControlMode(settings.model_control)
+    if mode is ControlMode.NONE:
+        return store.artifacts(names)
+    if mode is ControlMode.EXPLICIT:
+        asked = [name.strip() for name in settings.load_model.split(",") if name.strip()]
+        if unknown := sorted(set(asked) - {ALL, *names}):
+            raise LoadError(f"--load-model: the repository does not contain {', '.join(unknown)}")
+        if ALL not in asked:
+            names = sorted({*asked, *read_loaded(store.folder)} & set(names))
+    return [(name, version) for name in names for version in store.chosen(name)]
+
+
+@_load_errors()
+def load_models(settings: Settings, store: ModelStore, keys: Iterable[Key], inbox: Inbox) -> Repository:
+    """Loads models on another thread, so that this one can receive a request to stop, which ends the process.
+
+    Raises:
+        LoadError: No model can be served, and none can be loaded later.
+    """
+    log.info("loading", extra={"model_repository": store.folder})
+    loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
+    loading: Future[Repository] = loader.submit(lambda: Repository(store.load(*key) for key in keys))
+    loading.add_done_callback(inbox.put)
+    if isinstance(message := inbox.get(), StopRequest):
+        log.info("stopped while loading", extra=message.fields)
+        end(0)
+    loader.shutdown()
+    repository = loading.result()
+    if settings.model_control == "none" and not any(isinstance(model, LoadedModel) for model in repository):
+        raise LoadError(f"no model of {store.folder} can be served; the log gives the reasons")
+    return repository
+
+
+def model_control(
+    settings: Settings,
+    store: ModelStore,
+    repository: Repository,
+    changed: Callable[[], None],
+    report: Callable[[ModelChange], None],
+) -> ModelControl:
+    """Changes the models of this process.
+
+    Args:
+        settings: When models change.
+        store: The model repository on disk.
+        repository: The models that are served.
+        changed: Called after each change.
+        report: Called for each version that changed, and for each that failed to load.
+    """
+    control = RepositoryControl(store, repository, changed, report)
+    return ModelControl(control, ControlMode(settings.model_control))

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from attention_serving.server.tls.identities import names_in
+from attention_serving.server.security.peers import names_in
 
 DEFAULT_PORT = "8001"
 TIMEOUT_SECONDS = 5.0

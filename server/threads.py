@@ -1,12 +1,25 @@
-"""Threads: the names that the operating system shows, and work that is done again and again."""
+"""Threads: names that the system shows, work that is done again and again, and files that are followed."""
 
 import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Generic, TypeAlias, TypeVar
 
+from attention_serving.server.errors import ServerError
+
+C = TypeVar("C")
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+# How often files are read.
+LOOK_SECONDS = 1.0
+# Receives what was read, such as `certificates`, and its new value; None if that cannot be used.
+Reloaded: TypeAlias = Callable[[str, object], object]
+
+
+def unreported(_what: str, _value: object) -> None:
+    """Reports nothing of what was reloaded."""
 
 
 def publish_name() -> None:
@@ -30,8 +43,7 @@ class PeriodicThread:
             work: What is called.
             seconds: How long to wait before each call; or a function that is asked each time.
         """
-        self._work = work
-        self._seconds = seconds
+        self._work, self._seconds = work, seconds
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -52,3 +64,79 @@ class PeriodicThread:
                 self._work()
             except Exception:  # the thread must survive
                 log.exception("periodic work failed", extra={"task": self._thread.name})
+
+
+class Watched(Generic[C, T]):
+    """What files say, which a thread reads again and again. Contents that cannot be used change nothing.
+
+    Contents are compared, not times: files are often replaced by a change of symbolic links. Those that
+    cannot be used are reported if they stay as they are until the next look: until then they may be half
+    written, or the key of a pair may follow.
+
+    Attributes:
+        value: What was read last without an error. Replaced as a whole, so that readers need no lock.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[], C],
+        parse: Callable[[C], T],
+        reloaded: Reloaded = unreported,
+    ) -> None:
+        """Reads for the first time. The thread starts with `start`.
+
+        Args:
+            name: What is read, for the log, and the name of the thread.
+            read: Reads the contents.
+            parse: Checks them. Both raise a ServerError if they cannot be used.
+            reloaded: Called on the thread when contents have changed.
+
+        Raises:
+            ServerError: The contents cannot be used.
+        """
+        self._name, self._read, self._parse, self._reloaded = name, read, parse, reloaded
+        self._contents = read()
+        self.value = parse(self._contents)
+        # What could not be used at the last look, and whether that was reported.
+        self._refused: object = None
+        self._is_reported = False
+        self._thread = PeriodicThread(name, self.look, LOOK_SECONDS)
+
+    def current(self) -> T:
+        """The value, for those who ask each time. For any thread."""
+        return self.value
+
+    def start(self) -> None:
+        """Starts to look by itself."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, without waiting for a look in progress."""
+        self._thread.close(wait=False)
+
+    def look(self) -> None:
+        """Reads once, and takes what has changed if it can be used."""
+        contents: object = None
+        try:
+            contents = found = self._read()
+            if found == self._contents:
+                self._refused = None
+                return
+            value = self._parse(found)
+        except Exception as error:  # whatever it is, what is in use stays
+            self._refuse(contents or str(error), error)
+            return
+        self._contents, self.value, self._refused = found, value, None
+        log.info("reloaded", extra={"what": self._name})
+        self._reloaded(self._name, value)
+
+    def _refuse(self, contents: object, error: Exception) -> None:
+        if contents != self._refused:
+            self._refused, self._is_reported = contents, False
+        elif not self._is_reported:
+            self._is_reported = True
+            fields = {"what": self._name, "reason": str(error)}
+            unexpected = not isinstance(error, ServerError)
+            log.warning("not reloaded; what is in use is kept", extra=fields, exc_info=unexpected)
+            self._reloaded(self._name, None)

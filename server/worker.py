@@ -3,13 +3,12 @@
 import logging
 import os
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
-from attention_serving.server import application, machine, providers
-from attention_serving.server.grpc_server import RpcServer
+from attention_serving.server import machine
+from attention_serving.server.application import Application
 from attention_serving.server.observe import logs
-from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.shutdown import Inbox, StopRequest, handle_signals
 from attention_serving.server.supervision import PING, Heartbeat, State, run_child
 from attention_serving.server.workers import Assignment, write_metrics_to
@@ -17,62 +16,53 @@ from attention_serving.server.workers import Assignment, write_metrics_to
 log = logging.getLogger(__name__)
 
 
-class WorkerLifecycle:
-    """Life of a server that listens and stops when the supervisor orders it to.
+class Worker:
+    """A server that listens and stops when the supervisor orders it to.
 
     It stops too if the pipe closes, so that no worker outlives the supervisor. A thread of its own answers
     the supervisor's pings.
     """
 
-    def __init__(self, connection: Any, assignment: Assignment, inbox: Inbox) -> None:
-        """Starts nothing yet.
+    def __init__(self, connection: Any, assignment: Assignment) -> None:
+        """Loads nothing yet.
 
         Args:
             connection: The worker's end of the pipe; a `Connection`, whose stubs have two parameters more
                 than the class.
             assignment: What the worker does.
-            inbox: Messages to the main thread.
         """
-        self._connection, self._assignment, self._inbox = connection, assignment, inbox
-        self._port = 0
+        self._connection, self._assignment = connection, assignment
+        self._inbox = Inbox()
+        handle_signals(self._inbox.put)
         self._is_serving = False
         # The main thread and the one that answers pings both send.
         self._sending = threading.Lock()
 
-    def before_loading(self, server: RpcServer, metrics: Metrics) -> None:
-        """Starts to receive: the supervisor holds the port, and serves the metrics."""
-        arguments = (server, metrics)
-        threading.Thread(target=self._receive, args=arguments, name="supervisor", daemon=True).start()
-
-    def before_serving(self, server: RpcServer, inbox: Inbox) -> bool:
-        """Reports that the models are ready, waits for the order to listen, and binds the port.
-
-        The port is not bound earlier: the system would distribute connections to it at once.
+    def run(self) -> None:
+        """Serves until the supervisor or a signal asks to stop.
 
         Raises:
-            BindError: The address cannot be listened on.
+            ServerError: The worker cannot serve.
         """
-        self._send(State.READY)
-        message = inbox.get()
-        if isinstance(message, StopRequest):
-            log.info("draining", extra=message.fields)
-            return False
-        self._port = server.bind(self._assignment.private_socket)
-        return True
+        with closing(Application(self._assignment.settings)) as application:
+            threading.Thread(
+                target=self._receive, args=(application,), name="supervisor", daemon=True
+            ).start()
+            application.load(self._inbox)
+            # The port is not bound earlier: the system would distribute connections to it at once.
+            self._send(State.READY)
+            if isinstance(message := self._inbox.get(), StopRequest):
+                log.info("draining", extra=message.fields)
+                return
+            port = application.server.bind(self._assignment.private_sockets)
+            models = application.start()
+            log.info("listening", extra={"port": port, **models})
+            self._is_serving = True
+            self._send(State.SERVING)
+            application.drain(self._inbox)
+        log.info("stopped")
 
-    def serving(self, *, ready: int, failed: int) -> None:
-        """Notifies the supervisor."""
-        log.info("listening", extra={"port": self._port, "models": ready, "failed": failed})
-        self._is_serving = True
-        self._send(State.SERVING)
-
-    def draining(self) -> None:
-        """Does nothing: the supervisor has drained the HTTP process."""
-
-    def close(self) -> None:
-        """Does nothing: the supervisor closes what is shared."""
-
-    def _receive(self, server: RpcServer, metrics: Metrics) -> None:
+    def _receive(self, application: Application) -> None:
         """Body of the thread."""
         message: object = None
         while message is not State.DRAINING:
@@ -82,8 +72,8 @@ class WorkerLifecycle:
                 machine.remove_folder(self._assignment.folder)
                 break
             if message == PING:
-                metrics.refresh()
-                self._send(Heartbeat(not self._is_serving or server.is_responsive()))
+                application.metrics.refresh()
+                self._send(Heartbeat(not self._is_serving or application.server.is_responsive()))
             elif message is State.LISTENING:
                 self._inbox.put(message)
         self._inbox.put(StopRequest({"reason": "the supervisor stops"}))
@@ -106,10 +96,7 @@ def serve(connection: Any, assignment: Assignment) -> None:
         os.sched_setaffinity(0, assignment.cores)
     except OSError as error:  # the cores available to the container have changed since the service started
         log.warning("cores not assigned", extra={"reason": error.strerror})
-    inbox = Inbox()
-    handle_signals(inbox.put)
-    lifecycle = WorkerLifecycle(connection, assignment, inbox)
-    application.run(providers.resolve(assignment.settings), lifecycle, inbox)
+    Worker(connection, assignment).run()
 
 
 if __name__ == "__main__":

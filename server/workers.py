@@ -21,7 +21,6 @@ from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import WorkerError
 from attention_serving.server.http.child import HttpProcess, http_process
 from attention_serving.server.http.options import needs_private_sockets
-from attention_serving.server.identity import guard_of
 from attention_serving.server.observe.prometheus import (
     FOLDER_VARIABLE,
     NO_VALUE,
@@ -50,14 +49,14 @@ class Assignment:
         settings: Settings of the service, with the bound port and the number of threads of this worker.
         cores: CPU cores that its threads may use.
         folder: The service's temporary folder, for the files of its metrics.
-        private_socket: Where it listens for the HTTP process alone, if that needs it.
+        private_sockets: Where it listens for the HTTP process alone, if that needs it.
     """
 
     worker: int
     settings: Settings
     cores: frozenset[int]
     folder: Path
-    private_socket: Path | None
+    private_sockets: list[Path]
 
 
 def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
@@ -73,13 +72,8 @@ def assignments(settings: Settings, folder: Path) -> Iterator[Assignment]:
             settings=settings.model_copy(update={"threads": share}),
             cores=frozenset(machine.share_of_cores(allowed, settings.workers, worker)),
             folder=folder,
-            private_socket=private_socket(folder, worker) if needs_private_sockets(settings) else None,
+            private_sockets=[folder / f"grpc-{worker}"] if needs_private_sockets(settings) else [],
         )
-
-
-def private_socket(folder: Path, worker: int) -> Path:
-    """The socket of a worker in the service's temporary folder."""
-    return folder / f"grpc-{worker}"
 
 
 def run(settings: Settings, inbox: Inbox) -> None:
@@ -93,7 +87,7 @@ def run(settings: Settings, inbox: Inbox) -> None:
     """
     certificates = current_certificates(settings.tls_files)
     with ExitStack() as stack:
-        guard = guard_of(settings) if settings.protect_metrics else None
+        guard = settings.guard() if settings.protect_metrics else None
         if guard is not None:
             stack.callback(guard.close)
         folder = stack.enter_context(machine.temporary_folder())
@@ -105,13 +99,14 @@ def run(settings: Settings, inbox: Inbox) -> None:
         )
         stack.callback(endpoint.close)
         ports = {"port": settings.port, "metrics_port": endpoint.port}
-        sockets = [private_socket(folder, worker) for worker in range(settings.workers)]
-        http = http_process(settings, settings.port, sockets if needs_private_sockets(settings) else [])
+        assigned = list(assignments(settings, folder))
+        sockets = [path for each in assigned for path in each.private_sockets]
+        http = http_process(settings, settings.port, sockets)
         if http is not None:
             stack.callback(http.close)
             ports["http_port"] = http.port
         log.info("ports bound", extra={"host": settings.host, **ports})
-        Service(settings, folder, registry, inbox, http).run(ports)
+        Service(settings, assigned, folder, registry, inbox, http).run(ports)
     log.info("stopped")
 
 
@@ -121,6 +116,7 @@ class Service:
     def __init__(
         self,
         settings: Settings,
+        assigned: Iterable[Assignment],
         folder: Path,
         registry: CollectorRegistry,
         inbox: Inbox,
@@ -130,6 +126,7 @@ class Service:
 
         Args:
             settings: Settings of the service.
+            assigned: What each worker does.
             folder: The service's temporary folder.
             registry: The metrics of all workers, to which those of the supervisor are added.
             inbox: Delivers the request to stop, and the events of the workers.
@@ -145,7 +142,7 @@ class Service:
                 number=each.worker,
                 report=lambda worker, event: inbox.put((worker, event)),
             )
-            for each in assignments(settings, folder)
+            for each in assigned
         ]
         registry.register(ProcessesCollector(self._processes))
         self._states, self._restarts = own_metrics(registry)

@@ -40,7 +40,7 @@ def test_every_setting_is_documented_once() -> None:
     assert all(flag.replace("-", "_").upper() == variable for flag, variable in found)
 
 
-@pytest.mark.parametrize("name", ["port", "metrics_port", "max_connections", "send_timeout_seconds"])
+@pytest.mark.parametrize("name", ["port", "metrics_port", "max_connections", "message_timeout_seconds"])
 def test_a_default_is_stated_as_it_is_typed(name: str) -> None:
     (stated,) = re.findall(
         rf"^\| `--{name.replace('_', '-')}` \|[^|]*\|[^|]*\| ([^|]*) \|", PAGE, re.MULTILINE

@@ -49,7 +49,6 @@ class Plan:
         "--max-message-bytes=512MiB",
         "--max-memory=48GiB",
         "--max-in-flight-bytes=8GiB",
-        "--max-batch-bytes=8GiB",
         "--max-batch-sequences=256",
     )
 

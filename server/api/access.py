@@ -8,9 +8,9 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.wrappers_pb2 import StringValue
 
-from attention_serving.server.access_question import METHOD, SEPARATOR
 from attention_serving.server.api.method import Method, of_names
 from attention_serving.server.engine.errors import InvalidRequestError, ModelNotFoundError, quoted
+from attention_serving.server.security.peers import ACCESS_CHECK, SEPARATOR
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -87,4 +87,4 @@ def check_method(identify: Callable[[Call, Method], None], others: Mapping[str, 
         if model and asked.right is not None:
             require(call, asked.right, model)
 
-    return {METHOD: of_names(StringValue.FromString, check, is_counted=False, right=None)}
+    return {ACCESS_CHECK: of_names(StringValue.FromString, check, is_counted=False, right=None)}

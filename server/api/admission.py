@@ -35,10 +35,9 @@ from attention_serving.server.api.method import CallKind, Method
 from attention_serving.server.engine.budget import Account
 from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, ShuttingDownError
 from attention_serving.server.engine.schedule.fair_shares import ANYONE, Caller
-from attention_serving.server.security.errors import IdentityLimitError
+from attention_serving.server.security import peers
 from attention_serving.server.security.guard import Guard
-from attention_serving.server.security.identities import Identity
-from attention_serving.server.tls import identities
+from attention_serving.server.security.rights import Identity, IdentityLimitError
 from attention_serving.server.transport.call import Call
 from attention_serving.server.transport.options import RpcOptions
 
@@ -250,20 +249,20 @@ def caller_of(call: Call) -> Caller:
 
 
 def peer_identities(call: Call) -> tuple[str, ...]:
-    """The names in the verified certificate of the client: see `server.tls.identities`.
+    """The names in the verified certificate of the client: see `server.security.peers`.
 
     For a call through the HTTP process, the names of the client of that. Empty without mutual TLS.
     """
     context = call.authentication()
     if certificates := context.get(CERTIFICATE):
-        return identities.names_in(certificates[0])
-    claimed = identities.claimed(context, call.metadata, identities.FORWARDED)
-    return () if claimed is None else identities.read_forwarded(claimed)
+        return peers.names_in(certificates[0])
+    claimed = peers.claimed(context, call.metadata, peers.FORWARDED)
+    return () if claimed is None else peers.read_forwarded(claimed)
 
 
 def client_of(call: Call) -> str:
     """The connection of the caller, as ADDRESS:PORT. Through the HTTP process, that of its client."""
-    return str(identities.claimed(call.authentication(), call.metadata, identities.CLIENT) or call.peer)
+    return str(peers.claimed(call.authentication(), call.metadata, peers.CLIENT) or call.peer)
 
 
 def multiple_of(share: float) -> float:

@@ -26,8 +26,8 @@ PORT = "8000"
 # Settings of the server that are options here too, and their names here.
 SHARED = (
     *("host", "insecure", "tls_certificate", "tls_key", "tls_client_ca", "max_connections"),
-    *("max_message_bytes", "max_memory", "max_in_flight_bytes", "receive_timeout_seconds"),
-    *("send_timeout_seconds", "grace_seconds", "log_level", "log_format", "log_requests", "trace_endpoint"),
+    *("max_message_bytes", "max_memory", "max_in_flight_bytes", "message_timeout_seconds"),
+    *("grace_seconds", "log_level", "log_format", "log_requests"),
 )
 FLAGS = {name: name for name in SHARED} | {
     "http_port": "port",

@@ -11,18 +11,18 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from google.protobuf.wrappers_pb2 import StringValue
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
-from attention_serving.server import access_question
 from attention_serving.server.engine.budget import MemoryBudget
 from attention_serving.server.engine.errors import EngineError, OverloadedError
 from attention_serving.server.http.options import HttpOptions
-from attention_serving.server.observe.request_log import Recorder, trace_options
-from attention_serving.server.tls.identities import FORWARDED
+from attention_serving.server.observe.logs import Recorder
+from attention_serving.server.security.peers import ACCESS_CHECK, FORWARDED, SEPARATOR
 
 SERVICE = DESCRIPTOR.services_by_name["GRPCInferenceService"]
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -92,8 +92,8 @@ class Service:
         """
         settings = self.settings = options.settings
         self.options = options
-        traces = trace_options(settings.trace_endpoint, host=settings.host, port=settings.http_port or 0)
-        self.recorder = Recorder(settings.log_requests, traces, role="http")
+        host, port = settings.host, settings.http_port or 0
+        self.recorder = Recorder(settings.log_requests, host=host, port=port, role="http")
         self.budget = MemoryBudget(settings.memory_for_requests)
         self.places = self.max_requests = settings.max_concurrent_calls * settings.workers
         self._channels = [_private_channel(target) for target in options.private_sockets] or [
@@ -165,8 +165,7 @@ class Service:
         now = time.monotonic()
         if self._approved.get(key, 0.0) > now:
             return
-        question = access_question.question(method, model)
-        await self.call(access_question.METHOD, question, metadata, TIMEOUT_SECONDS)
+        await self.call(ACCESS_CHECK, access_question(method, model), metadata, TIMEOUT_SECONDS)
         self._approved.pop(key, None)
         if len(self._approved) >= MAX_APPROVALS:
             del self._approved[next(iter(self._approved))]
@@ -226,3 +225,9 @@ def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
     for detail in status.details if status else ():
         detail.Unpack(retry)
     return float(retry.retry_delay.ToMicroseconds() / 1e6)
+
+
+def access_question(method: str, model: str) -> bytes:
+    """The message that asks whether a method may be called, for a model if the name is not empty."""
+    data: bytes = StringValue(value=f"{method}{SEPARATOR}{model}").SerializeToString()
+    return data

@@ -18,7 +18,7 @@ from attention_serving.server.engine.errors import InvalidRequestError, Overload
 from attention_serving.server.http import schemas
 from attention_serving.server.http.backend import TIMEOUT_SECONDS, Metadata, Service
 from attention_serving.server.observe.records import PARENT, REQUEST_ID, STATE
-from attention_serving.server.tls import identities
+from attention_serving.server.security import peers
 from attention_serving.server.transport.options import METADATA_BYTES
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class Exchange:
         decoder = self._decoder()
         if self._announced > settings.max_message_bytes:
             raise self._too_large()
-        began, seconds = time.monotonic(), settings.receive_timeout_seconds
+        began, seconds = time.monotonic(), settings.message_timeout_seconds
         while not self.body_complete:
             chunk = await self._chunk()  # empty now and then, so that it is noticed that none arrive
             if seconds and not self.body_complete and time.monotonic() - began > seconds:
@@ -226,10 +226,10 @@ class Exchange:
                     raise InvalidRequestError(known, "contains characters other than printable ASCII")
                 metadata.append((known, text))
         if self._connection.peer_identities:
-            metadata.append(identities.forward(self._connection.peer_identities))
+            metadata.append(peers.forward(self._connection.peer_identities))
         if self.scope["client"] is not None:
             host, port = self.scope["client"]
-            metadata.append((identities.CLIENT, f"{host}:{port}"))
+            metadata.append((peers.CLIENT, f"{host}:{port}"))
         size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)
         if size > MAX_FORWARDED_BYTES:
             raise HTTPException(

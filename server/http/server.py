@@ -29,12 +29,12 @@ from attention_serving.server.http.app import create_application
 from attention_serving.server.http.backend import Service
 from attention_serving.server.http.exchange import CONNECTION, JSON
 from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.security.peers import names_in
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import StopRequest, handle_signals
 from attention_serving.server.supervision import PING, Heartbeat, State
-from attention_serving.server.tls import current_certificates
+from attention_serving.server.tls import current_certificates, renewing_context
 from attention_serving.server.tls.files import CurrentCertificates
-from attention_serving.server.tls.identities import names_in
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
@@ -164,8 +164,8 @@ class Connection(HttpToolsProtocol):
 
     def check(self, now: float) -> None:
         """Ends a connection whose client takes too long. One that reads a body is woken, and checks."""
-        seconds = self._settings.receive_timeout_seconds
-        if now - self._unread_since > (self._settings.send_timeout_seconds or math.inf):
+        seconds = self._settings.message_timeout_seconds
+        if now - self._unread_since > (self._settings.message_timeout_seconds or math.inf):
             self.transport.abort()
         elif self._is_open:
             if self.cycle.more_body:
@@ -290,8 +290,6 @@ class _Server(uvicorn.Server):
         """
         options: dict[str, Any] = {}
         if self._certificates is not None:
-            from attention_serving.server.tls.certificates import renewing_context  # noqa: PLC0415 - its library is needed with TLS only
-
             options["ssl"] = renewing_context(self._certificates)
             options |= {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": GOODBYE_SECONDS}
         loop = asyncio.get_running_loop()

@@ -1,9 +1,8 @@
 """What a server tells about itself: metrics, traces, and the log.
 
-metrics.py      every metric, and where its values come from
-prometheus.py   the endpoint for Prometheus, and what its client library lacks
-records.py      what is noted of a call over gRPC or a request over HTTP; request ids
-request_log.py  which calls are noted, and their lines in the log
-traces.py       their spans; the only file that imports OpenTelemetry, and it is imported if traces are on
-logs.py         the form of the log, and the thread that writes it
+metrics.py     every metric, and where its values come from
+prometheus.py  the endpoint for Prometheus, and what its client library lacks
+records.py     what is noted of a call over gRPC or a request over HTTP; request ids
+logs.py        the form of the log, the thread that writes it, and the lines of requests
+traces.py      spans; the only file that imports OpenTelemetry, and it is imported if traces are on
 """

@@ -1,4 +1,8 @@
-"""The log: one event per line, as key=value pairs or as JSON."""
+"""The log: one event per line, as key=value pairs or as JSON; and which calls have a line, or spans.
+
+The line of a request says what it was, how large, where its time went, and how it ended. Nothing of its
+content is logged, and nothing that its caller sent but its identifiers.
+"""
 
 import json
 import logging
@@ -7,13 +11,39 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from attention_serving.server.errors import ServerError
+from attention_serving.server.observe.records import (
+    PARENT,
+    REQUEST_ID,
+    STATE,
+    CallRecord,
+    HttpRecord,
+    Record,
+    RequestRecord,
+    new_request_id,
+    sent_request_id,
+)
 from attention_serving.server.threads import publish_name
 
+if TYPE_CHECKING:  # OpenTelemetry is imported only if traces are on, and the supervisor needs no gRPC
+    from attention_serving.server.observe.traces import Traces
+    from attention_serving.server.transport.call import Call
+
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+# The lines of requests, which are written whatever the level of the log is.
+requests = logging.getLogger("attention_serving.server.requests")
+# The least status over HTTP of a request that failed.
+FAILED = 400
+DISABLED, EXPORTER = "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER"
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_READ = {key.encode(): key for key in (REQUEST_ID, PARENT, STATE)}
 # Lines that may wait for the reader of standard error; 3 to 4 MB of the lines of requests.
 MAX_LINES = 10_000
 # How long the end of the process waits for the reader, in seconds.
@@ -157,3 +187,159 @@ def _plain(value: Any) -> bool | int | float | str | None:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+def are_traces_on(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether OpenTelemetry's variables ask for traces."""
+    if environment.get(DISABLED, "").strip().lower() == "true":
+        return False
+    exporters = {name.strip() for name in environment.get(EXPORTER, "").split(",")} - {""}
+    return exporters & {"otlp", "none"} == {"otlp"} if exporters else any(map(environment.get, ENDPOINTS))
+
+
+class Recorder:
+    """Records calls or requests over HTTP, and hands the records to the log and to the traces."""
+
+    def __init__(self, log_requests: str, *, host: str = "", port: int = 0, role: str = "") -> None:
+        """Starts the exporter of traces, if they are on. The lines are written whatever the log's level is.
+
+        Args:
+            log_requests: Requests that have a line: all, failed or none.
+            host: The address that the server listens on, for traces.
+            port: The port; 0 if it is not known.
+            role: Tells the processes of one service apart in traces, such as http.
+
+        Raises:
+            ServerError: A variable of OpenTelemetry is not valid.
+        """
+        self._logs, self._failed_only = log_requests != "none", log_requests == "failed"
+        if self._logs:
+            requests.setLevel(logging.INFO)
+        self._traces = _traces(host, port, role) if are_traces_on() else None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything may be recorded."""
+        return self._logs or self._traces is not None
+
+    def __call__(self, call: "Call", is_stream: bool) -> CallRecord | None:  # noqa: FBT001 - as the dispatcher calls it
+        """The record of a new call over gRPC; None if nobody is interested in it."""
+        traces = self._traces
+        span = None
+        if traces is not None and not traces.skips(call.metadata):
+            span = _safely(partial(traces.begin, call.method, call.metadata))
+        if span is None and not self._logs:
+            return None
+        # Traces, and a log of failures, need the identifier of few calls. It is sent once it was read.
+        is_named = self._logs and (is_stream or not self._failed_only)
+        record = CallRecord(
+            call.method,
+            call.request_id if is_named else "",
+            call.metadata,
+            is_stream=is_stream,
+            report=self._ended,
+            start_span=lambda stream: traces and _safely(partial(traces.start_request, stream)),
+        )
+        record.span = span
+        return record
+
+    def http_request(self, scope: Mapping[str, Any], route: str) -> HttpRecord:
+        """The record of a new request over HTTP.
+
+        Args:
+            scope: The request, as ASGI describes it, with names of headers in lower case.
+            route: Its path, with names of parameters in braces.
+        """
+        headers = [
+            (_READ[name], value.decode("latin-1")) for name, value in scope["headers"] if name in _READ
+        ]
+        record = HttpRecord(scope, route, sent_request_id(headers) or new_request_id(), headers)
+        if self._traces is not None:
+            begun = _safely(partial(self._traces.begin_http, f"{record.method} {route}", headers))
+            record.span, record.traced = begun or (None, ())
+        return record
+
+    def http_ended(self, record: HttpRecord, status: int) -> None:
+        """A request over HTTP was answered, or its client left."""
+        record.status, record.ended_at = status, time.monotonic()
+        if log.isEnabledFor(logging.DEBUG):
+            total = _milliseconds(record.ended_at - record.arrived_at)
+            shown = {"method": record.method, "path": record.path, "status": status, "milliseconds": total}
+            log.debug("request ended", extra=shown)
+        if self._logs and not (self._failed_only and status < FAILED):
+            _safely(lambda: requests.info("http request", extra=http_fields(record)))
+        if self._traces is not None:
+            _safely(partial(self._traces.http_ended, record))
+
+    def close(self) -> None:
+        """Sends the last spans."""
+        if self._traces is not None:
+            self._traces.close()
+
+    def _ended(self, call: CallRecord, request: RequestRecord | None) -> None:
+        """A call over gRPC has ended, or a request of a stream."""
+        in_stream = request if call.is_stream else None
+        code = call.code if in_stream is None else in_stream.code
+        if self._logs and not (self._failed_only and code == "OK"):
+            event = "stream" if call.is_stream and request is None else "request"
+            _safely(lambda: requests.info(event, extra=fields(call, request)))
+        if self._traces is not None:
+            _safely(partial(self._traces.ended, call, request))
+
+
+def _safely(step: Callable[[], T]) -> T | None:
+    """What a step returns; None if it fails, which is logged: what observes calls must not break them."""
+    try:
+        return step()
+    except Exception:
+        log.exception("not recorded")
+        return None
+
+
+def _traces(host: str, port: int, role: str) -> "Traces":
+    from attention_serving.server.observe.traces import Traces  # noqa: PLC0415 - only if traces are on
+
+    try:
+        return Traces(host=host, port=port, role=role)
+    except Exception as error:
+        # The library's own errors, such as a variable that is not a number.
+        raise ServerError(f"traces cannot be exported: {error}") from error
+
+
+def http_fields(record: HttpRecord) -> dict[str, object]:
+    """The fields of the line of a request over HTTP."""
+    total = _milliseconds(record.ended_at - record.arrived_at)
+    return {**_head(record), "route": record.route, "total_ms": total, "status": record.status}
+
+
+def fields(call: CallRecord, request: RequestRecord | None) -> dict[str, object]:
+    """The fields of the line of a call over gRPC, without those that nothing is known of.
+
+    Args:
+        call: The call.
+        request: The request; None at the end of a stream, and if it never arrived.
+    """
+    found = _head(call)
+    if request is None:
+        found |= {"requests": call.requests} if call.is_stream else {}
+        found |= {"bytes_in": call.received_bytes, "bytes_out": call.sent_bytes}
+    else:
+        found |= {"model": request.model, "version": request.version}
+        found |= {"sequences": request.sequences or "", "rows": request.rows or ""}
+        found |= {"bytes_in": request.received_bytes, "bytes_out": request.sent_bytes}
+        found |= {f"{stage}_ms": _milliseconds(end - start) for stage, start, end in request.stages()}
+    ended = request if call.is_stream and request is not None else call
+    started = request.received_at if call.is_stream and request is not None else call.arrived_at
+    found |= {"total_ms": _milliseconds(ended.ended_at - started), "code": ended.code, "reason": ended.reason}
+    return {name: value for name, value in found.items() if value != ""}
+
+
+def _head(record: Record) -> dict[str, object]:
+    """The fields that say which request it was."""
+    caller = {"caller": record.caller} if isinstance(record, CallRecord) else {}
+    found = {"request_id": record.request_id, "method": record.method, **caller, "trace_id": record.trace_id}
+    return {name: value for name, value in found.items() if value}
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * max(0.0, seconds), 3)

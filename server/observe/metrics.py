@@ -1,26 +1,28 @@
 """Every metric of a server, and what counts it: calls, batches, models, certificates, load and limits."""
 
 import platform
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, partial
 from importlib import metadata
 from itertools import product
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
+from weakref import ref
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from attention_serving.server import VERSION
 from attention_serving.server.api.calls import CallLoad
-from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.control import ChangeKind, ModelChange
-from attention_serving.server.engine.models.repository import Repository
+from attention_serving.server.engine.models.repository import FailedModel, Key, Repository
 from attention_serving.server.engine.statistics import BatchReport, EngineLoad, ExpiryStage, Observer, Waiting
 from attention_serving.server.observe import logs
-from attention_serving.server.observe.prometheus import BulkHistogram
+from attention_serving.server.observe.prometheus import BulkHistogram, forget
 from attention_serving.server.settings import Settings
-from attention_serving.server.tls.files import Certificates
+from attention_serving.server.tls.files import CERTIFICATES, Certificates
 
 T = TypeVar("T")
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -69,6 +71,13 @@ HELP = {
     " result.",
     "attention_dropped_log_lines": "Number of lines of the log that were dropped because standard error was"
     " not read in time.",
+    "attention_canary_error_ratio": "Largest difference from eager PyTorch in the latest replay of the golden"
+    " vectors, divided by the tolerance; above 1 the model is taken out of service. Of the worker where it is"
+    " largest.",
+    "attention_canary_last_replay_timestamp_seconds": "Unix time of the latest replay of golden vectors, in"
+    " seconds; of the worker where it is oldest.",
+    "attention_canary_failures": "Number of golden vectors that missed the tolerance in service, the"
+    " repetition not counted.",
     "attention_open_calls": "Number of inference calls in progress, streams included.",
     "attention_waiting_calls": "Number of calls whose request has not arrived yet.",
     "attention_open_connections": "Number of connections, counted at most every 10 seconds.",
@@ -143,18 +152,20 @@ class Metrics(Observer):
         self._ready = self._gauge("attention_model_ready", "livemin", MODEL)
         self._failed = self._gauge("attention_model_failed", "livemax", MODEL)
         self._changes = self._counter("attention_model_changes", "model", "change", "result")
-        name = "attention_dropped_log_lines"
-        self._dropped_lines = Counter(name, HELP[name], registry=self.registry)
+        self._dropped_lines = self._counter("attention_dropped_log_lines")
         self._seen_dropped_lines = 0
         self._load = [
             (self._gauge(name, "livemax" if name.endswith("_seconds") else "livesum"), read)
             for name, read in LOAD.items()
         ]
-        self.canary = CanaryMetrics(self.registry)
-        self.tls = TlsMetrics(
-            self._counter("attention_tls_reloads", "result"),
-            self._gauge("attention_tls_certificate_expiry_timestamp_seconds", "livemin", ("certificate",)),
+        self.canary = CanaryMetrics(
+            self._gauge("attention_canary_error_ratio", "livemax", MODEL),
+            self._gauge("attention_canary_last_replay_timestamp_seconds", "livemin", MODEL),
+            self._counter("attention_canary_failures", *MODEL),
         )
+        self._tls_reloads = self._counter("attention_tls_reloads", "result")
+        expiry = "attention_tls_certificate_expiry_timestamp_seconds"
+        self._tls_expiry = self._gauge(expiry, "livemin", ("certificate",))
         self._published: set[tuple[str, str]] = set()
         self._engine_load: Callable[[], EngineLoad] = EngineLoad
         self._call_load: Callable[[], CallLoad] = CallLoad
@@ -166,7 +177,8 @@ class Metrics(Observer):
         return cache(BulkHistogram(name, HELP[name], [label], buckets=buckets, registry=self.registry).labels)
 
     def _counter(self, name: str, *labels: str) -> Callable[..., Counter]:
-        return cache(Counter(name, HELP[name], labels, registry=self.registry).labels)
+        found = Counter(name, HELP[name], labels, registry=self.registry)
+        return cache(found.labels) if labels else lambda: found
 
     def _gauge(self, name: str, among_workers: AmongWorkers, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(name, HELP[name], labels, registry=self.registry, multiprocess_mode=among_workers)
@@ -245,9 +257,10 @@ class Metrics(Observer):
             gauge.set(read(*load))
         dropped, seen = logs.dropped_lines(), self._seen_dropped_lines
         self._seen_dropped_lines = dropped
-        self._dropped_lines.inc(dropped - seen)
-        for waiting in (*self._ended.values(), self._batches):
-            waiting.flush()
+        self._dropped_lines().inc(dropped - seen)
+        for calls in self._ended.values():
+            calls.flush()
+        self._batches.flush()
 
     def call_ended(self, method: str, code: str, seconds: float) -> None:
         """Counts a call that ended."""
@@ -287,9 +300,22 @@ class Metrics(Observer):
         """Counts a request that was refused."""
         self._refused(reason).inc()
 
-    def reloaded(self, what: str, *, success: bool) -> None:
-        """Counts that tokens or keys were read again."""
-        self._security_reloads(what, "success" if success else "failure").inc()
+    def reloaded(self, what: str, value: object) -> None:
+        """Counts that certificates, tokens or keys were read again: see `server.threads.Reloaded`."""
+        if what != CERTIFICATES:
+            self._security_reloads(what, "failure" if value is None else "success").inc()
+            return
+        self._tls_reloads(FAILED if value is None else OK).inc()
+        if isinstance(value, Certificates):
+            self.certificates_in_use(value)
+
+    def certificates_in_use(self, certificates: Certificates) -> None:
+        """Publishes when certificates expire that are used from now on."""
+        for result in (OK, FAILED):
+            self._tls_reloads(result)
+        self._tls_expiry.labels("server").set(certificates.expires.timestamp())
+        if certificates.client_ca_expires is not None:
+            self._tls_expiry.labels("client_ca").set(certificates.client_ca_expires.timestamp())
 
     def reader_cut(self, method: str) -> None:
         """Counts a call that was ended because its caller did not read."""
@@ -302,27 +328,6 @@ class Metrics(Observer):
     def run_terminated(self, model: str) -> None:
         """Counts a run that was stopped because no caller waited for it."""
         self._terminated(model).inc()
-
-
-class TlsMetrics:
-    """Counts reloads, and publishes when certificates expire. Without TLS, there are no values."""
-
-    def __init__(self, reloads: Callable[[str], Counter], expiry: Gauge) -> None:
-        self._reloads, self._expiry = reloads, expiry
-
-    def in_use(self, certificates: Certificates) -> None:
-        """Publishes when certificates expire that are used from now on."""
-        for result in (OK, FAILED):
-            self._reloads(result)
-        self._expiry.labels("server").set(certificates.expires.timestamp())
-        if certificates.client_ca_expires is not None:
-            self._expiry.labels("client_ca").set(certificates.client_ca_expires.timestamp())
-
-    def renewed(self, certificates: Certificates | None) -> None:
-        """Counts a change of the files, with the certificates that they contain if they can be used."""
-        self._reloads(FAILED if certificates is None else OK).inc()
-        if certificates is not None:
-            self.in_use(certificates)
 
 
 def _installed(package: str) -> str:
@@ -339,3 +344,58 @@ def _grouped(pairs: Iterable[tuple[str, T]]) -> Iterable[tuple[str, list[T]]]:
     for key, value in pairs:
         groups[key].append(value)
     return groups.items()
+
+
+class _Watched(NamedTuple):
+    """A model, and the latest result of each of its checks."""
+
+    model: "ref[LoadedModel]"
+    ratios: dict[Hashable, float]
+
+
+class CanaryMetrics:
+    """The gauges of a model exist while it is loaded, from its first replay on.
+
+    They stay if it is taken out of service, so that an alert can be seen, until it is loaded again.
+    """
+
+    def __init__(self, ratio: Gauge, replayed_at: Gauge, failures: Callable[..., Counter]) -> None:
+        self._ratio, self._replayed_at, self._failures = ratio, replayed_at, failures
+        self._lock = threading.Lock()
+        self._watched: dict[Key, _Watched] = {}
+
+    def loaded(self, repository: Repository) -> None:
+        """Removes what was published of models that are not loaded any more, or that were loaded again."""
+        models = {(model.name, model.version): model for model in repository}
+        with self._lock:
+            for key, watched in list(self._watched.items()):
+                model = models.get(key)
+                is_withdrawn = isinstance(model, FailedModel) and model.is_withdrawn
+                if not is_withdrawn and (model is None or watched.model() is not model):
+                    del self._watched[key]
+                    for gauge in (self._ratio, self._replayed_at) if watched.ratios else ():
+                        forget(gauge, *key)
+            for key, model in models.items():
+                if isinstance(model, LoadedModel) and key not in self._watched:
+                    self._watched[key] = _Watched(ref(model), {})
+                    self._failures(*key)
+
+    def replayed(self, model: LoadedModel, check: Hashable, ratio: float) -> None:
+        """Publishes a result.
+
+        Args:
+            model: The model. Nothing is published if it was unloaded meanwhile.
+            check: What was replayed.
+            ratio: The part of the tolerance that is used.
+        """
+        key = model.name, model.version
+        with self._lock:
+            watched = self._watched.get(key)
+            if watched is not None and watched.model() is model:
+                watched.ratios[check] = ratio
+                self._ratio.labels(*key).set(max(watched.ratios.values()))
+                self._replayed_at.labels(*key).set(time.time())
+
+    def failed(self, model: LoadedModel) -> None:
+        """Counts a golden vector that missed the tolerance."""
+        self._failures(model.name, model.version).inc()

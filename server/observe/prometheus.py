@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from http import HTTPStatus
-from socketserver import TCPServer, ThreadingMixIn
+from socketserver import TCPServer
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Gauge, Histogram, Metric, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -23,6 +24,7 @@ from attention_serving.server.engine.errors import Code, EngineError
 from attention_serving.server.errors import BindError
 from attention_serving.server.security.guard import Guard
 from attention_serving.server.security.rights import Right
+from attention_serving.server.tls import renewing_context
 from attention_serving.server.tls.files import CurrentCertificates
 
 log = logging.getLogger(__name__)
@@ -32,11 +34,16 @@ PATH = "/metrics"
 MAX_CONNECTIONS = 16
 # How long to wait after a connection could not be accepted.
 RETRY_SECONDS = 0.5
-STATUSES = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.RESOURCE_EXHAUSTED: 429}
+STATUSES = {
+    Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+}
+TEXT = ("Content-Type", "text/plain; charset=utf-8")
 BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
-class MetricsEndpoint(ThreadingMixIn, WSGIServer):
+class MetricsEndpoint(ThreadingWSGIServer):
     """Serves the metrics of a registry at /metrics, over HTTP or HTTPS, until it is closed.
 
     Each connection has a thread. Both their number and their time are bounded.
@@ -46,7 +53,6 @@ class MetricsEndpoint(ThreadingMixIn, WSGIServer):
         max_connection_seconds: How long a connection may last until its response has been sent.
     """
 
-    daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
     max_connection_seconds = 10.0
 
@@ -73,10 +79,8 @@ class MetricsEndpoint(ThreadingMixIn, WSGIServer):
         Raises:
             BindError: The address is in use, or does not belong to this machine.
         """
-        self._metrics: Any = make_wsgi_app(registry)
-        self._refresh, self._guard = refresh, guard
-        # When each open connection began.
-        self._began: dict[socket.socket, float] = {}
+        # What ends each open connection in time.
+        self._timers: dict[socket.socket, threading.Timer] = {}
         try:
             family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
             self.address_family = family
@@ -84,44 +88,16 @@ class MetricsEndpoint(ThreadingMixIn, WSGIServer):
         except OSError as error:
             raise BindError(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
         if certificates is not None:  # the thread of a connection does its handshake, with the first read
-            from attention_serving.server.tls.certificates import renewing_context  # noqa: PLC0415 - its library is needed with TLS only
-
             context = renewing_context(certificates)
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-        self.set_app(self._answer)
+        self.set_app(_guarded(make_wsgi_app(registry), refresh, guard))
         self.port = self.server_port
-        self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
         """Stops listening."""
         self.shutdown()
         self.server_close()
-        self._thread.join()
-
-    def _answer(self, environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
-        """The metrics, or why they are refused."""
-        status, message = 404, f"only {PATH} is served on this port"
-        try:
-            if environ["PATH_INFO"] == PATH:
-                client = f"{environ['REMOTE_ADDR']}:{environ['REMOTE_PORT']}"
-                self._check(environ.get("HTTP_AUTHORIZATION"), client)
-                self._refresh()
-                answer: list[bytes] = self._metrics(environ, start_response)
-                return answer
-        except EngineError as error:
-            status, message = STATUSES.get(error.code, 503), error.message
-        headers = [("Content-Type", "text/plain; charset=utf-8")]
-        if status == HTTPStatus.UNAUTHORIZED:
-            headers.append(("WWW-Authenticate", "Bearer"))
-        start_response(f"{status} {HTTPStatus(status).phrase}", headers)
-        return [f"{message}\n".encode()]
-
-    def _check(self, token: str | None, client: str) -> None:
-        """Raises EngineError if the caller may not read the metrics."""
-        if self._guard is not None:
-            metadata = () if token is None else (("authorization", token),)
-            self._guard.identify(metadata, tuple, lambda: client).require(Right.READ)
 
     def server_bind(self) -> None:
         """Binds the address. The library's own function asks DNS for its name, which may take long."""
@@ -139,26 +115,20 @@ class MetricsEndpoint(ThreadingMixIn, WSGIServer):
 
     def verify_request(self, request: Any, client_address: object) -> bool:  # noqa: ARG002 - as socketserver calls it
         """Refuses a connection if as many are open as there may be."""
-        if len(self._began) < MAX_CONNECTIONS:
-            self._began[request] = time.monotonic()
+        if len(self._timers) < MAX_CONNECTIONS:
+            timer = self._timers[request] = threading.Timer(self.max_connection_seconds, _end, [request])
+            timer.daemon = True
+            timer.start()
             return True
         with suppress(OSError):  # an error here would end the thread
             request.settimeout(0)
             request.send(BUSY)
         return False
 
-    def service_actions(self) -> None:
-        """Ends connections that have lasted for too long. Called twice a second, and after each new one."""
-        latest = time.monotonic() - self.max_connection_seconds
-        for connection, began in list(self._began.items()):
-            if began <= latest:
-                with suppress(OSError):  # it has just ended by itself
-                    # Not that of an encrypted socket, which would send unencrypted until it is done.
-                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
     def shutdown_request(self, request: Any) -> None:
-        """Called by a connection's thread when it has ended."""
-        self._began.pop(request, None)
+        """Called when a connection has ended, or was refused."""
+        if timer := self._timers.pop(request, None):
+            timer.cancel()
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - as socketserver calls it
@@ -173,6 +143,35 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the library uses
         """Logs nothing: scrapes are frequent."""
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has just ended by itself
+        # Not that of an encrypted socket, which would send unencrypted until it is done.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+def _guarded(metrics: Any, refresh: Callable[[], None], guard: Guard | None) -> Any:
+    """The application that serves metrics, or says why they are refused."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., object]) -> Any:
+        status, message = HTTPStatus.NOT_FOUND, f"only {PATH} is served on this port"
+        try:
+            if environ["PATH_INFO"] == PATH:
+                if guard is not None:
+                    token = environ.get("HTTP_AUTHORIZATION")
+                    sent = () if token is None else (("authorization", token),)
+                    client = f"{environ['REMOTE_ADDR']}:{environ['REMOTE_PORT']}"
+                    guard.identify(sent, tuple, lambda: client).require(Right.READ)
+                refresh()
+                return metrics(environ, start_response)
+        except EngineError as error:
+            status, message = STATUSES.get(error.code, HTTPStatus.SERVICE_UNAVAILABLE), error.message
+        challenge = [("WWW-Authenticate", "Bearer")] if status is HTTPStatus.UNAUTHORIZED else []
+        start_response(f"{status} {status.phrase}", [TEXT, *challenge])
+        return [f"{message}\n".encode()]
+
+    return answer
 
 
 class BulkHistogram(Histogram):

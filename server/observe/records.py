@@ -173,14 +173,11 @@ class CallRecord(Record):
         request: The request of a call that is not a stream; None if it has not arrived.
         code: What the call ended with.
         reason: The stable reason of an error; empty if there is none.
-        start_span: Starts the span of a request of a stream, given the stream's; needed if that has one. It
-            may return None.
     """
 
     caller = code = reason = ""
     requests = received_bytes = sent_bytes = 0
     request: RequestRecord | None = None
-    start_span: Callable[[Any], Any]
 
     def __init__(
         self,
@@ -190,6 +187,7 @@ class CallRecord(Record):
         *,
         is_stream: bool,
         report: "Callable[[CallRecord, RequestRecord | None], None]",
+        start_span: Callable[[Any], Any] = lambda _: None,
     ) -> None:
         """Begins a record.
 
@@ -200,9 +198,10 @@ class CallRecord(Record):
             is_stream: Whether it may have several requests.
             report: Called with the record and each request of a stream that ended; at the end of the call
                 with the record and the request of a call that is not a stream, or None.
+            start_span: Starts the span of a request of a stream, given the stream's. It may return None.
         """
         super().__init__(method.removeprefix("/"), request_id, metadata)
-        self.is_stream, self._report = is_stream, report
+        self.is_stream, self._report, self._start_span = is_stream, report, start_span
         self._open: dict[RequestRecord, None] = {}
 
     def received(self, size: int) -> RequestRecord:
@@ -215,7 +214,7 @@ class CallRecord(Record):
         else:
             self.request = record
         if self.span is not None:
-            record.span = self.start_span(self.span) if self.is_stream else self.span
+            record.span = self._start_span(self.span) if self.is_stream else self.span
             if record.span is not None:
                 record.reference = record.span.get_span_context()
         return record

@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping
+from random import getrandbits
 from typing import Any
 
 from opentelemetry.context import Context
@@ -53,11 +54,10 @@ RATIO = re.compile(r"(?:ParentBased\{root:)?TraceIdRatioBased\{([^}]+)\}")
 class Traces:
     """Makes and exports the spans of one process. Has a thread, so that it is made after the last fork."""
 
-    def __init__(self, endpoint: str, *, host: str = "", port: int = 0, role: str = "") -> None:
+    def __init__(self, *, host: str = "", port: int = 0, role: str = "") -> None:
         """Starts the thread. A collector that cannot be reached is reported in the log.
 
         Args:
-            endpoint: URL of the collector; empty leaves it to OpenTelemetry's variables.
             host: The address that the server listens on.
             port: The port; 0 if it is not known.
             role: Tells the processes of one service apart, such as http.
@@ -66,8 +66,8 @@ class Traces:
         for reader in (trace_span, tracecontext):
             logging.getLogger(reader.__name__).setLevel(logging.ERROR)
         self._server = {"server.address": host, "server.port": port or ""}
-        self._exporter = OTLPSpanExporter(endpoint=endpoint or None)
-        self._ids = _DrawnIds()
+        self._exporter = OTLPSpanExporter()
+        self._ids = _Ids()
         self._provider = TracerProvider(
             resource=_resource(role), shutdown_on_exit=False, id_generator=self._ids
         )
@@ -78,18 +78,23 @@ class Traces:
         found = RATIO.match(self._provider.sampler.get_description())
         self._bound = TraceIdRatioBased.get_bound_for_rate(float(found[1]) if found else 1.0)
 
-    def begin(self, method: str, metadata: Metadata) -> Span | None:
-        """Starts the span of a call over gRPC, given its method and metadata; None if it is not sampled.
+    def skips(self, metadata: Metadata) -> bool:
+        """Whether it is clear, without asking the sampler, that it does not sample a new call.
 
-        The sampler decides, which takes a tenth of the time of a small call. So it is not asked where it is
-        clear what it decides: if it follows a caller that does not sample, and by the id of a new trace.
+        The sampler takes a tenth of the time of a small call. It is clear if the sampler follows a caller
+        that does not sample; or if there is no caller to follow, by the id of a new trace.
         """
-        caller = callers_trace(metadata)
-        if caller is None and self._ids.next_trace & TraceIdRatioBased.TRACE_ID_LIMIT >= self._bound:
-            self._ids.generate_trace_id()
-            return None
-        if caller is not None and self._follows_caller and not caller[1]:
-            return None
+        for key, _ in metadata:
+            if key == PARENT:
+                caller = callers_trace(metadata)
+                return self._follows_caller and caller is not None and not caller[1]
+        if self._ids.next_trace & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound:
+            return False
+        self._ids.next_trace = getrandbits(128)
+        return True
+
+    def begin(self, method: str, metadata: Metadata) -> Span | None:
+        """Starts the span of a call over gRPC, given its method and metadata; None if it is not sampled."""
         span = self._start(method.removeprefix("/"), metadata)
         return span if span.is_recording() else None
 
@@ -203,20 +208,20 @@ class Traces:
             closing.join(CANCEL_SECONDS)
 
 
-class _DrawnIds(RandomIdGenerator):
+class _Ids(RandomIdGenerator):
     """Draws the id of the next trace ahead.
 
     Attributes:
-        next_trace: That id.
+        next_trace: That id, of 128 random bits.
     """
 
     def __init__(self) -> None:
-        self.next_trace = super().generate_trace_id()
+        self.next_trace = getrandbits(128)
 
     def generate_trace_id(self) -> int:
-        """The id that was drawn."""
-        drawn, self.next_trace = self.next_trace, super().generate_trace_id()
-        return drawn
+        """The id that was drawn; another if it is 0, which is not valid."""
+        drawn, self.next_trace = self.next_trace, getrandbits(128)
+        return drawn or self.generate_trace_id()
 
 
 def _is_state(key: str, value: str | bytes) -> bool:

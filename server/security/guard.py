@@ -3,12 +3,13 @@
 import re
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attention_serving.server.security.errors import InvalidTokenError, MissingCredentialsError
-from attention_serving.server.security.identities import Identity
-from attention_serving.server.security.token_file import TokenTable, digest_of
-from attention_serving.server.watched import Watched
+from attention_serving.server.security.rights import Identity, InvalidTokenError, MissingCredentialsError
+from attention_serving.server.security.token_file import TokenTable, digest_of, parse_table, read_bytes
+from attention_serving.server.threads import Reloaded, Watched
 
 if TYPE_CHECKING:  # its libraries are needed with JSON Web Tokens only
     from attention_serving.server.security.web_tokens import WebTokens
@@ -87,6 +88,33 @@ class Guard:
                 "the call has no token, and its client certificate has no name that this server knows"
             )
         raise MissingCredentialsError('a token is required: send the metadata "authorization: Bearer TOKEN"')
+
+
+def open_guard(
+    tokens: Path | None, jwt_jwks: str | None, jwt: dict[str, str], reloaded: Reloaded
+) -> Guard | None:
+    """The guard of a server, or None if everyone may do everything. Its owner closes it.
+
+    Args:
+        tokens: The tokens file.
+        jwt_jwks: Where the keys of JSON Web Tokens are.
+        jwt: Further arguments of `WebTokens`.
+        reloaded: Called when tokens or keys have changed.
+
+    Raises:
+        IdentityError: The tokens file or the keys cannot be used.
+    """
+    table = web_tokens = None
+    if jwt_jwks:
+        # Their libraries take time and memory that a server without them need not spend.
+        from attention_serving.server.security.web_tokens import Keys, WebTokens  # noqa: PLC0415
+
+        web_tokens = WebTokens(Keys(jwt_jwks, reloaded), **jwt)
+    if tokens is not None:
+        read, parse = partial(read_bytes, tokens), partial(parse_table, tokens)
+        table = Watched("tokens", read, parse, reloaded)
+        table.start()
+    return Guard(table, web_tokens) if table or web_tokens else None
 
 
 def bearer_token(metadata: Metadata) -> str | None:

@@ -1,4 +1,4 @@
-"""Rights: what an identity may do, and what a method needs.
+"""Who calls, and what they may do: identities, their rights, and the errors of calls that are not permitted.
 
 infer:PATTERN   compute with the models whose names match the pattern
 read:PATTERN    see these models: their metadata, configuration, statistics and state; `read` alone is read:*
@@ -6,19 +6,80 @@ admin           load and unload models, register shared memory, change the setti
 
 A pattern is that of a shell: * for any text, ? for one character, [ab] for one of several. Rights are
 independent: admin does not imply infer or read.
+
+EngineError
+├── CredentialsError         UNAUTHENTICATED: it is not known who calls
+│   ├── MissingCredentialsError     the call has none
+│   ├── InvalidTokenError           the token is not one of this server's, or was revoked
+│   └── ExpiredTokenError           the token was valid once
+├── PermissionDeniedError    PERMISSION_DENIED: the identity lacks a right
+├── KeysUnavailableError     UNAVAILABLE: the keys that verify tokens have not been fetched yet
+└── OverloadedError
+    └── IdentityLimitError   RESOURCE_EXHAUSTED: the identity holds its share
+
+No message contains a token, or a part of one.
 """
 
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Self
+
+from attention_serving.server.engine.errors import Code, EngineError, OverloadedError, quoted
+from attention_serving.server.engine.schedule.fair_shares import Caller
 
 PATTERN = re.compile(r"[\w.*?\[\]!-]{1,200}", re.ASCII)
 EVERY_MODEL = "*"
 MAX_RIGHTS = 256
 FORMS = "infer:PATTERN, read, read:PATTERN or admin"
+
+
+class CredentialsError(EngineError):
+    """It is not known who calls."""
+
+    code = Code.UNAUTHENTICATED
+    reason = "CREDENTIALS_INVALID"
+
+
+class MissingCredentialsError(CredentialsError):
+    """The call has neither a token nor a certificate that this server knows."""
+
+    reason = "CREDENTIALS_MISSING"
+
+
+class InvalidTokenError(CredentialsError):
+    """The token is not one of this server's: it is wrong, or was revoked."""
+
+    reason = "TOKEN_INVALID"
+
+
+class ExpiredTokenError(CredentialsError):
+    """The token was valid once."""
+
+    reason = "TOKEN_EXPIRED"
+
+
+class PermissionDeniedError(EngineError):
+    """The caller is known, and lacks a right, which the message names."""
+
+    code = Code.PERMISSION_DENIED
+    reason = "RIGHT_MISSING"
+
+
+class KeysUnavailableError(EngineError):
+    """The keys that verify tokens have not been fetched yet."""
+
+    code = Code.UNAVAILABLE
+    reason = "KEYS_UNAVAILABLE"
+
+
+class IdentityLimitError(OverloadedError):
+    """The identity holds its share of a resource; the request was not queued."""
+
+    reason = "IDENTITY_LIMIT"
 
 
 class Right(StrEnum):
@@ -108,3 +169,81 @@ def _parsed(text: str) -> tuple[Right, str]:
             f"{shown} is not a right: {right} needs a pattern of model names, such as {right}:{EVERY_MODEL}"
         )
     return right, pattern
+
+
+class Source(StrEnum):
+    """What an identity was proven by. Equal names from two sources are two identities."""
+
+    TOKEN = "token"  # noqa: S105 - the name of a kind
+    CERTIFICATE = "certificate"
+    WEB_TOKEN = "jwt"  # noqa: S105 - the name of a kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentityLimits:
+    """What one identity may hold. 0 sets no limit of its own.
+
+    Attributes:
+        max_calls: Inference calls in progress, streams included.
+        max_bytes: Memory of its requests in progress, in bytes.
+        queue_weight: Its share of the runs in relation to other identities that have requests in the queue.
+    """
+
+    max_calls: int = 0
+    max_bytes: int = 0
+    queue_weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who calls.
+
+    Attributes:
+        source: What the identity was proven by.
+        name: Its name within the source.
+        rights: What it may do.
+        expires: When it ends, in seconds since 1970.
+        limits: What it may hold.
+        caller: The same identity as the engine knows it.
+    """
+
+    source: Source
+    name: str
+    rights: Rights
+    expires: float = math.inf
+    limits: IdentityLimits = IdentityLimits()
+    caller: Caller = field(init=False)
+
+    def __post_init__(self) -> None:
+        name = f"{self.source}:{self.name}"
+        object.__setattr__(self, "caller", Caller(name, self.limits.queue_weight))
+
+    def check_expiry(self, now: float) -> None:
+        """Checks that the identity has not ended.
+
+        Raises:
+            ExpiredTokenError: It has.
+        """
+        if now >= self.expires:
+            raise ExpiredTokenError("the token, or the entry of the certificate, has expired; get a new one")
+
+    def require(self, right: Right) -> None:
+        """Checks a right, for some model at least.
+
+        Raises:
+            PermissionDeniedError: The identity does not have it.
+        """
+        if not self.rights.has(right):
+            raise PermissionDeniedError(f"the identity {self.name!r} does not have the right {right}")
+
+    def require_model(self, right: Right, model: str) -> None:
+        """Checks a right for a model, which need not exist.
+
+        Raises:
+            PermissionDeniedError: The identity does not have it.
+        """
+        if not self.rights.covers(right, model):
+            raise PermissionDeniedError(
+                f"the identity {self.name!r} does not have the right {right} for model {quoted(model)}",
+                field="model_name",
+            )

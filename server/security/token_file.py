@@ -33,8 +33,7 @@ from pydantic import (
 )
 
 from attention_serving.server.errors import IdentityError
-from attention_serving.server.security.identities import Identity, IdentityLimits, Source
-from attention_serving.server.security.rights import Rights
+from attention_serving.server.security.rights import Identity, IdentityLimits, Rights, Source
 
 log = logging.getLogger(__name__)
 TOML = ".toml"

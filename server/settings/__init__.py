@@ -1,6 +1,9 @@
 """The server's options: their names, types, ranges and defaults; and what is derived from them."""
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attention_serving.server import machine
 from attention_serving.server.engine.limits import MIB, Limits
@@ -19,6 +22,16 @@ from attention_serving.server.settings.sections import (
 HEADER_BYTES = MIB // 16
 # How much more memory runs may take than is expected, before they fail.
 ARENA_FACTOR = 1.25
+# Estimated memory of the run of several sequences, on the CPU and on CUDA, where larger runs gain.
+MAX_BATCH_BYTES = {"cpu": 256 * MIB, "cuda": 8192 * MIB}
+# What options need beside others.
+ONE_WORKER = "needs a single worker; set workers to 1"
+NOT_EXPLICIT = (
+    "needs a single worker, because a load request reaches only one of several; set workers to 1, or"
+    " model_control to poll, which every worker follows"
+)
+NO_PAIR = "needs tls_certificate and tls_key too"
+NO_ISSUER = "needs jwt_issuer and jwt_audience"
 # How long the thread that receives calls stays awake after a run if latency matters most.
 AWAKE_SECONDS = 0.001
 
@@ -28,29 +41,32 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @field_validator("unix_socket", "allow_shared_memory")
-    @classmethod
-    def _belongs_to_one_process(cls, value: object, info: ValidationInfo) -> object:
-        if value and info.data.get("workers", 1) > 1:
-            raise ValueError("needs a single worker; set workers to 1")
-        return value
-
-    @field_validator("model_control")
-    @classmethod
-    def _reaches_one_process(cls, value: object, info: ValidationInfo) -> object:
-        if value == "explicit" and info.data.get("workers", 1) > 1:
-            raise ValueError(
-                "needs a single worker, because a load request reaches only one of several;"
-                " set workers to 1, or model_control to poll, which every worker follows"
-            )
-        return value
-
-    @field_validator("http_explore")
-    @classmethod
-    def _needs_http(cls, value: object, info: ValidationInfo) -> object:
-        if value and info.data.get("http_port") is None:
-            raise ValueError("needs HTTP; set http_port")
-        return value
+    @model_validator(mode="after")
+    def _are_consistent(self) -> Self:
+        several, total = self.workers > 1, self.max_memory
+        rules = (
+            ("unix_socket", self.unix_socket and several, ONE_WORKER),
+            ("allow_shared_memory", self.allow_shared_memory and several, ONE_WORKER),
+            ("model_control", self.model_control == "explicit" and several, NOT_EXPLICIT),
+            ("http_explore", self.http_explore and self.http_port is None, "needs HTTP; set http_port"),
+            ("tls_key", self.tls_key and not self.tls_certificate, "needs tls_certificate too"),
+            ("tls_key", self.tls_certificate and not self.tls_key, "is needed with tls_certificate"),
+            ("tls_client_ca", self.tls_client_ca and not self.tls_certificate, NO_PAIR),
+            ("jwt_jwks", self.jwt_jwks and not (self.jwt_issuer and self.jwt_audience), NO_ISSUER),
+            (
+                "max_in_flight_bytes",
+                0 < total <= self.max_in_flight_bytes,
+                f"must be below max_memory, which is {total} bytes",
+            ),
+        )
+        problems = [
+            InitErrorDetails(type=PydanticCustomError("rule", rule), loc=(name,), input=getattr(self, name))
+            for name, is_broken, rule in rules
+            if is_broken
+        ]
+        if problems:
+            raise ValidationError.from_exception_data("Settings", problems)
+        return self
 
     @property
     def _memory(self) -> int:
@@ -77,7 +93,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
         """Where graphs run.
 
         Raises:
-            ValueError: The provider is auto: `server.providers.resolve` has not chosen one yet.
+            ValueError: The provider is auto: `server.application.resolve` has not chosen one yet.
         """
         return Device(
             Provider(self.provider),
@@ -111,7 +127,7 @@ class Settings(Models, Network, Security, IdentityAndRights, Requests, Process, 
             max_run_bytes=self._memory_for_started_runs,
             max_in_flight_bytes=self.memory_for_requests,
             max_batch_sequences=self.max_batch_sequences,
-            max_batch_bytes=self.max_batch_bytes,
+            max_batch_bytes=MAX_BATCH_BYTES.get(self.provider, 256 * MIB),
         )
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -10,11 +9,12 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveInt,
-    ValidationInfo,
     field_validator,
 )
 
 from attention_serving.server.engine.limits import MAX_TOLERANCE, MIB, chosen_versions
+from attention_serving.server.security.guard import Guard, open_guard
+from attention_serving.server.threads import Reloaded, unreported
 from attention_serving.server.tls.files import TlsFiles
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -139,15 +139,10 @@ class Network(BaseModel):
         le=2**31 - 1,
         description="Maximum number of connections, 1 to 2147483647. Further connections are closed.",
     )
-    send_timeout_seconds: Seconds = Field(
+    message_timeout_seconds: Seconds = Field(
         30.0,
-        description="How long a reply may wait for the client to read it, in seconds, 0 to 1000000. After"
-        " that the call is cut off. 0 sets no limit.",
-    )
-    receive_timeout_seconds: Seconds = Field(
-        20.0,
-        description="How long the request of a call may take to arrive, in seconds, 0 to 1000000. 0 sets no"
-        " limit. Raise it for large requests over slow networks.",
+        description="How long the request of a call may take to arrive, and a reply to be read, in seconds, 0"
+        " to 1000000. 0 sets no limit. Raise it for large messages over slow networks.",
     )
     connection_age_seconds: Seconds = Field(
         0.0,
@@ -176,7 +171,6 @@ class Security(BaseModel):
     )
     tls_key: Path | None = Field(
         None,
-        validate_default=True,
         description="PEM file of the private key of tls_certificate, without a passphrase.",
     )
     tls_client_ca: Path | None = Field(
@@ -189,23 +183,6 @@ class Security(BaseModel):
         description="Accept to listen on a public address without encryption, such as behind a proxy that"
         " encrypts.",
     )
-
-    @field_validator("tls_key")
-    @classmethod
-    def _completes_the_pair(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        certificate = info.data.get("tls_certificate")
-        if value and not certificate:
-            raise ValueError("needs tls_certificate too")
-        if certificate and not value:
-            raise ValueError("is needed with tls_certificate")
-        return value
-
-    @field_validator("tls_client_ca")
-    @classmethod
-    def _needs_a_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        if value and not info.data.get("tls_certificate"):
-            raise ValueError("needs tls_certificate and tls_key too")
-        return value
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -241,26 +218,24 @@ class IdentityAndRights(BaseModel):
         default=False,
         description="Require a token with the right read for metrics; otherwise everyone may read them.",
     )
-    identity_share: float = Field(
-        0.8,
-        gt=0,
-        le=1,
-        allow_inf_nan=False,
-        description="Part of the calls, streams and memory that one identity may hold while nobody else holds"
-        " any, above 0, at most 1. What several hold together leaves room for others. 1 sets no limit.",
-    )
+
+    def guard(self, reloaded: Reloaded = unreported) -> Guard | None:
+        """The guard that they ask for, or None if everyone may do everything. Its owner closes it.
+
+        Args:
+            reloaded: Called when tokens or keys have changed.
+
+        Raises:
+            IdentityError: The tokens file or the keys cannot be used.
+        """
+        claim = self.jwt_rights_claim
+        jwt = {"issuer": self.jwt_issuer, "audience": self.jwt_audience, "rights_claim": claim}
+        return open_guard(self.tokens, self.jwt_jwks, jwt, reloaded)
 
     @property
     def has_identities(self) -> bool:
         """Whether callers have to say who they are."""
         return self.tokens is not None or bool(self.jwt_jwks)
-
-    @field_validator("jwt_jwks")
-    @classmethod
-    def _has_issuer_and_audience(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value and not (info.data.get("jwt_issuer") and info.data.get("jwt_audience")):
-            raise ValueError("needs jwt_issuer and jwt_audience")
-        return value
 
 
 class Requests(BaseModel):
@@ -282,17 +257,6 @@ class Requests(BaseModel):
     max_batch_sequences: PositiveInt = Field(
         64, description="Maximum number of sequences in one batch, at least 1."
     )
-    max_batch_bytes: Annotated[ByteSize, Field(gt=0)] = Field(
-        ByteSize(256 * MIB), description="Maximum memory for a batch of two or more sequences, above 0."
-    )
-
-    @field_validator("max_in_flight_bytes")
-    @classmethod
-    def _leaves_memory_for_runs(cls, value: ByteSize, info: ValidationInfo) -> ByteSize:
-        total = info.data.get("max_memory")
-        if total and value >= total:
-            raise ValueError(f"must be below max_memory, which is {total} bytes")
-        return value
 
 
 class Process(BaseModel):
@@ -325,23 +289,10 @@ class Process(BaseModel):
 
 
 class Observability(BaseModel):
-    """Which requests are traced and logged. OTEL_TRACES_SAMPLER says how many are traced."""
+    """Which requests have a line in the log. OpenTelemetry's variables say which are traced."""
 
     log_requests: Literal["all", "failed", "none"] = Field(
         "none",
         description="Requests that have a line in the log, with their size, stages and code, whatever"
         " log_level is: all, failed or none.",
     )
-    trace_endpoint: str = Field(
-        "",
-        description="URL of an OpenTelemetry collector that traces are exported to with OTLP over gRPC, such"
-        " as http://127.0.0.1:4317. Traces are off without it, unless OTEL_EXPORTER_OTLP_ENDPOINT is set.",
-    )
-
-    @field_validator("trace_endpoint")
-    @classmethod
-    def _is_a_url(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if value and not (parts.scheme in ("http", "https") and parts.netloc):
-            raise ValueError("must be a URL with http or https")
-        return value

@@ -1,50 +1,38 @@
 """TLS of the three faces: gRPC, HTTP and metrics. Here: the certificates that a process uses.
 
-files.py         the paths of certificates, and what was read from them; refuses a public address without TLS
+files.py         the files of certificates; refuses a public address without TLS
 certificates.py  checks what was read; contexts for Python's ssl module
-identities.py    the names in a client's certificate, and how the HTTP process passes them on
 """
 
+import ssl
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from attention_serving.server.tls.files import Certificates, Contents, CurrentCertificates, TlsFiles
-from attention_serving.server.watched import Watched
+from attention_serving.server.threads import Reloaded, Watched, unreported
+from attention_serving.server.tls.files import (
+    CERTIFICATES,
+    Certificates,
+    Contents,
+    CurrentCertificates,
+    TlsFiles,
+)
 
 WatchedCertificates: TypeAlias = Watched[Contents, Certificates]
 
 
-class CertificateObserver(Protocol):
-    """Learns which certificates are in use."""
-
-    def in_use(self, certificates: Certificates) -> None:
-        """Called with the first certificates."""
-
-    def renewed(self, certificates: Certificates | None) -> None:
-        """Called when files have changed, with those that replace the others; None if they cannot be used."""
-
-
-def watch(files: TlsFiles, observer: CertificateObserver | None = None) -> WatchedCertificates:
+def watch(files: TlsFiles, reloaded: Reloaded = unreported) -> WatchedCertificates:
     """The certificates of files, which are followed from `start` on.
-
-    Args:
-        files: The files.
-        observer: Learns of each change.
 
     Raises:
         TlsError: The files cannot be used.
     """
     from attention_serving.server.tls.certificates import check  # noqa: PLC0415 - its library is needed with TLS only
 
-    renewed = None if observer is None else observer.renewed
-    watched = Watched("certificates", files.read, partial(check, files), renewed)
-    if observer is not None:
-        observer.in_use(watched.value)
-    return watched
+    return Watched(CERTIFICATES, files.read, partial(check, files), reloaded)
 
 
 def current_certificates(
-    files: TlsFiles | None, observer: CertificateObserver | None = None
+    files: TlsFiles | None, reloaded: Reloaded = unreported
 ) -> CurrentCertificates | None:
     """Follows files until the process ends; returns what gives the current certificates; None without TLS.
 
@@ -53,6 +41,24 @@ def current_certificates(
     """
     if files is None:
         return None
-    watched = watch(files, observer)
+    watched = watch(files, reloaded)
     watched.start()
     return watched.current
+
+
+def renewing_context(current: CurrentCertificates) -> ssl.SSLContext:
+    """A context that a listener keeps for good, and whose handshakes use the current certificates.
+
+    To load a renewed certificate into a context in use is not enough: its authorities can only be added to,
+    and a pair that turns out to be broken is half loaded by then.
+    """
+    from attention_serving.server.tls.certificates import server_context  # noqa: PLC0415 - as above
+
+    context = server_context(current().contents, current().client_ca)
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = current().context
+
+    # Called in every handshake, whether or not the client names a server.
+    context.sni_callback = choose
+    return context

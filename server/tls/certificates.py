@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from attention_serving.server.errors import TlsError
-from attention_serving.server.tls.files import Certificates, Contents, CurrentCertificates, TlsFiles
+from attention_serving.server.tls.files import Certificates, Contents, TlsFiles
 
 # What gRPC's TLS library takes on both sides.
 CURVES = (ec.SECP256R1, ec.SECP384R1)
@@ -37,7 +37,7 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     authorities = _authorities(files.client_ca, contents.client_ca)
     client_ca = b"".join(each.public_bytes(Encoding.PEM) for each in authorities) or None
     try:
-        context = _server_context(contents.certificate, contents.key, client_ca)
+        context = server_context(contents, client_ca)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise TlsError(f"{files.certificate}: cannot be used: {error}") from error
     return Certificates(
@@ -49,32 +49,11 @@ def check(files: TlsFiles, contents: Contents) -> Certificates:
     )
 
 
-def renewing_context(current: CurrentCertificates) -> ssl.SSLContext:
-    """A context that a listener keeps for good, and whose handshakes use the current certificates.
-
-    To load a renewed certificate into a context in use is not enough: its authorities can only be added to,
-    and a pair that turns out to be broken is half loaded by then.
-
-    Args:
-        current: Gives the certificates of the next handshake.
-    """
-    first = current()
-    context = _server_context(first.contents.certificate, first.contents.key, first.client_ca)
-
-    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = current().context
-
-    # Called in every handshake, whether or not the client names a server.
-    context.sni_callback = choose
-    return context
-
-
-def _server_context(certificate: bytes, key: bytes, client_ca: bytes | None) -> ssl.SSLContext:
+def server_context(contents: Contents, client_ca: bytes | None) -> ssl.SSLContext:
     """A context of connections that clients make.
 
     Args:
-        certificate: The server's certificate and those of the authorities between it and the root, in PEM.
-        key: Its private key in PEM.
+        contents: The server's certificate and its private key.
         client_ca: Authorities in PEM; each client must then show a certificate of theirs, and use TLS 1.3.
 
     Raises:
@@ -86,7 +65,7 @@ def _server_context(certificate: bytes, key: bytes, client_ca: bytes | None) -> 
     context.minimum_version = ssl.TLSVersion.TLSv1_2 if client_ca is None else ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
-    with _in_memory(certificate + b"\n" + key) as path:
+    with _in_memory(contents.certificate + b"\n" + contents.key) as path:
         context.load_cert_chain(path)
     if client_ca is not None:
         context.load_verify_locations(cadata=client_ca.decode("ascii"))

@@ -45,6 +45,8 @@ class Certificates:
 
 # Gives the certificates of the next handshake. For any thread.
 CurrentCertificates: TypeAlias = Callable[[], Certificates]
+# What is reloaded: see `Reloaded`.
+CERTIFICATES = "certificates"
 
 
 @dataclass(frozen=True, kw_only=True)

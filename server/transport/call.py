@@ -16,7 +16,7 @@ import grpc
 from attention_serving.server.coroutines import Callback, Task, Wait
 from attention_serving.server.engine.budget import Account
 from attention_serving.server.observe.records import REQUEST_ID, CallRecord, new_request_id, sent_request_id
-from attention_serving.server.security.identities import Identity
+from attention_serving.server.security.rights import Identity
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 Address: TypeAlias = int | str

@@ -106,7 +106,7 @@ def test_unary_calls_at_once_on_one_connection(server: ServerProcess, generator:
 def test_large_answers_that_nobody_reads(models: Path, tmp_path: Path) -> None:
     """369 answers of 8 MiB on a connection whose window stays closed: memory is bounded, and it is cut."""
     count, rows, limit, send_seconds = 369, 1024, 256 * MIB, 5.0
-    options = [f"--max-in-flight-bytes={limit}", *supported(send_timeout_seconds=send_seconds)]
+    options = [f"--max-in-flight-bytes={limit}", *supported(message_timeout_seconds=send_seconds)]
     message = attend_request(SELF, random_rows(rows, 4), return_weights=True)
     with (
         Figures("flood: 369 answers of 8 MiB that nobody reads") as figures,
@@ -171,7 +171,7 @@ def test_calls_that_send_headers_only(server: ServerProcess) -> None:
 
 def test_calls_that_send_headers_only_on_many_connections(wide: Path, tmp_path: Path) -> None:
     """The same on 16 connections; the time limit to receive a message frees their places."""
-    options = supported(receive_timeout_seconds=3)
+    options = supported(message_timeout_seconds=3)
     with (
         Figures("flood: 256 calls that send headers only on 16 connections") as figures,
         server_of(wide, tmp_path, *options) as server,

@@ -47,7 +47,7 @@ def exchanges() -> list[Exchange]:
 
 def test_soak(models: Path, tmp_path: Path, scale: Scale, exchanges: list[Exchange]) -> None:
     """All callers mixed: every answer is right, and nothing grows."""
-    options = supported(receive_timeout_seconds=5, send_timeout_seconds=5)
+    options = supported(message_timeout_seconds=5)
     tallies = {name: Tally() for name in ("good", "streams", "long", "hostile", "cancelled", "deadlines")}
     with (
         Figures(f"soak: {scale.soak_seconds:g} s of everything mixed") as figures,

@@ -10,9 +10,9 @@ from attention_client._generated.attention.v1 import attention_pb2 as pb
 from attention_client._generated.attention.v1 import attention_pb2_grpc as pb_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from attention_serving.server.security.peers import names_in
 from attention_serving.server.tls import watch
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.tls.identities import names_in
 from attention_serving.server.transport.options import tls_credentials
 from tests.support.certificates import HOST, Authority, Mounted
 

@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import grpc
 import pytest
@@ -70,9 +71,15 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def traced(artifacts: Path, folder: Path, *options: str) -> Iterator[tuple[ServerProcess, Collector]]:
     with (
         collecting() as collector,
-        serving(artifacts, folder / "log", f"--trace-endpoint={collector.url}", *options) as server,
+        exporting_to(collector.url),
+        serving(artifacts, folder / "log", *options) as server,
     ):
         yield server, collector
+
+
+def exporting_to(url: str) -> AbstractContextManager[object]:
+    """Has the servers that start within the block trace."""
+    return patch.dict(os.environ, {"OTEL_EXPORTER_OTLP_ENDPOINT": url})
 
 
 def sample(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
@@ -170,7 +177,8 @@ def test_every_request_over_http_is_sampled_by_both_processes_or_by_none(
 def test_each_of_two_workers_exports_its_spans(artifacts: Path, tmp_path: Path) -> None:
     with (
         collecting() as collector,
-        watched(artifacts, tmp_path, "--workers=2", f"--trace-endpoint={collector.url}") as service,
+        exporting_to(collector.url),
+        watched(artifacts, tmp_path, "--workers=2") as service,
     ):
         port, _ = service.ports()
         for _ in range(32):  # all of them reach the same worker with a probability of 1 in 2 ** 31
@@ -192,7 +200,7 @@ def test_a_collector_that_does_not_answer_affects_neither_calls_nor_the_end(
     with collecting() as collector:
         collector.held = None if not listens else threading.Event()
         endpoint = collector.url if listens else "http://127.0.0.1:1"
-        with serving(artifacts, tmp_path / "log", f"--trace-endpoint={endpoint}") as server:
+        with exporting_to(endpoint), serving(artifacts, tmp_path / "log") as server:
             with grpc.insecure_channel(server.target) as channel:
                 attend = AttentionServiceStub(channel).Attend
                 for _ in range(5):
@@ -202,17 +210,3 @@ def test_a_collector_that_does_not_answer_affects_neither_calls_nor_the_end(
                 attend(attend_request([2]), timeout=60)
             assert server.stop() == 0  # it would be ended with status 1 some seconds after the grace
         assert "traces lost" in (tmp_path / "log").read_text()
-
-
-def test_opentelemetrys_variables_switch_traces_on(
-    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with collecting() as collector:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-        with serving(artifacts, tmp_path / "log") as server:
-            with grpc.insecure_channel(server.target) as channel:
-                AttentionServiceStub(channel).Attend(attend_request([2]), timeout=60)
-            assert server.stop() == 0
-        (span,) = collector.named(ATTEND)
-    assert span.resource["service.name"] == "mine"

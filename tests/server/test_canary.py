@@ -22,7 +22,6 @@ from attention_serving.export.model_id import ModelId
 from attention_serving.export.precision import Precision
 from attention_serving.model.presets import build_preset
 from attention_serving.server.canary import Canary
-from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import ModelNotReadyError
 from attention_serving.server.engine.model import LoadedModel
@@ -33,6 +32,7 @@ from attention_serving.server.engine.run.provider import Device
 from attention_serving.server.engine.run.session import RunControl, Session
 from attention_serving.server.engine.statistics import EngineLoad
 from attention_serving.server.engine.types import Array, Request
+from attention_serving.server.observe.metrics import Metrics
 from tests.server.damage import DEVICE, Damageable, damageable
 from tests.server.observe.test_metrics import Samples, published, value
 from tests.server.samples import CROSS, SELF, assert_answers, ragged, request_of, validated_of
@@ -103,8 +103,8 @@ def watching(folder: Path, scratch: Path) -> Iterator[Watched]:
     others = [store.load(name, "1") for name in names if name != model.name]
     del model
     repository = Repository([first, *others])
-    registry = CollectorRegistry()
-    metrics = CanaryMetrics(registry)
+    published = Metrics()
+    registry, metrics = published.registry, published.canary
     metrics.loaded(repository)
     control = RepositoryControl(store, repository, lambda: metrics.loaded(repository))
     engine = Engine(repository)
@@ -217,7 +217,7 @@ def test_while_the_engine_is_busy_nothing_is_replayed_before_a_period_has_passed
         return load[0]
 
     repository = Repository([tapped(model, runs.append)])
-    metrics = CanaryMetrics(CollectorRegistry())
+    metrics = Metrics().canary
     metrics.loaded(repository)
     canary = Canary(repository, look, lambda _model, _reason: True, metrics, 1000 * SECONDS)
     canary.start()
@@ -278,8 +278,8 @@ def test_sessions_on_all_threads_are_watched_too(artifacts: Path, tmp_path: Path
     # Only the session that computes on all threads is damaged.
     parallel = {**model.parallel_sessions, GraphKind.PLAIN: session}
     repository = Repository([dataclasses.replace(model, parallel_sessions=parallel)])
-    registry = CollectorRegistry()
-    metrics = CanaryMetrics(registry)
+    published = Metrics()
+    metrics = published.canary
     metrics.loaded(repository)
     reasons = list[str]()
 
@@ -348,7 +348,7 @@ def test_closing_ends_a_replay_that_is_under_way_and_withdraws_nothing(
     model = load_model(artifacts / SELF / "1", DEVICE)
     held = Held(model.sessions[GraphKind.PLAIN])
     repository = Repository([dataclasses.replace(model, sessions=dict.fromkeys(model.sessions, held))])
-    metrics = CanaryMetrics(CollectorRegistry())
+    metrics = Metrics().canary
     metrics.loaded(repository)
     withdrawn = list[LoadedModel]()
 

@@ -6,10 +6,10 @@ import pytest
 from prometheus_client import CollectorRegistry, values
 
 from attention_serving.server.canary import Check, checks_of
-from attention_serving.server.canary_metrics import CanaryMetrics
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.models.loading import load_model
 from attention_serving.server.engine.models.repository import FailedModel, Repository
+from attention_serving.server.observe.metrics import CanaryMetrics, Metrics
 from attention_serving.server.observe.prometheus import FOLDER_VARIABLE
 from attention_serving.server.workers import worker_registry, write_metrics_to
 from tests.server.damage import DEVICE
@@ -34,13 +34,10 @@ def checks(model: LoadedModel) -> list[Check]:
     return checks_of(model)
 
 
-def served(
-    model: LoadedModel, registry: CollectorRegistry | None = None
-) -> tuple[CanaryMetrics, CollectorRegistry]:
-    registry = registry or CollectorRegistry()
-    metrics = CanaryMetrics(registry)
-    metrics.loaded(Repository([model]))
-    return metrics, registry
+def served(model: LoadedModel) -> tuple[CanaryMetrics, CollectorRegistry]:
+    metrics = Metrics()
+    metrics.canary.loaded(Repository([model]))
+    return metrics.canary, metrics.registry
 
 
 def gauges(samples: Samples) -> dict[str, float]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
+from attention_serving.server.application import resolve
 from attention_serving.server.errors import DeviceError
-from attention_serving.server.providers import resolve
 from attention_serving.server.settings import Settings
 from tests.server.samples import ROOT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attention_serving.server.errors import ServerError
-from attention_serving.server.watched import Watched
+from attention_serving.server.threads import Watched
 from tests.server.security.samples import eventually, looking_often
 
 BAD = "bad"
@@ -17,10 +17,10 @@ class Followed:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.reported: list[str | None] = []
+        self.reported: list[object] = []
         path.write_text("one")
         with looking_often():
-            self.watched = Watched("line", self._read, self._parse, self.reported.append)
+            self.watched = Watched("line", self._read, self._parse, self._report)
 
     def looks(self, content: str | None, count: int = 1) -> str:
         """Writes the file, or removes it, and looks; returns the value."""
@@ -37,6 +37,9 @@ class Followed:
             return self.path.read_bytes()
         except OSError as error:
             raise ServerError(f"cannot be read: {error.strerror}") from error
+
+    def _report(self, _what: str, value: object) -> None:
+        self.reported.append(value)
 
     @staticmethod
     def _parse(content: bytes) -> str:

@@ -12,9 +12,9 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from attention_serving.server.access_question import METHOD as CHECK
-from attention_serving.server.access_question import question
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.http.backend import access_question as question
+from attention_serving.server.security.peers import ACCESS_CHECK as CHECK
 from attention_serving.server.transport.call import Metadata
 from tests.server.api.messages import attend_request
 from tests.server.api.secured import (

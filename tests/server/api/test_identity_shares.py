@@ -13,9 +13,7 @@ from attention_serving.server.api.admission import (
 )
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
 from attention_serving.server.engine.errors import OverloadedError
-from attention_serving.server.security.errors import IdentityLimitError
-from attention_serving.server.security.identities import Identity, Source
-from attention_serving.server.security.rights import Rights
+from attention_serving.server.security.rights import Identity, IdentityLimitError, Rights, Source
 from tests.server.api.calls.scripted import UNLIMITED
 
 GREEDY = Identity(source=Source.TOKEN, name="greedy", rights=Rights())

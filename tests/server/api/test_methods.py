@@ -10,12 +10,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from attention_serving.protos.attention.v1 import attention_pb2
 from attention_serving.protos.inference import open_inference_pb2
-from attention_serving.server.access_question import METHOD as ACCESS_CHECK
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.method import CallKind
 from attention_serving.server.api.methods import REFLECTION_V1, SERVICES, HealthService, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.security.peers import ACCESS_CHECK
 from tests.server.seams import WatchedEngine
 
 FILES: list[Any] = [attention_pb2, open_inference_pb2, health_pb2, reflection_pb2]

@@ -15,8 +15,8 @@ from attention_client import AttentionClient, InvalidArgumentError, NotFoundErro
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.engine.model import LoadedModel
+from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.records import REQUEST_ID, new_request_id
-from attention_serving.server.observe.request_log import Recorder
 from attention_serving.server.security.guard import Guard
 from scripts.local_server import serving
 from tests.server.api.messages import attend_request

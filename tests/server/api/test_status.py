@@ -24,7 +24,7 @@ from attention_serving.server.engine.errors import (
     ShuttingDownError,
     UnsupportedError,
 )
-from attention_serving.server.security.errors import (
+from attention_serving.server.security.rights import (
     CredentialsError,
     ExpiredTokenError,
     IdentityLimitError,

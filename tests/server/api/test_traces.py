@@ -1,8 +1,10 @@
 """Spans of calls, from a real server to a real collector."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionServiceStub
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.observe.request_log import Recorder, TraceOptions
+from attention_serving.server.observe.logs import Recorder
 from tests.server.api.messages import attend_request
 from tests.server.samples import SELF
 from tests.server.seams import PATIENCE_SECONDS, SAME_FOR_ALL, Gate, Served, costing, tapped
@@ -32,7 +34,8 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 @contextmanager
 def recorder(collector: Collector) -> Iterator[Recorder]:
-    found = Recorder("none", TraceOptions(endpoint=collector.url, host="h", port=9))
+    with patch.dict(os.environ, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}):
+        found = Recorder("none", host="h", port=9)
     try:
         yield found
     finally:

@@ -38,8 +38,7 @@ def scripted_front(scripted: Scripted) -> Iterator[Front]:
         "--max-message-bytes=1MiB",
         "--max-concurrent-requests=2",
         "--max-connections=8",
-        "--receive-timeout-seconds=1",
-        "--send-timeout-seconds=1",
+        "--message-timeout-seconds=1",
     )
     with front(f"{HOST}:{scripted.port}", *options) as process:
         yield process

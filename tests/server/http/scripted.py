@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.protos.inference import open_inference_pb2_grpc as pb_grpc
-from attention_serving.server import access_question
+from attention_serving.server.security.peers import ACCESS_CHECK
 from tests.server.http.clients import HOST
 from tests.server.samples import ROOT
 
@@ -71,7 +71,7 @@ class Scripted:
             self.calls.put(Received("Check", request, metadata))
             return b""
 
-        service, _, method = access_question.METHOD[1:].partition("/")
+        service, _, method = ACCESS_CHECK[1:].partition("/")
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             method: grpc.unary_unary_rpc_method_handler(check)
         }

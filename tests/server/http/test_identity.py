@@ -10,8 +10,8 @@ import pytest
 
 from attention_serving.server.http.backend import Metadata, Service
 from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.security.peers import forward
 from attention_serving.server.settings import Settings
-from attention_serving.server.tls.identities import forward
 from scripts.local_server import ServerProcess, serving
 from tests.server.http.clients import HOST, Answer, answer_on, ask, connected, head, http_port, read
 from tests.server.http.scripted import Scripted

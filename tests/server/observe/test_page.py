@@ -8,9 +8,13 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 from attention_serving.server.engine.statistics import RecordedRun
-from attention_serving.server.observe import request_log
-from attention_serving.server.observe.records import CallRecord, HttpRecord, RequestRecord
-from attention_serving.server.observe.request_log import fields, http_fields
+from attention_serving.server.observe import logs
+from attention_serving.server.observe.logs import fields, http_fields
+from attention_serving.server.observe.records import (
+    CallRecord,
+    HttpRecord,
+    RequestRecord,
+)
 from attention_serving.server.observe.traces import Traces
 from attention_serving.server.settings.sections import Observability
 from tests.server.samples import ROOT
@@ -21,8 +25,10 @@ NAMED = set(re.findall(r"`([^`\n]+)`", PAGE))
 
 def ended(traces: Traces, *, is_stream: bool) -> tuple[CallRecord, RequestRecord]:
     """A call of which everything is known that can be."""
-    call = CallRecord("/s/m", "id", (), is_stream=is_stream, report=traces.ended)
-    call.span, call.start_span = traces.begin("/s/m", ()), traces.start_request
+    call = CallRecord(
+        "/s/m", "id", (), is_stream=is_stream, report=traces.ended, start_span=traces.start_request
+    )
+    call.span = traces.begin("/s/m", ())
     call.caller = "alice"
     request = call.received(1)
     request.model, request.version, request.sequences, request.rows = "m", "1", 1, 1
@@ -53,7 +59,7 @@ def over_http(traces: Traces) -> HttpRecord:
 
 
 def names() -> Iterator[str]:
-    traces = Traces("http://127.0.0.1:1", host="h", port=9)
+    traces = Traces(host="h", port=9)
     for is_stream in (False, True):
         call, request = ended(traces, is_stream=is_stream)
         yield from fields(call, request)
@@ -81,6 +87,6 @@ def test_every_option_is_on_the_page() -> None:
         assert f"--{name.replace('_', '-')}" in PAGE
 
 
-@pytest.mark.parametrize("name", [request_log.DISABLED, request_log.EXPORTER, *request_log.ENDPOINTS])
+@pytest.mark.parametrize("name", [logs.DISABLED, logs.EXPORTER, *logs.ENDPOINTS])
 def test_every_variable_is_on_the_page(name: str) -> None:
     assert name in NAMED

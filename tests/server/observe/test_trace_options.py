@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from attention_serving.server.observe.request_log import Recorder, TraceOptions, trace_options
+from attention_serving.server.observe.logs import Recorder, are_traces_on
 from tests.server.samples import ROOT
 
 URL = "http://127.0.0.1:4317"
@@ -28,7 +28,7 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": URL}
     ],
 )
 def test_traces_are_off(environment: dict[str, str]) -> None:
-    assert trace_options("", environment=environment) is None
+    assert not are_traces_on(environment)
 
 
 @pytest.mark.parametrize(
@@ -42,23 +42,16 @@ def test_traces_are_off(environment: dict[str, str]) -> None:
     ],
 )
 def test_a_variable_switches_traces_on(environment: dict[str, str]) -> None:
-    assert trace_options("", environment=environment) == TraceOptions()
-
-
-def test_the_setting_switches_traces_on_unless_the_sdk_is_disabled() -> None:
-    assert trace_options(URL, environment={}) == TraceOptions(endpoint=URL)
-    assert trace_options(URL, environment={"OTEL_SDK_DISABLED": "true"}) is None
+    assert are_traces_on(environment)
 
 
 def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
     code = (
-        "import sys, pathlib\n"
+        "import sys\n"
         "from attention_serving.server import application\n"
-        "from attention_serving.server.observe.request_log import recorder_of\n"
+        "from attention_serving.server.observe.logs import Recorder\n"
         "from attention_serving.server.http import app as http\n"
-        "from attention_serving.server.settings import Settings\n"
-        "settings = Settings(model_repository=pathlib.Path('.'), log_requests='all')\n"
-        "assert recorder_of(settings) is not None\n"
+        "assert Recorder('all').is_on\n"
         "print(*[name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -68,6 +61,9 @@ def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
 class Broken:
     """Traces that fail at every step."""
 
+    def skips(self, _metadata: object) -> bool:
+        return False
+
     def __getattr__(self, name: str) -> Callable[..., object]:
         def step(*_arguments: object) -> object:
             raise RuntimeError(name)
@@ -76,8 +72,7 @@ class Broken:
 
 
 def test_a_fault_of_the_traces_breaks_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder("none", TraceOptions(endpoint="http://127.0.0.1:1"))
-    recorder.close()
+    recorder = Recorder("none")
     monkeypatch.setattr(recorder, "_traces", Broken())
     call = SimpleNamespace(method="/a/B", metadata=())
     is_stream = True

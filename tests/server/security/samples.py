@@ -16,9 +16,9 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from attention_serving.server.security.keys import Keys, KeySet, read_keys
 from attention_serving.server.security.token_file import TokenTable, digest_of, parse_table, read_bytes
-from attention_serving.server.watched import Watched
+from attention_serving.server.security.web_tokens import Keys, KeySet, read_keys
+from attention_serving.server.threads import Watched
 
 ISSUER, AUDIENCE = "https://issuer.example", "attention"
 # How often tests look at what changes.
@@ -47,7 +47,7 @@ def table_in(path: Path) -> TokenTable:
 
 def looking_often() -> AbstractContextManager[object]:
     """What is watched from within the block on is looked at often."""
-    return patch("attention_serving.server.watched.LOOK_SECONDS", LOOK_SECONDS)
+    return patch("attention_serving.server.threads.LOOK_SECONDS", LOOK_SECONDS)
 
 
 def watched(path: Path) -> Watched[bytes, TokenTable]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from attention_serving.server.security.errors import (
+from attention_serving.server.security.guard import MAX_TOKEN_CHARACTERS, Guard, bearer_token
+from attention_serving.server.security.rights import (
     CredentialsError,
     ExpiredTokenError,
     InvalidTokenError,
     MissingCredentialsError,
 )
-from attention_serving.server.security.guard import MAX_TOKEN_CHARACTERS, Guard, bearer_token
 from attention_serving.server.security.web_tokens import WebTokens
 from tests.server.security.samples import (
     AUDIENCE,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from attention_serving.server.errors import IdentityError
-from attention_serving.server.security import keys as module
-from attention_serving.server.security.keys import Keys, check_url, shown
+from attention_serving.server.security import web_tokens as module
+from attention_serving.server.security.web_tokens import Keys, check_url, shown
 from tests.server.security.samples import eventually, key_set, looking_often, public_jwk
 
 

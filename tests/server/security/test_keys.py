@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from attention_serving.server.errors import IdentityError
-from attention_serving.server.security.keys import ALGORITHMS, find_key, read_keys
+from attention_serving.server.security.web_tokens import ALGORITHMS, find_key, read_keys
 from tests.server.security.samples import key_set, private_key, public_jwk
 
 OCT = {"kty": "oct", "k": "c2VjcmV0", "kid": "shared", "alg": "HS256"}

@@ -11,7 +11,7 @@ from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.methods import SERVICES, HealthService, all_methods
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.security import errors
+from attention_serving.server.security import rights as errors
 from attention_serving.server.security.token_file import read_file
 from attention_serving.server.settings.sections import IdentityAndRights
 from tests.server.samples import ROOT

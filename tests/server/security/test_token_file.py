@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from attention_serving.server.errors import IdentityError
-from attention_serving.server.security.identities import Source
+from attention_serving.server.security.rights import Source
 from attention_serving.server.security.token_file import (
     Entry,
     TokenFile,

@@ -9,16 +9,16 @@ import pytest
 
 from attention_serving.server.engine.errors import OverloadedError
 from attention_serving.server.security import web_tokens
-from attention_serving.server.security.errors import (
+from attention_serving.server.security.rights import (
     ExpiredTokenError,
+    Identity,
     InvalidTokenError,
     KeysUnavailableError,
+    Rights,
+    Source,
 )
-from attention_serving.server.security.identities import Identity, Source
-from attention_serving.server.security.keys import read_keys
-from attention_serving.server.security.rights import Rights
 from attention_serving.server.security.token_file import digest_of
-from attention_serving.server.security.web_tokens import LEEWAY_SECONDS, MAX_FAILURES, WebTokens
+from attention_serving.server.security.web_tokens import LEEWAY_SECONDS, MAX_FAILURES, WebTokens, read_keys
 from tests.server.security.samples import (
     AUDIENCE,
     ISSUER,

@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from attention_serving.server.security.peers import forward
 from attention_serving.server.tls import WatchedCertificates, watch
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.tls.identities import forward
 from attention_serving.server.transport import TransportKind
 from tests.server.tls.connections import REPLY, Answering, call, call_on, connected
 from tests.support.certificates import HOUR, Authority, Mounted, Pair, key_pem, new_key

@@ -11,10 +11,10 @@ import pytest
 
 from attention_serving.server.http.child import HttpProcess
 from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.security.peers import FORWARDED
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls import watch
 from attention_serving.server.tls.files import TlsFiles
-from attention_serving.server.tls.identities import FORWARDED
 from attention_serving.server.transport import TransportKind
 from tests.server.tls.connections import Answering
 from tests.support.certificates import HOST, Authority, Mounted, Pair, client_context, presented

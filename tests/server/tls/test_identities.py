@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from attention_serving.server.tls.identities import forward, names_in, read_forwarded
+from attention_serving.server.security.peers import forward, names_in, read_forwarded
 from tests.support.certificates import Authority, new_key
 
 AUTHORITY = Authority()

@@ -22,7 +22,8 @@ class Watching:
         self.mounted = Mounted(folder / "tls", AUTHORITY.issue(), AUTHORITY.pem)
         mounted = self.mounted
         files = TlsFiles(certificate=mounted.certificate, key=mounted.key, client_ca=mounted.ca)
-        self.reloader = watch(files, metrics.tls)
+        self.reloader = watch(files, metrics.reloaded)
+        metrics.certificates_in_use(self.reloader.value)
 
     @property
     def counted(self) -> tuple[float | None, float | None]:

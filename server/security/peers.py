@@ -1,4 +1,9 @@
-"""The names in a client's certificate, by which rights are given; and how the HTTP process passes them on."""
+"""The names in a client's certificate, by which rights are given, and what the HTTP process says of clients.
+
+The HTTP process knows no rights. Before it reads a large body, it passes the credentials on to a method of
+its own, which answers as the method of the request would before it receives a message. That is not part of
+the protocols, is not listed by reflection, and tells callers nothing that the other would not.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +16,9 @@ FORWARDED, CLIENT = "attention-peer-identities-bin", "attention-client"
 # The property of gRPC's authentication context that says what secures a connection, and what it says of those
 # through the private socket: see `RpcServer.bind`.
 SECURITY, LOCAL = "transport_security_type", b"local"
+# The method that says whether a caller may make a call. Its request is the full name of the method, and after
+# a separator the name of the model if there is one.
+ACCESS_CHECK, SEPARATOR = "/attention.internal.Access/Check", "\n"
 PEM = b"-----BEGIN"
 # Certificates whose names are kept: each call of a connection shows the same one.
 CACHED = 1024
