@@ -29,66 +29,48 @@ def tensors(*arrays: Array, **fields: Any) -> pb.NamedTensors:
     return message
 
 
-REFUSED: dict[str, tuple[list[pb.NamedTensors], dict[str, Any], type[EngineError], str]] = {
-    "twice": ([tensors(), tensors()], {}, InvalidRequestError, "query: is sent twice"),
-    "type": ([tensors(data_type=99)], {}, InvalidRequestError, "query.data_type: is 99; must be one of FP32"),
+def request(*inputs: pb.NamedTensors, **options: Any) -> pb.AttendRequest:
+    return pb.AttendRequest(inputs=inputs, **options)
+
+
+REFUSED = {
+    "twice": (request(tensors(), tensors()), "query: is sent twice"),
+    "type": (request(tensors(data_type=99)), "query.data_type: is 99; must be one of FP32"),
     "none": (
-        [pb.NamedTensors(name="query", data_type=pb.DATA_TYPE_FP32)],
-        {},
-        InvalidRequestError,
+        request(pb.NamedTensors(name="query", data_type=pb.DATA_TYPE_FP32)),
         "query: contains 0 tensors",
     ),
-    "sizes": (
-        [tensors(shapes=[4], num_tensors=2)],
-        {},
-        InvalidRequestError,
-        "query: has 3 sizes for 2 tensors",
-    ),
-    "axes": ([tensors(shapes=[1] * 40)], {}, InvalidRequestError, "query: has 42 sizes for 1 tensors"),
-    "bytes": ([tensors(data=b"1234567")], {}, InvalidRequestError, "query.data: has 7 bytes; 12 elements"),
+    "sizes": (request(tensors(shapes=[4], num_tensors=2)), "query: has 3 sizes for 2 tensors"),
+    "axes": (request(tensors(shapes=[1] * 40)), "query: has 42 sizes for 1 tensors"),
+    "bytes": (request(tensors(data=b"1234567")), "query.data: has 7 bytes; 12 elements"),
     "elements": (
-        [tensors(np.ones((0, 4), np.float32), shapes=[2**32 - 1] * 2)],
-        {},
-        InvalidRequestError,
+        request(tensors(np.ones((0, 4), np.float32), shapes=[2**32 - 1] * 2)),
         "query: tensor 0 has an axis without elements",
     ),
-    "many": ([tensors(num_tensors=2**32 - 1)], {}, LimitExceededError, "contains 4294967295 sequences"),
-    "large batch": (
-        [tensors(np.ones((5, 1, 4), np.float32))],
-        {},
-        LimitExceededError,
-        "query: contains 5 sequences",
-    ),
-    "several batches": (
-        [tensors(*np.ones((2, 2, 1, 4), np.float32))],
-        {},
-        InvalidRequestError,
-        "a tensor of 3 axes",
-    ),
-    "weights": (
-        [tensors()],
-        {"return_weights": True},
-        InvalidRequestError,
-        "return_weights: cannot be combined with inputs",
-    ),
+    "several batches": (request(tensors(*np.ones((2, 2, 1, 4), np.float32))), "a tensor of 3 axes"),
+    "weights": (request(tensors(), return_weights=True), "return_weights: cannot be combined with inputs"),
     "query": (
-        [tensors()],
-        {"query": attend_request([2]).query},
-        InvalidRequestError,
+        request(tensors(), query=attend_request([2]).query),
         "query: cannot be combined with inputs",
     ),
 }
+TOO_LARGE = {
+    "many": (request(tensors(num_tensors=2**32 - 1)), "contains 4294967295 sequences"),
+    "large batch": (request(tensors(np.ones((5, 1, 4), np.float32))), "query: contains 5 sequences"),
+}
 
 
-@pytest.mark.parametrize(("inputs", "options", "kind", "says"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(
+    ("message", "says", "kind"),
+    [
+        *[(*row, InvalidRequestError) for row in REFUSED.values()],
+        *[(*row, LimitExceededError) for row in TOO_LARGE.values()],
+    ],
+    ids=[*REFUSED, *TOO_LARGE],
+)
 def test_a_message_that_contradicts_itself_or_is_too_large_is_refused(
-    self_model: LoadedModel,
-    inputs: list[pb.NamedTensors],
-    options: dict[str, Any],
-    kind: type[EngineError],
-    says: str,
+    self_model: LoadedModel, message: pb.AttendRequest, says: str, kind: type[EngineError]
 ) -> None:
-    message = pb.AttendRequest(inputs=inputs, **options)
     parsed = read_attend(message.SerializeToString(), LIMITS)
     with pytest.raises(kind) as caught:
         decode(parsed, self_model, math.inf, Allowance(LIMITS))

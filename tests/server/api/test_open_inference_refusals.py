@@ -78,128 +78,92 @@ def numbers_as_text(model: LoadedModel) -> pb.ModelInferRequest:
     return raw_request(model, {"text": np.zeros(2, np.int64)})
 
 
-REFUSALS: dict[str, tuple[str, Message, str, str]] = {
-    "unknown input": (SELF, tensors(key=KEY), "key", "model 'tiny-self' takes query"),
-    "axes": (SELF, tensors(query=QUERY[0]), "query", "has 2 axes; the model takes 3"),
+# With the field that is at fault, and a part of what is said of it.
+REFUSALS: dict[str, tuple[str, Message, str]] = {
+    "unknown input": (SELF, tensors(key=KEY), "key: model 'tiny-self' takes query"),
+    "axes": (SELF, tensors(query=QUERY[0]), "query: has 2 axes; the model takes 3"),
     "lengths of one too many": (
         SELF,
         lengths(1, 2, 3),
-        "key_lengths",
-        "must be integers, one for each of 2 sequences",
+        "key_lengths: must be integers, one for each of 2 sequences",
     ),
     "lengths as floats": (
         SELF,
         lengths(1, 2, dtype="f4"),
-        "key_lengths",
-        "must be integers, one for each of 2 sequences",
+        "key_lengths: must be integers, one for each of 2 sequences",
     ),
-    "length of zero": (CROSS, lengths(0, 5), "key_lengths", "must lie in 1..5"),
-    "length beyond the key": (CROSS, lengths(5, 6), "key_lengths", "must lie in 1..5"),
-    "length beyond the query": (SELF, lengths(4, 3), "key_lengths", "must lie in 1..3"),
+    "length of zero": (CROSS, lengths(0, 5), "key_lengths: must lie in 1..5"),
+    "length beyond the key": (CROSS, lengths(5, 6), "key_lengths: must lie in 1..5"),
+    "length beyond the query": (SELF, lengths(4, 3), "key_lengths: must lie in 1..3"),
     "lengths beside text": (
         TEXT,
         text(b"Life", key_lengths=np.array([1])),
-        "key_lengths",
-        "cannot be combined with text; send token ids instead",
+        "key_lengths: cannot be combined with text; send token ids instead",
     ),
     "mask of numbers": (
         SELF,
         mask(2, 3, dtype="i4"),
-        "attention_mask",
-        "is int32 (2, 3); must be bool (2, 3), (2",
+        "attention_mask: is int32 (2, 3); must be bool (2, 3), (2",
     ),
-    "mask of one axis": (SELF, mask(3), "attention_mask", "is bool (3,); must be bool"),
-    "mask of keys": (CROSS, mask(2, 3), "attention_mask", "is bool (2, 3); must be bool (2, 5), (2"),
+    "mask of one axis": (SELF, mask(3), "attention_mask: is bool (3,); must be bool"),
+    "mask of keys": (CROSS, mask(2, 3), "attention_mask: is bool (2, 3); must be bool (2, 5), (2"),
     "mask of pairs": (
         CROSS,
         mask(2, 5, 3),
-        "attention_mask",
-        "must be bool (2, 5), (2, 3, 5), (2, 1, 3, 5) or",
+        "attention_mask: must be bool (2, 5), (2, 3, 5), (2, 1, 3, 5) or",
     ),
-    "mask of heads": (
-        CROSS,
-        mask(2, 3, 3, 5),
-        "attention_mask",
-        "or (2, 2, 3, 5)",
-    ),
-    "mask of another batch": (
-        SELF,
-        mask(1, 3),
-        "attention_mask",
-        "is bool (1, 3); must be bool (2, 3), (2",
-    ),
+    "mask of heads": (CROSS, mask(2, 3, 3, 5), "attention_mask: or (2, 2, 3, 5)"),
+    "mask of another batch": (SELF, mask(1, 3), "attention_mask: is bool (1, 3); must be bool (2, 3), (2"),
     "unknown output": (
         SELF,
         outputs("context_vectors", "logits"),
-        "outputs[logits]",
-        "is unknown; must be one of context_vectors, attention_weights",
+        "outputs[logits]: is unknown; must be one of context_vectors, attention_weights",
     ),
     "output of text encoders": (
         SELF,
         outputs("embedding"),
-        "outputs[embedding]",
-        "model 'tiny-self' is not a text encoder; its outputs are context_vectors, attention_weights",
+        "outputs[embedding]: model 'tiny-self' is not a text encoder; its outputs are context_vectors",
     ),
     "lengths of vectors": (
         SELF,
         outputs("lengths"),
-        "outputs[lengths]",
-        "is unknown; must be one of context_vectors, attention_weights",
+        "outputs[lengths]: is unknown; must be one of context_vectors, attention_weights",
     ),
     "output to shared memory": (
         SELF,
         shared_output,
-        "outputs[context_vectors].parameters[shared_memory_byte_size]",
-        "is missing",
+        "outputs[context_vectors].parameters[shared_memory_byte_size]: is missing",
     ),
     "output twice": (
         SELF,
         outputs("context_vectors", "attention_weights", "context_vectors"),
-        "outputs[context_vectors]",
-        "is requested twice; each output must be requested once",
+        "outputs[context_vectors]: is requested twice; each output must be requested once",
     ),
-    "output 160 times": (
-        SELF,
-        outputs(*["attention_weights"] * 160),
-        "outputs[attention_weights]",
-        "is requested twice; each output must be requested once",
-    ),
-    "inputs without end": (
-        SELF,
-        many_inputs,
-        "inputs",
-        "has 6 entries; the model takes 5 at most",
-    ),
+    "inputs without end": (SELF, many_inputs, "inputs: has 6 entries; the model takes 5 at most"),
     "classification": (
         SELF,
         classified,
-        "outputs[context_vectors].parameters[classification]",
-        "is not supported by this server; request the output without it",
+        "outputs[context_vectors].parameters[classification]: is not supported by this server; request",
     ),
     "stateful sequence": (
         SELF,
         in_a_sequence,
-        "parameters[sequence_id]",
-        "is not supported by this server: its models keep no state",
+        "parameters[sequence_id]: is not supported by this server: its models keep no state",
     ),
-    "text of numbers": (
-        TEXT,
-        numbers_as_text,
-        "text",
-        "must be a BYTES tensor with at least one element",
-    ),
-    "no text": (TEXT, text(), "text", "has shape [0]; every size must be 1 or more"),
+    "text of numbers": (TEXT, numbers_as_text, "text: must be a BYTES tensor with at least one element"),
+    "no text": (TEXT, text(), "text: has shape [0]; every size must be 1 or more"),
 }
 
 
-@pytest.mark.parametrize(("name", "build", "field", "says"), REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize(("name", "build", "says"), REFUSALS.values(), ids=REFUSALS)
 def test_a_request_that_does_not_fit_the_model_is_refused_and_names_the_field(
-    models: dict[str, LoadedModel], name: str, build: Message, field: str, says: str
+    models: dict[str, LoadedModel], name: str, build: Message, says: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         decode_infer(build(models[name]), models[name])
+    field, _, reason = says.partition(": ")
     assert caught.value.field == field
-    assert says in caught.value.message
+    assert reason in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -228,45 +192,41 @@ def test_a_mask_of_another_batch_than_the_texts_is_refused(text_model: LoadedMod
         validate(decode_infer(message, text_model)[0], text_model, Limits())
 
 
-LIMITED: dict[str, tuple[str, Message, Limits, str, str]] = {
+LIMITED: dict[str, tuple[str, Message, Limits, str]] = {
     "padding": (
         SELF,
-        lengths(1, 3),  # 2 x 3 rows of 4 floats, 2 of which are padding
+        lengths(1, 3),
         Limits(max_result_bytes=90),
-        "query",
-        "the response would have 97 bytes with padding; the limit is 90",
+        "query: the response would have 97 bytes with padding; the limit is 90",
     ),
     "weights": (
         SELF,
-        outputs("attention_weights"),  # 2 x 2 heads x 3 x 3 floats
+        outputs("attention_weights"),
         Limits(max_result_bytes=100),
-        "outputs[attention_weights]",
-        "the response would have 145 bytes with padding; the limit is 100",
+        "outputs[attention_weights]: the response would have 145 bytes with padding; the limit is 100",
     ),
     "texts of different lengths": (
         TEXT,
-        text(b"Life is short", b"eat"),  # 2 x 3 rows of 16 floats, and 2 lengths
+        text(b"Life is short", b"eat"),
         Limits(max_result_bytes=300),
-        "text",
-        "the response would have 401 bytes with padding; the limit is 300",
+        "text: the response would have 401 bytes with padding; the limit is 300",
     ),
     "elements": (
         TEXT,
         text(b"Life", b"is", b"short"),
         Limits(max_sequences=2),
-        "text",
-        "contains 3 sequences; the limit is 2",
+        "text: contains 3 sequences; the limit is 2",
     ),
 }
 
 
-@pytest.mark.parametrize(("name", "build", "limits", "field", "says"), LIMITED.values(), ids=LIMITED)
+@pytest.mark.parametrize(("name", "build", "limits", "says"), LIMITED.values(), ids=LIMITED)
 def test_a_response_that_would_be_too_large_is_refused_before_the_run(
-    models: dict[str, LoadedModel], name: str, build: Message, limits: Limits, field: str, says: str
+    models: dict[str, LoadedModel], name: str, build: Message, limits: Limits, says: str
 ) -> None:
     with pytest.raises(LimitExceededError) as caught:
         decode_infer(build(models[name]), models[name], allowance=Allowance(limits))
-    assert caught.value.message == f"{field}: {says}"
+    assert caught.value.message == says
 
 
 def test_the_padding_of_a_response_is_reserved_before_the_run(self_model: LoadedModel) -> None:

@@ -94,111 +94,78 @@ KNOWN = "must be one of " + ", ".join(KNOWN_DATATYPES)
 REFUSALS = {
     "too few bytes": (
         raw("FP32", [2, 3], bytes(23)),
-        "query",
-        "has 23 bytes; 2 x 3 elements of float32 need 24 bytes",
+        "query: has 23 bytes; 2 x 3 elements of float32 need 24 bytes",
     ),
-    "unknown type": (raw("FP8", [1], b"1"), "query", f"datatype 'FP8' is unknown; {KNOWN}"),
-    "bf16": (raw("BF16", [1], b"1"), "query", "has 1 bytes; 1 elements of bfloat16 need 2 bytes"),
-    "no type": (raw("", [1], b"1"), "query", f"datatype '' is unknown; {KNOWN}"),
+    "unknown type": (raw("FP8", [1], b"1"), f"query: datatype 'FP8' is unknown; {KNOWN}"),
+    "bf16": (raw("BF16", [1], b"1"), "query: has 1 bytes; 1 elements of bfloat16 need 2 bytes"),
+    "no type": (raw("", [1], b"1"), f"query: datatype '' is unknown; {KNOWN}"),
+    "too many axes": (raw("FP32", [1] * 65, bytes(4)), "query: has 65 axes; the limit is 64"),
     "negative size": (
         raw("FP32", [-1, -1], bytes(4)),
-        "query",
-        "has shape [-1, -1]; every size must be 1 or more",
+        "query: has shape [-1, -1]; every size must be 1 or more",
     ),
     "size of zero": (
         raw("FP32", [2**31, 0, 64], b""),
-        "query",
-        "has shape [2147483648, 0, 64]; every size must be 1 or more",
+        "query: has shape [2147483648, 0, 64]; every size must be 1 or more",
     ),
     "too many sequences": (
         raw("FP32", [4097, 1, 4], b""),
-        "query",
-        "contains 4097 sequences; the limit is 4096",
+        "query: contains 4097 sequences; the limit is 4096",
     ),
     "raw beside typed": (
         raw("FP32", [1], bytes(4), fp32_contents=[1.0]),
-        "query",
-        "has contents, but the request has raw_input_contents too",
+        "query: has contents, but the request has raw_input_contents too",
     ),
     "missing raw entry": (
         prepared(lambda message: message.raw_input_contents.pop()),
-        "raw_input_contents",
-        "has no entry for input 'key'",
+        "raw_input_contents: has no entry for input 'key'",
     ),
     "extra raw entry": (
         prepared(lambda message: message.raw_input_contents.append(b"")),
-        "raw_input_contents",
-        "has 3 entries; the request has 2 inputs",
+        "raw_input_contents: has 3 entries; the request has 2 inputs",
     ),
     "input twice": (
         prepared(lambda message: setattr(message.inputs[1], "name", "query")),
-        "query",
-        "is sent twice; each input must be sent once",
+        "query: is sent twice; each input must be sent once",
     ),
     "shared memory": (
         prepared(lambda m: setattr(m.inputs[1].parameters["shared_memory_region"], "string_param", "r")),
-        "key.parameters[shared_memory_byte_size]",
-        "is missing",
+        "key.parameters[shared_memory_byte_size]: is missing",
     ),
-    "typed count": (
-        typed("FP32", [2, 2], fp32_contents=[1]),
-        "query",
-        "has 1 elements; its shape is [2, 2]",
-    ),
+    "typed count": (typed("FP32", [2, 2], fp32_contents=[1]), "query: has 1 elements; its shape is [2, 2]"),
     "typed in the wrong field": (
         typed("FP32", [1], fp64_contents=[1]),
-        "query",
-        "is FP32 and fills fp64_contents; must fill fp32_contents only",
+        "query: is FP32 and fills fp64_contents; must fill fp32_contents only",
     ),
     "typed in two fields": (
         typed("INT32", [1], int_contents=[1], int64_contents=[1]),
-        "query",
-        "is INT32 and fills int_contents, int64_contents; must fill int_contents only",
+        "query: is INT32 and fills int_contents, int64_contents; must fill int_contents only",
     ),
-    "typed fp16": (typed("FP16", [1], fp32_contents=[1]), "query", "FP16 must be sent in raw_input_contents"),
-    "int8 overflow": (
-        typed("INT8", [1], int_contents=[128]),
-        "query",
-        "contains 128; INT8 takes -128 to 127",
-    ),
+    "typed fp16": (typed("FP16", [1], fp32_contents=[1]), "query: FP16 must be sent in raw_input_contents"),
+    "int8 overflow": (typed("INT8", [1], int_contents=[128]), "query: contains 128; INT8 takes -128 to 127"),
     "uint16 overflow": (
         typed("UINT16", [1], uint_contents=[65536]),
-        "query",
-        "contains 65536; UINT16 takes 0 to 65535",
+        "query: contains 65536; UINT16 takes 0 to 65535",
     ),
-    "bytes count": (raw(BYTES, [2], packed([b"a"])), "query", "has 1 elements; its shape is [2]"),
+    "bytes count": (raw(BYTES, [2], packed([b"a"])), "query: has 1 elements; its shape is [2]"),
     "bytes cut in a length": (
-        raw(BYTES, [2], packed([b"ab"]) + b"\1\0"),
-        "query",
-        "the element at byte 6 extends beyond the end of the data",
+        raw(BYTES, [2], packed([b"ab"]) + b"\x01\x00"),
+        "query: the element at byte 6 extends beyond the end of the data",
     ),
     "bytes cut in an element": (
         raw(BYTES, [1], struct.pack("<I", 2**32 - 1) + b"ab"),
-        "query",
-        "the element at byte 0 extends beyond the end of the data",
+        "query: the element at byte 0 extends beyond the end of the data",
     ),
 }
 
 
-@pytest.mark.parametrize(("message", "field", "says"), REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize(("message", "says"), REFUSALS.values(), ids=REFUSALS)
 def test_an_inconsistent_message_is_refused_and_names_the_field(
-    message: pb.ModelInferRequest, field: str, says: str
+    message: pb.ModelInferRequest, says: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         decode_inputs(message)
-    assert (caught.value.field, caught.value.message) == (field, f"{field}: {says}")
-
-
-UNSHAPABLE = {
-    "raw, too many axes": raw("FP32", [1] * 65, bytes(4)),
-    "typed, too many axes": typed("FP32", [1] * 65, fp32_contents=[1.0]),
-}
-
-
-@pytest.mark.parametrize("message", UNSHAPABLE.values(), ids=UNSHAPABLE)
-def test_a_shape_that_numpy_does_not_support_is_refused(message: pb.ModelInferRequest) -> None:
-    with pytest.raises(InvalidRequestError):
-        decode_inputs(message)
+    assert (caught.value.field, caught.value.message) == (says.partition(": ")[0], says)
 
 
 def test_texts_are_decoded_in_row_major_order() -> None:
@@ -206,16 +173,7 @@ def test_texts_are_decoded_in_row_major_order() -> None:
     assert decode_texts("text", tensor) == (b"Life", "ä".encode(), b"", b"x")
 
 
-@pytest.mark.parametrize(
-    ("tensor", "says"),
-    [
-        (np.zeros(2, np.int64), "must be a BYTES tensor with at least one element"),
-        (np.array([], object), "must be a BYTES tensor with at least one element"),
-    ],
-    ids=["numbers", "none"],
-)
-def test_a_tensor_without_text_is_refused(tensor: Array, says: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
+@pytest.mark.parametrize("tensor", [np.zeros(2, np.int64), np.array([], object)], ids=["numbers", "none"])
+def test_a_tensor_without_text_is_refused(tensor: Array) -> None:
+    with pytest.raises(InvalidRequestError, match="text: must be a BYTES tensor with at least one element"):
         decode_texts("text", tensor)
-    assert caught.value.field == "text"
-    assert says in caught.value.message

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import numpy as np
@@ -31,7 +31,7 @@ from attention_serving.server.observe.metrics import Metrics
 from attention_serving.server.settings import Settings
 from attention_serving.server.transport import TransportKind
 from attention_serving.server.transport.options import RpcOptions
-from tests.server.api.messages import answered, raw_request, text_request
+from tests.server.api.messages import answered, raw_request
 from tests.server.samples import SELF, TEXT
 
 MAX_RESULT_BYTES = 16_384
@@ -142,28 +142,6 @@ def test_the_longest_timeout_means_no_timeout(
     message.parameters["timeout"].int64_param = 2**63 - 1
     # The call has no deadline, so that the parameter's applies.
     assert answered(open_inference.ModelInfer(message))["context_vectors"].shape == QUERY.shape
-
-
-def padded_texts(model: LoadedModel) -> pb.ModelInferRequest:
-    return text_request(model, [*[b"Life"] * 63, b"Life " * 64])
-
-
-def padded_keys(model: LoadedModel) -> pb.ModelInferRequest:
-    tensors = {"query": np.zeros((1, 64, 4), np.float32), "key_lengths": np.array([1])}
-    return raw_request(model, tensors, ["attention_weights"])
-
-
-@pytest.mark.parametrize(
-    ("name", "build"), [(TEXT, padded_texts), (SELF, padded_keys)], ids=["texts", "key lengths"]
-)
-def test_a_response_that_padding_makes_too_large_is_refused(
-    open_inference: GRPCInferenceServiceStub,
-    models: dict[str, LoadedModel],
-    name: str,
-    build: Callable[[LoadedModel], pb.ModelInferRequest],
-) -> None:
-    error = refused(open_inference.ModelInfer, build(models[name]))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_port_in_use_is_refused() -> None:
