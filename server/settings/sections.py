@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import (
     BaseModel,
     ByteSize,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     PositiveInt,
@@ -22,75 +23,58 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
-class Models(BaseModel):
+class Section(BaseModel):
+    """Options whose descriptions, for the help and the documentation, are the texts below them."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: object) -> None:
+        """Makes one line of each description."""
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
+
+
+class Models(Section):
     """Which models are served, and on what."""
 
-    model_repository: Path = Field(description="Folder that contains the artifacts as NAME/VERSION/.")
-    provider: Literal["auto", "cpu", "cuda"] = Field(
-        "cpu",
-        description="Execution provider that runs the graphs: cpu; cuda, which refuses to start where it"
-        " cannot be used; auto, which takes cuda where it can be used and logs why not elsewhere.",
-    )
-    device_memory: Annotated[ByteSize, Field(ge=0)] = Field(
-        ByteSize(0),
-        description="Maximum memory of the device for runs, beside the weights of the models, at least 0."
-        " 0 sets no limit. Ignored with provider cpu.",
-    )
-    model_control: Literal["none", "poll", "explicit"] = Field(
-        "none",
-        description="When models are loaded: none loads all of them at startup; poll also loads, replaces and"
-        " unloads them when the repository changes; explicit loads those of load_model, and more on request,"
-        " and needs a single worker.",
-    )
-    repository_poll_seconds: float = Field(
-        15.0,
-        ge=0.1,
-        le=1_000_000,
-        allow_inf_nan=False,
-        description="How often the repository is looked at with model_control poll, in seconds, 0.1 to"
-        " 1000000. A change is applied after two consecutive looks find the same files.",
-    )
-    load_model: str = Field(
-        "",
-        description="Models to load at startup with model_control explicit: names with commas between them,"
-        " or * for all. Those that were loaded when the last server of the repository ended are added.",
-    )
-    version_policy: str = Field(
-        "all",
-        description="Versions of each model that are served: all, latest, latest:N (the N highest) or"
-        " specific:V,V.",
-    )
-    max_tolerance: float = Field(
-        MAX_TOLERANCE,
-        ge=0,
-        allow_inf_nan=False,
-        description="Maximum tolerance, relative and absolute, that a model may state for its difference from"
-        " eager PyTorch, at least 0. Models with a larger one are refused.",
-    )
-    threads: int = Field(
-        0,
-        ge=0,
-        le=1024,
-        description="Threads for runs on the CPU, 0 to 1024. A long run that is alone uses all of them; under"
-        " load, each run uses one. 0 uses one thread per available core.",
-    )
-    latency: Literal["balanced", "lowest"] = Field(
-        "balanced",
-        description="What idle threads do: balanced lets them sleep; lowest keeps them awake between the"
-        " operators of a run, and for a millisecond between requests, which answers a single caller sooner"
-        " and uses more processor time.",
-    )
-    canary_seconds: Seconds = Field(
-        300.0,
-        description="Time in which the golden vectors of every loaded model are replayed once, one at a time"
-        " and while no request waits if possible, in seconds, 0 to 1000000. A model that misses its tolerance"
-        " is taken out of service. 0 replays them only when a model loads.",
-    )
-    proof_public_key: Path | None = Field(
-        None,
-        description="PEM file with one or several Ed25519 public keys. Only models whose certificate of proof"
-        " was signed with one of them are loaded.",
-    )
+    model_repository: Path
+    """Folder that contains the artifacts as NAME/VERSION/."""
+    provider: Literal["auto", "cpu", "cuda"] = "cpu"
+    """Execution provider that runs the graphs: cpu; cuda, which refuses to start where it cannot be used;
+    auto, which takes cuda where it can be used and logs why not elsewhere."""
+    device_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    """Maximum memory of the device for runs, beside the weights of the models, at least 0. 0 sets no limit.
+    Ignored with provider cpu."""
+    model_control: Literal["none", "poll", "explicit"] = "none"
+    """When models are loaded: none loads all of them at startup; poll also loads, replaces and unloads them
+    when the repository changes; explicit loads those of load_model, and more on request, and needs a single
+    worker."""
+    repository_poll_seconds: Annotated[float, Field(ge=0.1, le=1_000_000, allow_inf_nan=False)] = 15.0
+    """How often the repository is looked at with model_control poll, in seconds, 0.1 to 1000000. A change is
+    applied after two consecutive looks find the same files."""
+    load_model: str = ""
+    """Models to load at startup with model_control explicit: names with commas between them, or * for all.
+    Those that were loaded when the last server of the repository ended are added."""
+    version_policy: str = "all"
+    """Versions of each model that are served: all, latest, latest:N (the N highest) or specific:V,V."""
+    max_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = MAX_TOLERANCE
+    """Maximum tolerance, relative and absolute, that a model may state for its difference from eager PyTorch,
+    at least 0. Models with a larger one are refused."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Threads for runs on the CPU, 0 to 1024. A long run that is alone uses all of them; under load, each run
+    uses one. 0 uses one thread per available core."""
+    latency: Literal["balanced", "lowest"] = "balanced"
+    """What idle threads do: balanced lets them sleep; lowest keeps them awake between the operators of a run,
+    and for a millisecond between requests, which answers a single caller sooner and uses more processor
+    time."""
+    canary_seconds: Seconds = 300.0
+    """Time in which the golden vectors of every loaded model are replayed once, one at a time and while no
+    request waits if possible, in seconds, 0 to 1000000. A model that misses its tolerance is taken out of
+    service. 0 replays them only when a model loads."""
+    proof_public_key: Path | None = None
+    """PEM file with one or several Ed25519 public keys. Only models whose certificate of proof was signed
+    with one of them are loaded."""
 
     @field_validator("version_policy")
     @classmethod
@@ -99,90 +83,57 @@ class Models(BaseModel):
         return value
 
 
-class Network(BaseModel):
+class Network(Section):
     """Where the server listens, and how much it accepts from the network."""
 
-    host: str = Field(
-        "127.0.0.1", description="Address or host name to listen on, for gRPC, metrics and HTTP."
-    )
-    port: Port = Field(8001, description="Port for gRPC, 0 to 65535. 0 selects a free port.")
-    unix_socket: Path | None = Field(
-        None,
-        description="Path of a Unix domain socket to listen on too, for clients on this machine. Needs a"
-        " single worker. Who may write to the file may connect.",
-    )
-    metrics_port: Port = Field(
-        8002, description="Port for Prometheus metrics, 0 to 65535. 0 selects a free port."
-    )
-    http_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="Port for the Open Inference Protocol over HTTP, 0 to 65535, usually 8000. 0 selects a"
-        " free port. HTTP is off without it.",
-    )
-    http_explore: bool = Field(
-        default=False,
-        description="Serve a page at /explore of the HTTP port that draws the attention weights of texts."
-        " Whoever opens it needs the same rights as any other client.",
-    )
-    max_message_bytes: Annotated[ByteSize, Field(ge=MIB, le=2047 * MIB)] = Field(
-        ByteSize(64 * MIB), description="Maximum size of one message, sent or received, 1MiB to 2047MiB."
-    )
-    max_concurrent_calls: PositiveInt = Field(
-        256,
-        description="Maximum number of inference calls in progress, at least 1. Further calls are refused.",
-    )
-    max_connections: int = Field(
-        1024,
-        ge=1,
-        le=2**31 - 1,
-        description="Maximum number of connections, 1 to 2147483647. Further connections are closed.",
-    )
-    message_timeout_seconds: Seconds = Field(
-        30.0,
-        description="How long the request of a call may take to arrive, and a reply to be read, in seconds, 0"
-        " to 1000000. 0 sets no limit. Raise it for large messages over slow networks.",
-    )
-    connection_age_seconds: Seconds = Field(
-        0.0,
-        description="How long a connection may be open, in seconds, 0 to 1000000; clients then connect"
-        " again. Varies by a tenth. 0 sets no limit.",
-    )
-    allow_shared_memory: bool = Field(
-        default=False,
-        description="Let clients on this machine pass tensors in system shared memory. They can then make the"
-        " server read and write every file in /dev/shm of the user that it runs as. Needs a single worker.",
-    )
-    transport: Literal["completion-queue", "threaded"] = Field(
-        "completion-queue",
-        description="How calls are received: completion-queue is fast and uses grpcio's internal API;"
-        " threaded is slower and works with every release of grpcio.",
-    )
+    host: str = "127.0.0.1"
+    """Address or host name to listen on, for gRPC, metrics and HTTP."""
+    port: Port = 8001
+    """Port for gRPC, 0 to 65535. 0 selects a free port."""
+    unix_socket: Path | None = None
+    """Path of a Unix domain socket to listen on too, for clients on this machine. Needs a single worker. Who
+    may write to the file may connect."""
+    metrics_port: Port = 8002
+    """Port for Prometheus metrics, 0 to 65535. 0 selects a free port."""
+    http_port: Annotated[int | None, Field(ge=0, le=65535)] = None
+    """Port for the Open Inference Protocol over HTTP, 0 to 65535, usually 8000. 0 selects a free port. HTTP
+    is off without it."""
+    http_explore: bool = False
+    """Serve a page at /explore of the HTTP port that draws the attention weights of texts. Whoever opens it
+    needs the same rights as any other client."""
+    max_message_bytes: Annotated[ByteSize, Field(ge=MIB, le=2047 * MIB)] = ByteSize(64 * MIB)
+    """Maximum size of one message, sent or received, 1MiB to 2047MiB."""
+    max_concurrent_calls: PositiveInt = 256
+    """Maximum number of inference calls in progress, at least 1. Further calls are refused."""
+    max_connections: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1024
+    """Maximum number of connections, 1 to 2147483647. Further connections are closed."""
+    message_timeout_seconds: Seconds = 30.0
+    """How long the request of a call may take to arrive, and a reply to be read, in seconds, 0 to 1000000. 0
+    sets no limit. Raise it for large messages over slow networks."""
+    connection_age_seconds: Seconds = 0.0
+    """How long a connection may be open, in seconds, 0 to 1000000; clients then connect again. Varies by a
+    tenth. 0 sets no limit."""
+    allow_shared_memory: bool = False
+    """Let clients on this machine pass tensors in system shared memory. They can then make the server read
+    and write every file in /dev/shm of the user that it runs as. Needs a single worker."""
+    transport: Literal["completion-queue", "threaded"] = "completion-queue"
+    """How calls are received: completion-queue is fast and uses grpcio's internal API; threaded is slower and
+    works with every release of grpcio."""
 
 
-class Security(BaseModel):
+class Security(Section):
     """How connections are encrypted, and which clients may connect."""
 
-    tls_certificate: Path | None = Field(
-        None,
-        description="PEM file of the server's certificate, and after it those of the authorities between it"
-        " and the root. Encrypts gRPC, HTTP and metrics. A renewed file is taken without a restart.",
-    )
-    tls_key: Path | None = Field(
-        None,
-        description="PEM file of the private key of tls_certificate, without a passphrase.",
-    )
-    tls_client_ca: Path | None = Field(
-        None,
-        description="PEM file of authorities. Clients of gRPC, HTTP and metrics must then show a certificate"
-        " of one of them (mutual TLS). Needs tls_certificate.",
-    )
-    insecure: bool = Field(
-        default=False,
-        description="Accept to listen on a public address without encryption, such as behind a proxy that"
-        " encrypts.",
-    )
+    tls_certificate: Path | None = None
+    """PEM file of the server's certificate, and after it those of the authorities between it and the root.
+    Encrypts gRPC, HTTP and metrics. A renewed file is taken without a restart."""
+    tls_key: Path | None = None
+    """PEM file of the private key of tls_certificate, without a passphrase."""
+    tls_client_ca: Path | None = None
+    """PEM file of authorities. Clients of gRPC, HTTP and metrics must then show a certificate of one of them
+    (mutual TLS). Needs tls_certificate."""
+    insecure: bool = False
+    """Accept to listen on a public address without encryption, such as behind a proxy that encrypts."""
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -192,32 +143,23 @@ class Security(BaseModel):
         return TlsFiles(certificate=self.tls_certificate, key=self.tls_key, client_ca=self.tls_client_ca)
 
 
-class IdentityAndRights(BaseModel):
+class IdentityAndRights(Section):
     """Who may do what. With neither tokens nor jwt_jwks, everyone may do everything."""
 
-    tokens: Path | None = Field(
-        None,
-        description="File of tokens and client certificates and their rights: JSON, or TOML if it ends with"
-        " .toml. It is read again when it changes. python -m server.tokens makes it.",
-    )
-    jwt_issuer: str = Field("", description="Issuer of JSON Web Tokens: what the claim iss must be.")
-    jwt_audience: str = Field(
-        "", description="Audience of JSON Web Tokens: what the claim aud must be or contain."
-    )
-    jwt_jwks: str | None = Field(
-        None,
-        description="Public keys that verify JSON Web Tokens, as a JWK set: a file, or a URL that begins with"
-        " https. Needs jwt_issuer and jwt_audience.",
-    )
-    jwt_rights_claim: str = Field(
-        "scope",
-        min_length=1,
-        description="Claim of JSON Web Tokens with the rights: a text with spaces between them, or an array.",
-    )
-    protect_metrics: bool = Field(
-        default=False,
-        description="Require a token with the right read for metrics; otherwise everyone may read them.",
-    )
+    tokens: Path | None = None
+    """File of tokens and client certificates and their rights: JSON, or TOML if it ends with .toml. It is
+    read again when it changes. python -m server.tokens makes it."""
+    jwt_issuer: str = ""
+    """Issuer of JSON Web Tokens: what the claim iss must be."""
+    jwt_audience: str = ""
+    """Audience of JSON Web Tokens: what the claim aud must be or contain."""
+    jwt_jwks: str | None = None
+    """Public keys that verify JSON Web Tokens, as a JWK set: a file, or a URL that begins with https. Needs
+    jwt_issuer and jwt_audience."""
+    jwt_rights_claim: Annotated[str, Field(min_length=1)] = "scope"
+    """Claim of JSON Web Tokens with the rights: a text with spaces between them, or an array."""
+    protect_metrics: bool = False
+    """Require a token with the right read for metrics; otherwise everyone may read them."""
 
     def guard(self, reloaded: Reloaded = unreported) -> Guard | None:
         """The guard that they ask for, or None if everyone may do everything. Its owner closes it.
@@ -238,61 +180,41 @@ class IdentityAndRights(BaseModel):
         return self.tokens is not None or bool(self.jwt_jwks)
 
 
-class Requests(BaseModel):
+class Requests(Section):
     """How large requests and batches may be, and how much memory they may occupy."""
 
-    max_sequence_length: PositiveInt = Field(
-        8192, description="Maximum number of rows in one sequence, at least 1."
-    )
-    max_memory: Annotated[ByteSize, Field(ge=0)] = Field(
-        ByteSize(0),
-        description="Maximum memory for requests and runs, beside the loaded models, at least 0."
-        " 0 uses half of the memory of the machine or container, divided by the number of workers.",
-    )
-    max_in_flight_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
-        ByteSize(0),
-        description="Part of max_memory for requests, from arrival until the reply is sent, below max_memory."
-        " 0 uses a quarter of max_memory, at most 1GiB. Runs use the rest.",
-    )
-    max_batch_sequences: PositiveInt = Field(
-        64, description="Maximum number of sequences in one batch, at least 1."
-    )
+    max_sequence_length: PositiveInt = 8192
+    """Maximum number of rows in one sequence, at least 1."""
+    max_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    """Maximum memory for requests and runs, beside the loaded models, at least 0. 0 uses half of the memory
+    of the machine or container, divided by the number of workers."""
+    max_in_flight_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    """Part of max_memory for requests, from arrival until the reply is sent, below max_memory. 0 uses a
+    quarter of max_memory, at most 1GiB. Runs use the rest."""
+    max_batch_sequences: PositiveInt = 64
+    """Maximum number of sequences in one batch, at least 1."""
 
 
-class Process(BaseModel):
+class Process(Section):
     """How many processes serve, how they stop, and what they log."""
 
-    workers: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="Number of server processes that share the port, 1 to 1024."
-        " Every limit applies to each process.",
-    )
-    worker_timeout_seconds: NonNegativeFloat = Field(
-        30.0,
-        allow_inf_nan=False,
-        description="How long a worker process or the HTTP process may fail to answer its parent before it is"
-        " killed and replaced, in seconds, at least 0. 0 disables the check.",
-    )
-    grace_seconds: NonNegativeFloat = Field(
-        30.0,
-        description="How long calls in progress may take to finish during shutdown, in seconds,"
-        " at least 0. 0 cancels them at once. A process that has not ended a few seconds later is killed.",
-    )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."
-    )
-    log_format: Literal["text", "json"] = Field(
-        "text", description="Format of the log: key=value pairs or one JSON object per line."
-    )
+    workers: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of server processes that share the port, 1 to 1024. Every limit applies to each process."""
+    worker_timeout_seconds: Annotated[NonNegativeFloat, Field(allow_inf_nan=False)] = 30.0
+    """How long a worker process or the HTTP process may fail to answer its parent before it is killed and
+    replaced, in seconds, at least 0. 0 disables the check."""
+    grace_seconds: NonNegativeFloat = 30.0
+    """How long calls in progress may take to finish during shutdown, in seconds, at least 0. 0 cancels them
+    at once. A process that has not ended a few seconds later is killed."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Minimum level of logged events: DEBUG (logs every call), INFO, WARNING or ERROR."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of the log: key=value pairs or one JSON object per line."""
 
 
-class Observability(BaseModel):
+class Observability(Section):
     """Which requests have a line in the log. OpenTelemetry's variables say which are traced."""
 
-    log_requests: Literal["all", "failed", "none"] = Field(
-        "none",
-        description="Requests that have a line in the log, with their size, stages and code, whatever"
-        " log_level is: all, failed or none.",
-    )
+    log_requests: Literal["all", "failed", "none"] = "none"
+    """Requests that have a line in the log, with their size, stages and code, whatever log_level is: all,
+    failed or none."""
