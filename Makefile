@@ -16,8 +16,6 @@ DOCKER ?= docker
 IMAGES ?= server client exporter enrich
 BUILD_OPTIONS ?=
 TAG ?= latest
-# Options of the drill: `python -m scripts.drill --help`.
-DRILL ?=
 DOCKER_BUILD = DOCKER_BUILDKIT=1 $(DOCKER) build --file deploy/Dockerfile
 
 .PHONY: demo test serve bench chaos drill interop images sbom lock wheels-check lint format protos env clean
@@ -35,15 +33,14 @@ serve: env ## serve the models of model_repository/, exporting the demo models f
 bench: env ## measure the service beside its ceilings; BENCH=--quick for a short run
 	$(PYTHON) -m benchmarks run $(BENCH)
 
-chaos: env ## measure overload, floods, drains and a soak: CHAOS=quick in about 10 minutes, full in about 60
-	CHAOS=$(CHAOS) CHAOS_REPORT=$(CHAOS_REPORT) $(PYTHON) -m pytest -m chaos -n0 -s tests/chaos
+chaos: env ## measure overload, floods, drains, the drill and a soak: CHAOS=quick in about 10 minutes, full in about 60
+	CHAOS=$(CHAOS) CHAOS_REPORT=$(CHAOS_REPORT) $(PYTHON) -m pytest -m "chaos or not chaos" -n0 -s tests/chaos
 
 interop: env ## run clients of other projects (KServe, MLServer, buf) against a server; installs them under build/
 	$(PYTHON) -m scripts.interop --repository $(REPOSITORY)
 
-drill: env ## stop, freeze, kill and upgrade servers while calls go on: containers if there are images, else processes
-	$(PYTHON) -m scripts.export_demo_models --repository $(REPOSITORY)
-	timeout 600 $(PYTHON) -m scripts.drill --repository $(REPOSITORY) $(DRILL)
+drill: env ## the part of chaos with several servers, in containers if there are images: UPGRADE_IMAGE, ENVOY
+	CHAOS=$(CHAOS) CHAOS_REPORT=$(CHAOS_REPORT) $(PYTHON) -m pytest -n0 -s tests/chaos/test_drill.py
 
 images: ## build the images; IMAGES, TAG and BUILD_OPTIONS choose what and how
 	for image in $(IMAGES); do \

@@ -40,7 +40,12 @@ def main() -> int:
         with AttentionClient(server.target) as client:
             agree = [_show_sentence(client), _show_batch(client)]
         server.stop()
-    return 0 if all(agree) else 1
+    if not all(agree):
+        return 1
+    console.print('Next, start a server and go on with README.md, "Quick start":')
+    options = "--model-control poll --repository-poll-seconds 1"
+    console.print(f"  .venv/bin/python -m server --model-repository {repository} {options}", soft_wrap=True)
+    return 0
 
 
 def _show_sentence(client: AttentionClient) -> bool:

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/operations.md that follow from the code.
+"""Writes the tables of docs/reference.md that follow from the code.
 
 `python -m scripts.generate_operations_page` replaces what is between the markers `<!-- NAME -->` and
 `<!-- end -->`; with `--check` it exits with 1 if the page is not current.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scripts.operations_tables import metrics_table, reasons_table, settings_tables
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/operations.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
 MARKED = re.compile(r"<!-- (?P<name>[a-z ]+) -->\n.*?<!-- end -->", re.DOTALL)
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_tables,
@@ -23,7 +23,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     """Writes or checks the page and returns the exit status."""
-    parser = argparse.ArgumentParser(description="Write the tables of docs/operations.md from the code.")
+    parser = argparse.ArgumentParser(description="Write the tables of docs/reference.md from the code.")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the page is not current")
     page = generated(PAGE.read_text())
     if parser.parse_args().check:

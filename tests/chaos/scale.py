@@ -16,6 +16,8 @@ class Scale:
         soak_seconds: Mixed load.
         pairs: Small calls beside long ones.
         mutations: Mutated requests.
+        watched_seconds: Each phase of the drill of several servers.
+        frozen_seconds: A frozen server. A client finds out within 20 seconds.
     """
 
     name: str
@@ -26,6 +28,8 @@ class Scale:
     soak_seconds: float
     pairs: int
     mutations: int
+    watched_seconds: float
+    frozen_seconds: float
 
 
 QUICK = Scale(
@@ -37,6 +41,8 @@ QUICK = Scale(
     soak_seconds=60,
     pairs=15,
     mutations=20_000,
+    watched_seconds=2,
+    frozen_seconds=4,
 )
 FULL = Scale(
     name="full",
@@ -47,6 +53,8 @@ FULL = Scale(
     soak_seconds=600,
     pairs=30,
     mutations=50_000,
+    watched_seconds=5,
+    frozen_seconds=25,
 )
 SCALES = {scale.name: scale for scale in (QUICK, FULL)}
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from scripts.drill.servers import docker, has_image
+from tests.chaos.servers import docker, has_image
 
 SERVER, CLIENT, ENRICH = "attention-serving:latest", "attention-client:latest", "attention-enrich:latest"
 SERVER_CUDA = "attention-serving-cuda:latest"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.drill.servers import docker
 from scripts.export_demo_models import DEMO_MODELS
+from tests.chaos.servers import docker
 from tests.deploy.images import (
     CLIENT,
     HARDENED,

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.utils import canonicalize_name
 
-from scripts.drill.servers import docker
 from scripts.export_demo_models import DEMO_MODELS
+from tests.chaos.servers import docker
 from tests.deploy.images import (
     CLIENT,
     ENRICH,

@@ -1,5 +1,6 @@
-"""Runs the commands and the Python blocks of README and the other pages."""
+"""Runs the blocks of README in their order in one folder, and commands and Python blocks of other pages."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,12 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from scripts.local_server import ROOT, ServerProcess
+from scripts.local_server import ROOT, ServerProcess, serving
+from tests.support.artifacts import link_tree
 from tests.support.eager import assert_parity
-from tests.support.modules import ENCODER
 
 DOCUMENTS = (
-    "README.md",
     "clients/python/README.md",
     "docs/attention-weights.md",
     "docs/deploy-elsewhere.md",
@@ -22,7 +22,6 @@ DOCUMENTS = (
 )
 REPOSITORY = "model_repository"
 DOCUMENTED_TARGET = "127.0.0.1:8001"
-TABLE = "embeddings.parquet"
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -39,8 +38,7 @@ def commands() -> list[str]:
     lines = [line for _, block in blocks("sh") for line in block.splitlines()]
     elsewhere = (
         "-m server",
-        "my_encoder.py",  # the block of README that it is made of
-        "-m clients.enrich",  # below, after the table is made
+        "-m clients.enrich",  # their tables are made by README's blocks
         "--weights bert.safetensors",  # in tests/export/test_checkpoint_command.py
         "--target torchserve",  # in tests/export/test_targets_torchserve.py
         "--query q.npy",  # in clients/python/tests/test_client_commands.py
@@ -61,17 +59,16 @@ def run(code: str) -> None:
 
 
 def test_there_is_something_to_run() -> None:
-    assert len(blocks("python")) >= 4
-    assert len(commands()) >= 4
+    assert blocks("python")
+    assert commands()
 
 
 @pytest.mark.parametrize(("document", "block"), blocks("python"), ids=lambda value: value[:16])
 def test_python_block(server: ServerProcess, tmp_path: Path, document: str, block: str) -> None:
     assert document in DOCUMENTS
     code = block.replace(DOCUMENTED_TARGET, server.target)
-    code = code.replace('infer("my-encoder"', f'infer("{ENCODER}"')  # the same module
     code = code.replace(f'out="{REPOSITORY}"', f'out="{tmp_path}"')
-    run(code.replace(TABLE, f"{tmp_path}/{TABLE}"))
+    run(code)
 
 
 @pytest.mark.parametrize("command", commands())
@@ -87,19 +84,36 @@ def test_command(server: ServerProcess, tmp_path: Path, command: str) -> None:
     assert result.stdout.strip()
 
 
-def test_the_documented_enrichment_gives_equal_results_both_ways(
-    server: ServerProcess, repository: Path, tmp_path: Path
-) -> None:
-    (code,) = [block for _, block in blocks("python") if TABLE in block]
-    run(code.replace(TABLE, f"{tmp_path}/{TABLE}"))
-    lines = [line for _, block in blocks("sh") for line in block.splitlines() if "-m clients.enrich" in line]
-    assert len(lines) == 2
-    for line in lines:
-        command = re.sub(r"\b(\w+\.parquet)", rf"{tmp_path}/\1", line)
-        command = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
-        command = command.replace(DOCUMENTED_TARGET, server.target)
-        command = command.replace(f"--model-repository {REPOSITORY}", f"--model-repository {repository}")
-        subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, check=True, timeout=120)
+@pytest.mark.timeout(600)
+def test_the_blocks_of_readme_work_in_their_order(repository: Path, tmp_path: Path) -> None:
+    """As a new user pastes them, after `make demo` and beside the server of the second shell."""
+    for entry in ROOT.iterdir():
+        if entry.name not in (REPOSITORY, "build", ".git"):
+            (tmp_path / entry.name).symlink_to(entry)
+    models = tmp_path / REPOSITORY
+    for name in ("multi-head-768x12", "sentence-self-attention"):
+        link_tree(repository / name, models / name)
+    found = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(found) > 8
+    options = ("--model-control=poll", "--repository-poll-seconds=1")
+    with serving(models, tmp_path / "log", *options) as server:
+        environment = {**os.environ, "ATTENTION_SERVER": server.target}
+        for language, block in found:
+            if block.startswith("make ") or "-m server" in block:
+                continue
+            text = block.replace(DOCUMENTED_TARGET, server.target)
+            text = text.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+            program = [sys.executable, "-c", text] if language == "python" else ["/bin/sh", "-ec", text]
+            result = subprocess.run(
+                program,
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert result.returncode == 0, f"{block}\n{result.stderr}"
     served, here = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("served", "here"))
     for one, other in zip(
         served["context_vectors"].to_pylist(), here["context_vectors"].to_pylist(), strict=True

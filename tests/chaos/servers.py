@@ -1,4 +1,4 @@
-"""The servers of the drill: containers of an image, or processes on loopback. Each keeps its address."""
+"""Servers that keep their address: containers of an image or processes on loopback; and Envoy before them."""
 
 import os
 import shutil
@@ -7,15 +7,18 @@ import socket
 import subprocess
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import yaml
 from attention_client import AttentionClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from scripts import local_server
 
+ENVOY_CONFIGURATION = local_server.ROOT / "deploy/envoy/envoy.yaml"
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
@@ -134,7 +137,7 @@ class ContainerServer(Server):
 
     def remove(self) -> None:
         """Removes the container if there is one."""
-        subprocess.run(  # noqa: S603 - fixed arguments
+        subprocess.run(
             [_docker(), "rm", "--force", self.name], capture_output=True, timeout=COMMAND_SECONDS, check=False
         )
 
@@ -211,13 +214,60 @@ def processes(count: int, repository: Path, logs: Path) -> Iterator[list[Server]
             server.remove()
 
 
+@contextmanager
+def envoy(program: str, targets: Sequence[str], logs: Path) -> Iterator[str]:
+    """Runs Envoy on loopback until the block ends.
+
+    Args:
+        program: Its path.
+        targets: HOST:PORT of each server.
+        logs: Folder for its configuration and its log.
+
+    Yields:
+        HOST:PORT where it listens.
+    """
+    port = _free_ports()[0]
+    file = logs / "envoy.yaml"
+    file.write_text(yaml.safe_dump(envoy_configuration(targets, port)))
+    with (logs / "envoy.log").open("wb") as log:
+        process = subprocess.Popen(
+            [program, "--config-path", str(file), "--concurrency", "1"], stdout=log, stderr=log
+        )
+    try:
+        target = f"127.0.0.1:{port}"
+        with AttentionClient(target) as client:
+            client.wait_until_ready(START_SECONDS)
+        yield target
+    finally:
+        process.terminate()
+        process.wait(STOP_SECONDS)
+
+
+def envoy_configuration(targets: Sequence[str], port: int) -> dict[str, Any]:
+    """The configuration with other servers, and on another port of loopback."""
+    document: dict[str, Any] = yaml.safe_load(ENVOY_CONFIGURATION.read_text())
+    resources = document["static_resources"]
+    _set_address(resources["listeners"][0], f"127.0.0.1:{port}")
+    _set_address(document["admin"], "127.0.0.1:0")
+    endpoints: list[dict[str, Any]] = [{"endpoint": {"address": {"socket_address": {}}}} for _ in targets]
+    for endpoint, target in zip(endpoints, targets, strict=True):
+        _set_address(endpoint["endpoint"], target)
+    resources["clusters"][0]["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+    return document
+
+
+def _set_address(owner: dict[str, Any], target: str) -> None:
+    host, _, port = target.rpartition(":")
+    owner["address"]["socket_address"] = {"address": host, "port_value": int(port)}
+
+
 def docker(*arguments: str) -> str:
     """Runs a command of Docker and returns what it printed.
 
     Raises:
         RuntimeError: It failed; the message says why.
     """
-    done = subprocess.run(  # noqa: S603 - fixed arguments
+    done = subprocess.run(
         [_docker(), *arguments], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
     )
     if done.returncode:
