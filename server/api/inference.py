@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from attention_serving.server.api import access
 from attention_serving.server.api.codec_threads import CodecThreads
-from attention_serving.server.api.method import LARGE_BYTES, CallKind, MalformedMessageError, Method, parse
+from attention_serving.server.api.method import (
+    LARGE_BYTES,
+    CallKind,
+    MalformedMessageError,
+    Method,
+    find_model,
+    parse,
+)
 from attention_serving.server.api.protobuf_bytes import Parsed, reader
 from attention_serving.server.api.request_cache import RequestCache
 from attention_serving.server.api.tensors import Allowance, Reply
@@ -135,7 +141,7 @@ class Inference(ABC):
     ) -> tuple[Request, ValidatedRequest, Reply]:
         message, allowance = parsed.message, Allowance(self._engine.limits, reservation)
         name, version = message.model_name, message.model_version
-        model = access.find(self._engine.model, call, Right.INFER, name, version)
+        model = find_model(self._engine.model, call, Right.INFER, name, version)
         try:
             request, reply = self._decode(parsed, model, call.deadline, allowance)
             request.caller = ANYONE if call.identity is None else call.identity.caller

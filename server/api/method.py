@@ -1,6 +1,10 @@
-"""A method: everything that the server knows of it beside how calls are driven."""
+"""A method: everything that the server knows of it beside how calls are driven, and what its handler may use.
 
-from collections.abc import Awaitable, Callable
+Who calls, and the right for the method, are checked before: see `server.api.admission`. The right for a model
+is checked here, once the request has named it, before anyone looks for the model.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from inspect import isawaitable
@@ -11,7 +15,14 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from attention_serving.server.engine.budget import MemoryBudget, Reservation
-from attention_serving.server.engine.errors import InvalidRequestError, LimitExceededError
+from attention_serving.server.engine.errors import (
+    InvalidRequestError,
+    LimitExceededError,
+    ModelNotFoundError,
+    quoted,
+)
+from attention_serving.server.engine.models.control import IndexEntry
+from attention_serving.server.engine.models.repository import Model
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -19,6 +30,8 @@ from attention_serving.server.transport.call import Call
 # few names. Handing over costs 60 us; decoding this much takes 1 ms at worst.
 LARGE_BYTES = 64 << 10
 Q = TypeVar("Q")
+M = TypeVar("M")
+N = TypeVar("N", bound=Model | IndexEntry)
 
 
 class CallKind(Enum):
@@ -122,3 +135,46 @@ def parse(read: Callable[[bytes], Q], message: bytes, limit: int | None = None) 
         return read(message)
     except DecodeError as error:
         raise MalformedMessageError("message", f"is not a request of this method: {error}") from error
+
+
+def require(call: Call, right: Right, model: str) -> None:
+    """Checks the right of a call for a model, before anyone looks whether the model exists.
+
+    Raises:
+        PermissionDeniedError: The caller does not have it.
+    """
+    if call.identity is not None:
+        call.identity.require_model(right, model)
+
+
+def find_model(find: Callable[[str, str], M], call: Call, right: Right, name: str, version: str) -> M:
+    """The model that a request names, if the caller has a right for it.
+
+    Errors do not tell the names of models that the caller may not read.
+
+    Args:
+        find: Finds the model: `Engine.model`, or `Repository.find` with those that failed to load.
+        call: The call.
+        right: What the caller needs.
+        name: Name of the model.
+        version: Its version; empty for the highest.
+
+    Raises:
+        PermissionDeniedError: The caller does not have the right.
+        ModelNotFoundError: The model or version does not exist.
+        ModelNotReadyError: The model failed to load.
+    """
+    require(call, right, name)
+    try:
+        return find(name, version)
+    except ModelNotFoundError as error:
+        if call.identity is None or call.identity.rights.reads_every_model:
+            raise
+        says = f"model {quoted(name)}, or the version of it, does not exist"
+        raise ModelNotFoundError(says, field=error.field) from None
+
+
+def readable(models: Iterable[N], call: Call) -> Iterator[N]:
+    """Those of some models that the caller may read."""
+    own = call.identity
+    yield from (model for model in models if own is None or own.rights.covers(Right.READ, model.name))

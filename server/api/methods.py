@@ -10,18 +10,28 @@ from typing import Any, cast
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.message import Message
+from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from attention_serving.server.api.access import check_method
 from attention_serving.server.api.attention import service as attention
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import CallError
-from attention_serving.server.api.method import LARGE_BYTES, CallKind, Method, of_service, parse
+from attention_serving.server.api.method import (
+    LARGE_BYTES,
+    CallKind,
+    Method,
+    of_names,
+    of_service,
+    parse,
+    require,
+)
 from attention_serving.server.api.open_inference import service as open_inference
 from attention_serving.server.api.shared_memory import SharedMemory
 from attention_serving.server.engine.engine import Engine
+from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.model_control import ModelControl
+from attention_serving.server.security.peers import ACCESS_CHECK, SEPARATOR
 from attention_serving.server.security.rights import Right
 from attention_serving.server.transport.call import Call
 
@@ -65,7 +75,7 @@ def all_methods(
         ),
         **_reflection(),
     }
-    return {**methods, **check_method(identify, methods)}
+    return {**methods, **_access_check(identify, methods)}
 
 
 class HealthService:
@@ -152,3 +162,25 @@ def _reflection() -> dict[str, Method]:
     service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
     (method,) = of_service(service, Right.READ, is_counted=False, ServerReflectionInfo=info).values()
     return {f"/{name}/ServerReflectionInfo": method for name in REFLECTIONS}
+
+
+def _access_check(
+    identify: Callable[[Call, Method], None], others: Mapping[str, Method]
+) -> dict[str, Method]:
+    """The method.
+
+    Args:
+        identify: Notes who calls, and checks the right for a method: `Admission.identify`.
+        others: The methods that are asked about.
+    """
+
+    def check(request: StringValue, call: Call) -> None:
+        method, _, model = request.value.partition(SEPARATOR)
+        asked = others.get(method)
+        if asked is None:
+            raise InvalidRequestError("value", "is not a method of this server")
+        identify(call, asked)
+        if model and asked.right is not None:
+            require(call, asked.right, model)
+
+    return {ACCESS_CHECK: of_names(StringValue.FromString, check, is_counted=False, right=None)}

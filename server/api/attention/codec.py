@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -157,62 +158,60 @@ def elements(
     return from_bytes(f"{field}.data", data, NAMES[data_type], shape, allowance)
 
 
-class _Decoder:
+class _Decoder(NamedTuple):
     """Decodes the inputs of one request. Their sizes are checked before anything is built."""
 
-    def __init__(self, parsed: Parsed[pb.AttendRequest], allowance: Allowance) -> None:
-        self._parsed, self._allowance = parsed, allowance
+    parsed: Parsed[pb.AttendRequest]
+    allowance: Allowance
 
     def vectors(self, field: str, message: pb.VectorSequences) -> Ragged:
         if message.width == 0:
             raise InvalidRequestError(f"{field}.width", "must be at least 1")
         lengths = self._lengths(field)
-        shape, data = (sum(lengths), message.width), self._parsed.last(field, "data")
-        return Ragged(elements(field, message.data_type, data, shape, self._allowance), lengths)
+        shape, data = (sum(lengths), message.width), self.parsed.last(field, "data")
+        return Ragged(elements(field, message.data_type, data, shape, self.allowance), lengths)
 
     def tokens(self) -> Ragged:
         lengths = self._lengths("token_ids")
-        says = f"the lengths sum to {sum(lengths)}"
-        return Ragged(self._integers(("token_ids", "ids"), sum(lengths), says), lengths)
+        return self._integers(("token_ids", "ids"), lengths, f"the lengths sum to {sum(lengths)}")
 
     def positions(self, query: Ragged | None) -> Ragged:
         if query is None:
             raise InvalidRequestError(POSITIONS, "need a query of vectors or token ids; the request has none")
-        rows = sum(query.lengths)
-        return Ragged(self._integers((POSITIONS,), rows, f"the query has {rows} rows"), query.lengths)
+        return self._integers((POSITIONS,), query.lengths, f"the query has {sum(query.lengths)} rows")
 
     def spans(self) -> Ragged:
         path = ("embedding", SPANS)
         lengths = self._lengths(*path)
         bounds = {
-            noun: self._parsed.numbers(UINT32, *path, noun, is_fixed=True) for noun in ("starts", "ends")
+            noun: self.parsed.numbers(UINT32, *path, noun, is_fixed=True) for noun in ("starts", "ends")
         }
         for noun, numbers in bounds.items():
             if len(numbers) != sum(lengths):
                 says = f"have {len(numbers)} {noun}; the lengths sum to {sum(lengths)}"
                 raise InvalidRequestError(SPANS, says)
-        self._allowance.take(SPANS, 2 * sum(lengths) * INT64.itemsize)
+        self.allowance.take(SPANS, 2 * sum(lengths) * INT64.itemsize)
         arrays = [numbers.array() for numbers in bounds.values()]
         return Ragged(np.stack(arrays, axis=1, dtype=INT64), lengths)
 
     def mask(self, kind: pb.AttentionMask.Kind.ValueType) -> Mask:
         if kind not in MASK_KINDS:
             raise InvalidRequestError("mask.kind", f"is {kind}; must be one of {', '.join(MaskKind)}")
-        bits = np.frombuffer(self._parsed.last("mask", "bits"), np.uint8)
+        bits = np.frombuffer(self.parsed.last("mask", "bits"), np.uint8)
         # A flag of a mask takes one byte. The unused bits of the last byte are not flags.
-        self._allowance.check_bytes("mask.bits", (len(bits) - 1) * BITS_PER_BYTE)
+        self.allowance.check_bytes("mask.bits", (len(bits) - 1) * BITS_PER_BYTE)
         return Mask(MASK_KINDS[kind], bits)
 
-    def _integers(self, path: tuple[str, ...], expected: int, says: str) -> Array:
-        numbers, field = self._parsed.numbers(INT64, *path), ".".join(path)
+    def _integers(self, path: tuple[str, ...], lengths: tuple[int, ...], says: str) -> Ragged:
+        numbers, field, expected = self.parsed.numbers(INT64, *path), ".".join(path), sum(lengths)
         if len(numbers) != expected:
             raise InvalidRequestError(field, f"has {len(numbers)} {path[-1]}; {says}")
-        self._allowance.take(field, expected * INT64.itemsize)
-        return numbers.array()
+        self.allowance.take(field, expected * INT64.itemsize)
+        return Ragged(numbers.array(), lengths)
 
     def _lengths(self, *path: str) -> tuple[int, ...]:
-        numbers = self._parsed.numbers(UINT32, *path, "lengths")
-        self._allowance.limits.check_sequences(path[-1], len(numbers))
+        numbers = self.parsed.numbers(UINT32, *path, "lengths")
+        self.allowance.limits.check_sequences(path[-1], len(numbers))
         return tuple(numbers.array().tolist())
 
 

@@ -10,14 +10,7 @@ from attention_serving.protos.attention.v1 import attention_pb2 as pb
 from attention_serving.server.api import inputs
 from attention_serving.server.api.attention.codec import DATA_TYPES, UINT32, elements, facts
 from attention_serving.server.api.protobuf_bytes import Parsed, head
-from attention_serving.server.api.tensors import (
-    Allowance,
-    Output,
-    Piece,
-    Reply,
-    Shape,
-    datatype_of,
-)
+from attention_serving.server.api.tensors import Allowance, Output, Piece, Reply, Shape, datatype_of
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.types import Array, Ragged, Request, Result

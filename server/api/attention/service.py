@@ -3,13 +3,12 @@
 from typing import Any, ClassVar
 
 from attention_serving.protos.attention.v1 import attention_pb2 as pb
-from attention_serving.server.api import access
 from attention_serving.server.api.attention import codec, named_tensors
 from attention_serving.server.api.attention.model_codec import describe
 from attention_serving.server.api.codec_threads import CodecThreads
 from attention_serving.server.api.errors import code_of, engine_error_of
 from attention_serving.server.api.inference import Inference
-from attention_serving.server.api.method import Method, of_service
+from attention_serving.server.api.method import Method, find_model, of_service, readable
 from attention_serving.server.api.protobuf_bytes import Parsed, field, leading_text, text_field
 from attention_serving.server.api.tensors import Allowance, Reply
 from attention_serving.server.engine.engine import Engine
@@ -90,10 +89,10 @@ def methods(engine: Engine, threads: CodecThreads) -> dict[str, Method]:
 
     def list_models(_request: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Describes the models that the caller may read, those that failed to load included."""
-        return pb.ListModelsResponse(models=map(describe, access.readable(repository, call)))
+        return pb.ListModelsResponse(models=map(describe, readable(repository, call)))
 
     def get_model(request: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
-        model = access.find(repository.find, call, Right.READ, request.name, request.version)
+        model = find_model(repository.find, call, Right.READ, request.name, request.version)
         return pb.GetModelResponse(model=describe(model))
 
     return {

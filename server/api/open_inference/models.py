@@ -6,7 +6,7 @@ import numpy as np
 
 from attention_serving.artifact.manifest import POSITIONS, TensorSpec
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api import access
+from attention_serving.server.api.method import find_model, readable, require
 from attention_serving.server.api.open_inference import response
 from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.tensors import DATATYPES
@@ -39,7 +39,7 @@ class ModelService:
 
     def metadata(self, request: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
         """Lists the inputs that a request must contain, and the outputs of a request that names none."""
-        model = access.find(self._engine.model, call, Right.READ, request.name, request.version)
+        model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
         versions = [m.version for m in self._engine.repository if m.name == model.name]
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -55,7 +55,7 @@ class ModelService:
         A batch axis belongs to `max_batch_size` and not to the shapes. Texts have no other axis, so that of
         a model that takes text belongs to the shapes.
         """
-        model = access.find(self._engine.model, call, Right.READ, request.name, request.version)
+        model = find_model(self._engine.model, call, Right.READ, request.name, request.version)
         batched = model.text_encoder is None
         config = pb.ModelConfig(
             name=model.name,
@@ -73,16 +73,16 @@ class ModelService:
     def statistics(self, request: pb.ModelStatisticsRequest, call: Call) -> pb.ModelStatisticsResponse:
         """Reports what the models that are ready have done: all of them, or those of a name or version."""
         if request.name:
-            access.require(call, Right.READ, request.name)
+            require(call, Right.READ, request.name)
         models = [
             model
-            for model in access.readable(self._engine.repository, call)
+            for model in readable(self._engine.repository, call)
             if isinstance(model, LoadedModel)
             and request.name in ("", model.name)
             and request.version in ("", model.version)
         ]
         if not models and (request.name or call.identity is None):
-            models = [access.find(self._engine.model, call, Right.READ, request.name, request.version)]
+            models = [find_model(self._engine.model, call, Right.READ, request.name, request.version)]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(model) for model in models])
 
     def index(self, request: pb.RepositoryIndexRequest, call: Call) -> pb.RepositoryIndexResponse:
@@ -94,7 +94,7 @@ class ModelService:
                 pb.RepositoryIndexResponse.ModelIndex(
                     name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
                 )
-                for entry in access.readable(entries, call)
+                for entry in readable(entries, call)
                 if entry.state is ModelState.READY or not request.ready
             ]
         )

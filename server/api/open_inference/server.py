@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server import VERSION
-from attention_serving.server.api import access
+from attention_serving.server.api.method import require
 from attention_serving.server.api.shared_memory import SHARED_MEMORY_IS_OFF, SharedMemory
 from attention_serving.server.engine.engine import Engine
 from attention_serving.server.engine.errors import EngineError, InvalidRequestError, UnsupportedError
@@ -61,7 +61,7 @@ class ServerMethods:
 
     def model_ready(self, request: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         """Replies true for a loaded model, and false for an unknown one, as Triton does."""
-        access.require(call, Right.READ, request.name)
+        require(call, Right.READ, request.name)
         try:
             self._engine.model(request.name, request.version)
         except EngineError:

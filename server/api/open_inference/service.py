@@ -21,10 +21,8 @@ from attention_serving.server.model_control import ModelControl
 from attention_serving.server.security.rights import Right
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-ID, RESPONSE = (
-    pb.ModelInferResponse.ID_FIELD_NUMBER,
-    (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,),
-)
+ID = pb.ModelInferResponse.ID_FIELD_NUMBER
+RESPONSE = (pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER,)
 
 
 class ModelInfer(Inference):

@@ -69,10 +69,7 @@ def test_texts_deadline_and_options_are_copied() -> None:
     assert request.mask is None
 
 
-@given(
-    kind=st.sampled_from(sorted(MASK_KINDS)),
-    flags=st.lists(st.booleans(), max_size=40),
-)
+@given(kind=st.sampled_from(sorted(MASK_KINDS)), flags=st.lists(st.booleans(), max_size=40))
 def test_mask_bits_become_flags_lowest_first(
     kind: "pb.AttentionMask.Kind.ValueType", flags: list[bool]
 ) -> None:

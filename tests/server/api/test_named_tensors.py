@@ -49,10 +49,7 @@ REFUSED = {
     ),
     "several batches": (request(tensors(*np.ones((2, 2, 1, 4), np.float32))), "a tensor of 3 axes"),
     "weights": (request(tensors(), return_weights=True), "return_weights: cannot be combined with inputs"),
-    "query": (
-        request(tensors(), query=attend_request([2]).query),
-        "query: cannot be combined with inputs",
-    ),
+    "query": (request(tensors(), query=attend_request([2]).query), "query: cannot be combined with inputs"),
 }
 TOO_LARGE = {
     "many": (request(tensors(num_tensors=2**32 - 1)), "contains 4294967295 sequences"),

@@ -76,9 +76,7 @@ def test_key_lengths_remove_padding_and_outputs_are_padded_with_zeros(
         spans = {MaskKind.KEYS: mask[:, 0, 0], MaskKind.PAIRS: mask[:, 0], MaskKind.HEADS: mask}
         tensors["attention_mask"] = mask[:, :1] if one_head else spans[kind]
     message = raw_request(
-        cross_model,
-        {**tensors, "key_lengths": np.array(lengths)},
-        ["attention_weights", "context_vectors"],
+        cross_model, {**tensors, "key_lengths": np.array(lengths)}, ["attention_weights", "context_vectors"]
     )
     outputs = answer(cross_model, message)
     assert list(outputs) == ["attention_weights", "context_vectors"]

@@ -168,10 +168,7 @@ def test_a_request_that_does_not_fit_the_model_is_refused_and_names_the_field(
 
 @pytest.mark.parametrize(
     "build",
-    [
-        tensors(query=QUERY[:, :, :0]),
-        tensors(query=QUERY[:0], key_lengths=np.zeros(0, np.int64)),
-    ],
+    [tensors(query=QUERY[:, :, :0]), tensors(query=QUERY[:0], key_lengths=np.zeros(0, np.int64))],
     ids=["no width", "no sequences, with lengths"],
 )
 def test_an_empty_tensor_is_refused(self_model: LoadedModel, build: Message) -> None:

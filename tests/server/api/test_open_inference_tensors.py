@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
-from attention_serving.server.api.open_inference.tensors import (
-    BYTES,
-    CONTENTS,
-    KNOWN_DATATYPES,
-    decode_texts,
-)
+from attention_serving.server.api.open_inference.tensors import BYTES, CONTENTS, KNOWN_DATATYPES, decode_texts
 from attention_serving.server.api.tensors import DTYPES
 from attention_serving.server.engine.errors import InvalidRequestError
 from attention_serving.server.engine.types import Array
@@ -56,9 +51,7 @@ def prepared(build: Callable[[pb.ModelInferRequest], object]) -> pb.ModelInferRe
 
 
 @given(tensors=st.lists(named_tensors, min_size=1, max_size=3))
-def test_raw_entries_are_matched_by_position_and_not_copied(
-    tensors: list[tuple[str, Array]],
-) -> None:
+def test_raw_entries_are_matched_by_position_and_not_copied(tensors: list[tuple[str, Array]]) -> None:
     message = pb.ModelInferRequest()
     for index, (datatype, array) in enumerate(tensors):
         message.inputs.add(name=f"in{index}", datatype=datatype, shape=array.shape)

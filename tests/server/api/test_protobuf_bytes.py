@@ -165,11 +165,7 @@ def test_malformed_messages_are_refused_as_the_library_refuses_them(data: bytes)
 
 
 BOUNDS = (20, 50)
-WITHIN = {
-    "fields": b"\x08\x01" * 20,
-    "rest": b"\x0a\x30" + bytes(48),
-    "contents": b"\x3a\x7f" + bytes(127),
-}
+WITHIN = {"fields": b"\x08\x01" * 20, "rest": b"\x0a\x30" + bytes(48), "contents": b"\x3a\x7f" + bytes(127)}
 BEYOND = {
     "fields": (b"\x08\x01" * 21, "message: has more than 20 fields, which is the limit"),
     "empty inputs": (b"\x2a\x00" * 21, "message: has more than 20 fields, which is the limit"),

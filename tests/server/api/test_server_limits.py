@@ -116,13 +116,7 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
-@pytest.mark.parametrize(
-    "host",
-    [
-        "::1",
-        "[::1]",
-    ],
-)
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_a_server_listens_on_ipv6(host: str) -> None:
     server = RpcServer(dataclasses.replace(OPTIONS, host=host), Metrics())
     try:

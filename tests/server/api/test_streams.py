@@ -76,9 +76,7 @@ def test_replies_keep_the_order_of_requests_that_finish_out_of_order(self_model:
     assert [(run.sequences, run.tokens) for run in served.engine.recorder.runs] == [(1, 1), (2, 2), (1, 99)]
 
 
-def test_the_window_limits_requests_that_are_being_computed(
-    self_model: LoadedModel,
-) -> None:
+def test_the_window_limits_requests_that_are_being_computed(self_model: LoadedModel) -> None:
     with Served.held(self_model, stream_window=WINDOW) as served:
         names = [str(number) for number in range(3 * WINDOW)]
         sent = Sent([of(name, [2]) for name in names])
@@ -92,9 +90,7 @@ def test_the_window_limits_requests_that_are_being_computed(
         assert ids(answers) == names
 
 
-def test_the_window_limits_requests_whose_replies_are_not_read(
-    self_model: LoadedModel,
-) -> None:
+def test_the_window_limits_requests_whose_replies_are_not_read(self_model: LoadedModel) -> None:
     with Served(self_model, stream_window=WINDOW) as served:
         names = [str(number) for number in range(3 * WINDOW)]
         sent = Sent([of(name, [LARGE], large=True) for name in names])

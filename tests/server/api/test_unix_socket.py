@@ -43,8 +43,7 @@ class Serving:
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self.server = RpcServer(
-            dataclasses.replace(OPTIONS, unix_socket=path, max_concurrent_calls=CALLS),
-            Calls(),
+            dataclasses.replace(OPTIONS, unix_socket=path, max_concurrent_calls=CALLS), Calls()
         )
         self.targets = [f"unix:{path}", f"{OPTIONS.host}:{self.server.bind()}"]
         self.server.start(engine)
@@ -86,10 +85,7 @@ def test_the_file_is_there_while_the_server_listens(serving: Serving, path: Path
 
 
 def test_a_second_server_is_refused_and_the_first_goes_on(serving: Serving, path: Path) -> None:
-    second = RpcServer(
-        dataclasses.replace(OPTIONS, unix_socket=path, max_concurrent_calls=CALLS),
-        Calls(),
-    )
+    second = RpcServer(dataclasses.replace(OPTIONS, unix_socket=path, max_concurrent_calls=CALLS), Calls())
     with pytest.raises(BindError, match=f"{path}: another process listens on it"):
         second.bind()
     second.stop(0)
