@@ -106,10 +106,8 @@ def test_a_coroutine_gets_the_error_of_its_request(self_model: LoadedModel) -> N
     request = validated_of(tapped(self_model, fail), [(2, 2)])
     with pytest.raises(RunFailedError):
         coroutines.run(engine.run(request, engine.budget.reserve(0)))
-    with pytest.raises(RunFailedError):
-        submitted(engine, tapped(self_model, fail), request_of(self_model, [(2, 2)])).result(PATIENCE_SECONDS)
     engine.close()
-    assert recorder.failed == [(SELF, "INTERNAL")] * 2
+    assert recorder.failed == [(SELF, "INTERNAL")]
 
 
 def test_a_refusal_is_raised_and_reported_with_the_model(self_model: LoadedModel) -> None:
@@ -160,18 +158,6 @@ def test_a_deadline_that_passes_after_the_result_changes_nothing(held: Held) -> 
     held.engine.expire(held.first.request)
     assert isinstance(result, Result)
     assert (held.recorder.failed, held.recorder.stages) == ([], [])
-
-
-def test_a_future_that_is_cancelled_withdraws_its_request(held: Held) -> None:
-    futures = [
-        submitted(held.engine, held.model, request_of(held.model, [(2, 2)], seed=seed)) for seed in range(2)
-    ]
-    assert futures[0].cancel()
-    assert held.engine.load().queued_sequences == 1
-    assert held.recorder.failed == [(SELF, "CANCELLED")]
-    held.gate.open()
-    assert_answers(validated_of(held.model, [(2, 2)], seed=1), futures[1].result(PATIENCE_SECONDS))
-    assert not futures[1].cancel()
 
 
 def test_whoever_waits_may_submit_and_withdraw_when_told(held: Held) -> None:

@@ -78,29 +78,19 @@ def test_threads_survive_an_arena_that_cannot_be_trimmed(
     assert_still_runs(engine, self_model)
 
 
+@pytest.mark.parametrize("inline", [False, True], ids=["on a thread", "inline"])
 def test_a_batch_that_cannot_be_planned_fails_its_requests(
-    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, inline: bool
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(queues, "Batch", broken)
         for _ in range(3):
             request = validated_of(self_model, [(2, 2)])
-            engine.submit(request)
+            engine.submit(request, wake=not inline)
+            if inline:
+                assert not engine.run_inline(1.0)
             with pytest.raises(RunFailedError):
                 outcome(request)
-    assert_still_runs(engine, self_model)
-
-
-def test_a_batch_that_cannot_be_planned_inline_fails_its_requests(
-    self_model: LoadedModel, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(queues, "Batch", broken)
-        request = validated_of(self_model, [(2, 2)])
-        engine.submit(request, wake=False)
-        assert not engine.run_inline(1.0)
-        with pytest.raises(RunFailedError):
-            outcome(request)
     assert_still_runs(engine, self_model)
 
 

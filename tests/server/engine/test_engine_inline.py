@@ -69,6 +69,7 @@ def test_a_batch_runs_on_the_callers_thread(self_model: LoadedModel, engine: Eng
     assert not request.is_done
     assert engine.run_inline(ANY_RUN)
     assert request.outcome is not None
+    assert not engine.run_inline(ANY_RUN)
     assert threads.names == [HERE]
     assert_answers(request, outcome(request))
 
@@ -90,16 +91,6 @@ def test_a_batch_that_is_expected_to_be_long_is_handed_to_a_thread(
     for request in requests:
         assert_answers(request, outcome(request))
     assert threads.names == [thread]
-
-
-def test_nothing_runs_if_the_queue_is_empty(engine: Engine) -> None:
-    assert not engine.run_inline(ANY_RUN)
-
-
-def test_a_batch_runs_once(self_model: LoadedModel, engine: Engine) -> None:
-    engine.submit(validated_of(self_model, [(3, 3)]), wake=False)
-    assert engine.run_inline(ANY_RUN)
-    assert not engine.run_inline(ANY_RUN)
 
 
 def test_a_request_runs_after_the_run_that_occupies_the_only_slot(
@@ -195,23 +186,20 @@ def test_closing_runs_requests_that_were_not_run_inline(self_model: LoadedModel)
     assert_answers(request, outcome(request))
 
 
-def test_an_expired_request_fails_inline_without_running(self_model: LoadedModel, engine: Engine) -> None:
+@pytest.mark.parametrize("behind", [0, 1], ids=["alone", "before another"])
+def test_an_expired_request_fails_inline_without_running(
+    self_model: LoadedModel, engine: Engine, behind: int
+) -> None:
     threads = Threads()
-    request = validated_of(tapped(self_model, threads), [(2, 2)], deadline=time.monotonic())
-    engine.submit(request, wake=False)
-    assert not engine.run_inline(ANY_RUN)
-    assert isinstance(request.outcome, DeadlineExceededError)
-    assert threads.names == []
-
-
-def test_a_request_behind_an_expired_one_runs_inline(self_model: LoadedModel, engine: Engine) -> None:
-    expired = validated_of(self_model, [(2, 2)], deadline=time.monotonic())
-    kept = validated_of(self_model, [(2, 2)], seed=1)
-    for request in (expired, kept):
+    expired = validated_of(tapped(self_model, threads), [(2, 2)], deadline=time.monotonic())
+    kept = [validated_of(self_model, [(2, 2)], seed=1) for _ in range(behind)]
+    for request in (expired, *kept):
         engine.submit(request, wake=False)
-    assert engine.run_inline(ANY_RUN)
+    assert engine.run_inline(ANY_RUN) == bool(behind)
     assert isinstance(expired.outcome, DeadlineExceededError)
-    assert_answers(kept, outcome(kept))
+    assert threads.names == []
+    for request in kept:
+        assert_answers(request, outcome(request))
 
 
 @pytest.fixture

@@ -95,17 +95,3 @@ def test_a_run_beside_another_is_inline_only_if_it_is_short(
     assert (threads.names == [threading.current_thread().name]) == is_here
     gate.open()
     assert_answers(held, outcome(held))
-
-
-def test_a_caller_runs_inline_beside_a_run_of_a_thread(self_model: LoadedModel, engine: Engine) -> None:
-    gate, threads = Gate(), Threads()
-    held = validated_of(tapped(self_model, gate), [(2, 2)])
-    engine.submit(held)
-    assert gate.entered.wait(PATIENCE_SECONDS)
-    beside = validated_of(tapped(self_model, threads), [(3, 3)])
-    engine.submit(beside, wake=False)
-    assert engine.run_inline(math.inf)
-    assert threads.names == [threading.current_thread().name]
-    assert_answers(beside, outcome(beside))
-    gate.open()
-    assert_answers(held, outcome(held))

@@ -1,5 +1,6 @@
 """Invalid requests: the field and the message of each refusal."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -160,10 +161,36 @@ def test_a_refusal_of_text_names_the_text(limits: Limits, text_model: LoadedMode
     assert caught.value.field == "text"
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [Limits(max_sequence_length=4, max_sequences=2, max_result_bytes=128)],
-    ids=["each limit reached"],
-)
-def test_a_request_at_a_limit_is_accepted(limits: Limits, cross_model: LoadedModel) -> None:
+def test_a_request_at_each_limit_is_accepted(cross_model: LoadedModel) -> None:
+    limits = Limits(max_sequence_length=4, max_sequences=2, max_result_bytes=128)
     assert len(validate(weighted(cross_model), cross_model, limits).sequences) == len(LENGTHS)
+
+
+def bounded(model: LoadedModel, **max_lengths: int) -> LoadedModel:
+    """The same model, which states its largest lengths."""
+    manifest = model.manifest.model_copy(update={"max_lengths": max_lengths})
+    return dataclasses.replace(model, manifest=manifest)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ((5, 6), "query: a sequence has 5 rows; this model takes at most 4"),
+        ((4, 7), "key: a sequence has 7 rows; this model takes at most 6"),
+    ],
+    ids=["query", "key"],
+)
+def test_a_sequence_beyond_the_largest_length_of_its_model_is_refused(
+    cross_model: LoadedModel, lengths: tuple[int, int], message: str
+) -> None:
+    model = bounded(cross_model, query_length=4, key_length=6)
+    validate(request_of(model, [(4, 6), (1, 1)]), model, Limits())
+    error = refusal(model, request_of(model, [(1, 1), lengths]), Limits())
+    assert (error.reason, error.message) == ("LIMIT_EXCEEDED", message)
+
+
+def test_a_text_beyond_the_largest_length_of_its_model_is_refused(text_model: LoadedModel) -> None:
+    model = bounded(text_model, query_length=2)
+    error = refusal(model, Request(texts=("eat dessert first",)), Limits())
+    assert (error.field, error.reason) == ("text", "LIMIT_EXCEEDED")
+    assert "text 0 has 3 or more tokens" in error.message

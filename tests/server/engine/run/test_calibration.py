@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from attention_serving.artifact.manifest import GraphKind
+from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind
 from attention_serving.server.engine.limits import Limits
 from attention_serving.server.engine.model import LoadedModel
 from attention_serving.server.engine.run.calibration import calibrated
@@ -53,6 +53,20 @@ def test_each_graph_is_timed_at_the_sizes_that_its_cost_is_fitted_to(
     calibrated(dataclasses.replace(cross_model, sessions=sessions))
     assert seen <= expected | {(1, 1)}  # which the trimming of the arena runs
     assert min(expected) in seen
+
+
+@pytest.mark.parametrize("kind", ATTENTION_GRAPHS)
+def test_no_sequence_is_longer_than_the_model_takes(cross_model: LoadedModel, kind: GraphKind) -> None:
+    max_lengths = {"query_length": 20, "key_length": 30}
+    manifest = cross_model.manifest.model_copy(update={"max_lengths": max_lengths})
+    seen: set[int] = set()
+
+    def tap(inputs: dict[str, Array]) -> None:
+        seen.update((inputs["query"].shape[1], inputs["key"].shape[1]))
+
+    sessions = {**cross_model.sessions, kind: tapped(cross_model, tap).sessions[kind]}
+    calibrated(dataclasses.replace(cross_model, manifest=manifest, sessions=sessions))
+    assert max(seen) == 20
 
 
 def test_a_calibrated_model_is_the_same_otherwise(self_model: LoadedModel) -> None:
