@@ -79,15 +79,15 @@ class ReadTogether(Reservation):
     together: threading.Barrier
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
         size = self.kept
         if threading.current_thread() is not threading.main_thread():
             with suppress(threading.BrokenBarrierError):
                 self.together.wait(0.1)
         return size
 
-    @_size.setter
-    def _size(self, size: int) -> None:
+    @size.setter
+    def size(self, size: int) -> None:
         self.kept = size
 
 
