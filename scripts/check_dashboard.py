@@ -3,10 +3,10 @@
 `python -m scripts.check_dashboard --repository model_repository` serves the models twice, by one process and
 by two workers, lets Prometheus scrape them while requests of every kind arrive, and then evaluates every
 query of the dashboard and every rule. It ends with status 1 if one of them fails or returns nothing.
-`--picture FILE` draws the panels from the same data.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from scripts.dashboard.load import mixed_load
-from scripts.dashboard.panels import panels
-from scripts.dashboard.picture import draw
-from scripts.dashboard.programs import ProgramNotFoundError
-from scripts.dashboard.prometheus import Prometheus, scraping
-from scripts.local_server import ServerProcess, serving
+from scripts.local_server import ROOT, ServerProcess, serving
+from scripts.mixed_load import mixed_load
+from scripts.prometheus import ProgramNotFoundError, Prometheus, scraping
 
-INTERVAL_SECONDS, RATE_INTERVAL = 1, "10s"
+DASHBOARD = ROOT / "deploy/dashboards/grafana/attention.json"
+# Values of the dashboard's variables: everything, and a short window of rates.
+VARIABLES = {"$job": ".*", "$instance": ".*", "$model": ".*", "$__rate_interval": "10s"}
+INTERVAL_SECONDS = 1
 DAMAGED = "damaged-model"
 # A small limit, so that it is reached, and a short period, so that every model is replayed.
 OPTIONS = ("--max-concurrent-calls=24", "--canary-seconds=10")
@@ -56,10 +56,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Checks the dashboard and the rules under a real load.")
     parser.add_argument("--repository", type=Path, required=True, help="models to serve; it is not changed")
     parser.add_argument("--seconds", type=float, default=120, help="how long the load lasts, in seconds")
-    parser.add_argument("--picture", type=Path, help="file to draw the panels into")
     arguments = parser.parse_args()
     try:
-        findings = check(arguments.repository, arguments.seconds, arguments.picture)
+        findings = check(arguments.repository, arguments.seconds)
     except ProgramNotFoundError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -70,20 +69,17 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def check(repository: Path, seconds: float, picture: Path | None = None) -> list[Finding]:
+def check(repository: Path, seconds: float) -> list[Finding]:
     """Serves, sends a load, and evaluates everything.
 
     Args:
         repository: The models. A copy of them is served.
         seconds: How long the load lasts.
-        picture: Where to draw the panels; None for nowhere.
 
     Raises:
         ProgramNotFoundError: Prometheus is not installed.
     """
     with _measured(repository, seconds) as (prometheus, start, end):
-        if picture is not None:
-            draw(prometheus, start, end, RATE_INTERVAL, picture)
         return [*_panels(prometheus, start, end), *_rules(prometheus)]
 
 
@@ -122,19 +118,28 @@ def _kill_a_worker(server: ServerProcess) -> None:
     os.kill(int(pids[-1]), signal.SIGKILL)
 
 
+def queries() -> list[tuple[str, str]]:
+    """The panel's title and the expression for Prometheus of every query of the dashboard."""
+    found = []
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"]
+            for variable, value in VARIABLES.items():
+                expression = expression.replace(variable, value)
+            found.append((panel["title"], expression))
+    return found
+
+
 def _panels(prometheus: Prometheus, start: float, end: float) -> Iterator[Finding]:
     """Evaluates every query of the dashboard."""
-    for panel in panels():
-        for query in panel.queries:
-            expression = query.expanded(RATE_INTERVAL)
-            try:
-                found = prometheus.query_range(expression, start, end, INTERVAL_SECONDS)
-            except RuntimeError as error:
-                yield Finding(panel.title, expression, str(error))
-                continue
-            values = [value for series in found for _, value in series.points if isfinite(value)]
-            problem = "" if values or _is_conditional(expression) else "returns nothing"
-            yield Finding(panel.title, expression, problem)
+    for title, expression in queries():
+        try:
+            values = prometheus.values(expression, start, end, INTERVAL_SECONDS)
+        except RuntimeError as error:
+            yield Finding(title, expression, str(error))
+            continue
+        problem = "" if any(map(isfinite, values)) or _is_conditional(expression) else "returns nothing"
+        yield Finding(title, expression, problem)
 
 
 def _rules(prometheus: Prometheus) -> Iterator[Finding]:
@@ -142,7 +147,7 @@ def _rules(prometheus: Prometheus) -> Iterator[Finding]:
 
     An alert that does not fire returns nothing: all metrics that it reads must exist.
     """
-    existing = {series.labels["__name__"] for series in prometheus.query('{__name__!=""}')}
+    existing = prometheus.names()
     for rule in prometheus.rules():
         problem = rule.get("lastError", "") or ("" if rule["health"] == "ok" else f"is {rule['health']}")
         read = {name for name in METRIC.findall(rule["query"]) if not _is_conditional(name)}

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from attention_serving.server.observe.metrics import SECONDS
-from scripts.dashboard.panels import DASHBOARD, panels
-from scripts.dashboard.prometheus import CONFIGURATION
+from scripts.check_dashboard import DASHBOARD, queries
 from scripts.operations_tables import metrics
+from scripts.prometheus import CONFIGURATION
 
 FOLDER = CONFIGURATION.parent
 RULES = sorted((FOLDER / "rules").glob("*.yml"))
@@ -32,8 +32,8 @@ def rules() -> list[dict[str, Any]]:
 
 def expressions() -> list[str]:
     """Every query of the dashboard and of the rules, without labels."""
-    queries = [query.expanded("1m") for panel in panels() for query in panel.queries]
-    return [LABELS.sub("", each) for each in (*queries, *(rule["expr"] for rule in rules()))]
+    found = (*(expression for _, expression in queries()), *(rule["expr"] for rule in rules()))
+    return [LABELS.sub("", each) for each in found]
 
 
 def run(promtool: str, *arguments: str | Path) -> str:

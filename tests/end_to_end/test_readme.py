@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from scripts.export_demo_models import export_demo_models
 from scripts.local_server import ROOT, ServerProcess, serving
-from tests.support.artifacts import link_tree
+from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 from tests.support.eager import assert_parity
 
 DOCUMENTS = (
@@ -85,14 +86,14 @@ def test_command(server: ServerProcess, tmp_path: Path, command: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_blocks_of_readme_work_in_their_order(repository: Path, tmp_path: Path) -> None:
+def test_the_blocks_of_readme_work_in_their_order(tmp_path: Path) -> None:
     """As a new user pastes them, after `make demo` and beside the server of the second shell."""
     for entry in ROOT.iterdir():
         if entry.name not in (REPOSITORY, "build", ".git"):
             (tmp_path / entry.name).symlink_to(entry)
+    (demo,) = cached_repositories(ModelSet("demo", [export_demo_models]))
     models = tmp_path / REPOSITORY
-    for name in ("multi-head-768x12", "sentence-self-attention"):
-        link_tree(repository / name, models / name)
+    link_tree(demo, models)
     found = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(found) > 8
     options = ("--model-control=poll", "--repository-poll-seconds=1")

@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from scripts.dashboard.programs import VARIABLES, ProgramNotFoundError, find_program
+from scripts.prometheus import VARIABLES, ProgramNotFoundError, find_program
 
 
 def required(name: str) -> str:

@@ -1,6 +1,8 @@
-"""A real Prometheus on loopback, with the configuration of deploy/dashboards."""
+"""A real Prometheus on loopback, with the configuration of deploy/dashboards, and how its programs are found."""
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import time
@@ -8,34 +10,37 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import yaml
 
-from scripts.dashboard.programs import find_program
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CONFIGURATION = ROOT / "deploy/dashboards/prometheus/prometheus.yml"
+# The environment variable that names each program, if it is not on PATH.
+VARIABLES = {"prometheus": "PROMETHEUS", "promtool": "PROMTOOL"}
 START_SECONDS = 60
 HOST = "127.0.0.1"
-# Times in seconds since 1970, and values.
-Points = list[tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Series:
-    """One series of a result.
+class ProgramNotFoundError(Exception):
+    """A program of Prometheus is not installed."""
 
-    Attributes:
-        labels: Its labels.
-        points: Its times and values.
+
+def find_program(name: str) -> str:
+    """The path of `prometheus` or `promtool`.
+
+    Raises:
+        ProgramNotFoundError: It is neither on PATH nor where its environment variable says.
     """
-
-    labels: dict[str, str]
-    points: Points
+    given = os.environ.get(VARIABLES[name])
+    found = shutil.which(given or name)
+    if found is None:
+        variable = VARIABLES[name]
+        where = f"{variable}={given} is not a program" if given else f"set {variable} to its path"
+        raise ProgramNotFoundError(f"{name} is not installed, or not on PATH: {where}")
+    return found
 
 
 class Prometheus:
@@ -44,31 +49,22 @@ class Prometheus:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def query(self, expression: str) -> list[Series]:
-        """The value of an expression now.
+    def names(self) -> set[str]:
+        """The names of all metrics that exist now."""
+        return set(self._get("label/__name__/values"))
 
-        Raises:
-            RuntimeError: The expression is not valid.
-        """
-        found = self._get("query", query=expression)["result"]
-        return [Series(each["metric"], [_point(each["value"])]) for each in found]
-
-    def query_range(self, expression: str, start: float, end: float, step: float) -> list[Series]:
-        """The values of an expression from one time to another, every so many seconds.
+    def values(self, expression: str, start: float, end: float, step: float) -> list[float]:
+        """The values of an expression from one time to another, every so many seconds, of all its series.
 
         Raises:
             RuntimeError: The expression is not valid.
         """
         found = self._get("query_range", query=expression, start=start, end=end, step=step)["result"]
-        return [Series(each["metric"], [_point(point) for point in each["values"]]) for each in found]
+        return [float(value) for series in found for _, value in series["values"]]
 
     def rules(self) -> list[dict[str, Any]]:
         """Every rule, with the health and the last error of its evaluation."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
-
-    def healthy_targets(self) -> int:
-        """How many servers have answered the last scrape."""
-        return sum(target["health"] == "up" for target in self._get("targets")["activeTargets"])
 
     def is_ready(self) -> bool:
         """Whether it answers queries."""
@@ -144,7 +140,3 @@ def _free_port() -> int:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def _point(point: Sequence[Any]) -> tuple[float, float]:
-    return float(point[0]), float(point[1])

@@ -1,1 +1,0 @@
-"""The dashboard and the rules of deploy/dashboards, against a real Prometheus."""
