@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, with the configuration of deploy/dashboards, and how its programs are found."""
+"""A real Prometheus on loopback, with the configuration of deploy/dashboards, and where its programs are."""
 
 import json
 import os
