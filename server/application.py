@@ -14,8 +14,7 @@ from attention_serving.server.engine.run import cuda
 from attention_serving.server.engine.run.provider import Provider, ProviderError
 from attention_serving.server.errors import DeviceError
 from attention_serving.server.grpc_server import RpcServer
-from attention_serving.server.http.child import HttpProcess, http_process
-from attention_serving.server.http.options import needs_private_sockets
+from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
 from attention_serving.server.machine import temporary_folder
 from attention_serving.server.model_control import (
     initial_models,

@@ -19,8 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from attention_serving.server import machine
 from attention_serving.server.addresses import reserve
 from attention_serving.server.errors import WorkerError
-from attention_serving.server.http.child import HttpProcess, http_process
-from attention_serving.server.http.options import needs_private_sockets
+from attention_serving.server.http.child import HttpProcess, http_process, needs_private_sockets
 from attention_serving.server.observe.prometheus import (
     FOLDER_VARIABLE,
     NO_VALUE,

@@ -3,13 +3,12 @@
 Requests become messages of protos/inference/open_inference.proto, and replies become JSON and binary tensors.
 Models, limits, rights and metrics are those of the gRPC server.
 
-app.py                the routes as a Starlette router; errors as answers; the pages
-routes.py             the table of all routes; openapi.py: its description
-infer.py, tensors.py  bodies of inference as messages, and replies as bodies; elements of tensors as JSON
-embeddings.py         OpenAI's endpoints
-schemas.py            pydantic models of JSON bodies, and JSON of messages
-exchange.py           one request: its body within limits of size, memory and time, and its answer
-backend.py            what requests share: the channels to the gRPC server, memory, places
-server.py             uvicorn, with limits of time and number
-options.py, child.py  where the gRPC server is; the process beside a server, which is replaced if it ends
+app.py         the routes as a Starlette router; errors as answers; the pages
+routes.py      the table of all routes; openapi.py: its description
+infer.py       bodies of inference as messages, and replies as bodies
+embeddings.py  OpenAI's endpoints
+schemas.py     pydantic models of JSON bodies, and JSON of messages
+exchange.py    one request: its body, call and answer; what requests share: the gRPC server, memory, places
+server.py      uvicorn, with limits of time and number; the program of the process beside a server
+child.py       this process as the server sees it, and where it finds the gRPC server
 """

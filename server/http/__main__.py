@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from attention_serving.server.addresses import listen
 from attention_serving.server.command_line import shown_default
 from attention_serving.server.errors import ServerError
-from attention_serving.server.http.options import MAX_CONNECTIONS, HttpOptions
+from attention_serving.server.http.child import MAX_CONNECTIONS, HttpOptions
 from attention_serving.server.http.server import serve
 from attention_serving.server.observe import logs
 from attention_serving.server.settings import Settings

@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from attention_serving.server.engine.errors import EngineError
 from attention_serving.server.http import embeddings
-from attention_serving.server.http.backend import Service, refusal
-from attention_serving.server.http.exchange import Exchange, Reply
+from attention_serving.server.http.exchange import Exchange, Reply, Service, refusal
 from attention_serving.server.http.openapi import document
 from attention_serving.server.http.routes import ROUTES, Handler
 from attention_serving.server.http.schemas import to_json

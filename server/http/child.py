@@ -1,25 +1,75 @@
-"""The HTTP process: as its parent sees it, which is a server or the supervisor of several, and its program.
+"""The HTTP process, as its parent sees it: a server, or the supervisor of several.
 
-The program, `python -m server.http.child DESCRIPTOR`, receives its options and the descriptors of its
-sockets. Then its event loop answers pings, until a message asks it to stop. The end of the pipe does so too:
-it does not outlive the server.
+The process runs `server.http.server`. It receives its options and the descriptors of its sockets, answers
+pings, and drains when it is asked to, or when its parent has ended: it does not outlive the server.
 """
 
-import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from attention_serving.server.addresses import listen
-from attention_serving.server.http.options import HttpOptions, options_of
-from attention_serving.server.observe import logs
+from attention_serving.server.addresses import address_of, listen
 from attention_serving.server.settings import Settings
-from attention_serving.server.supervision import Child, run_child
+from attention_serving.server.supervision import Child
 
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - addresses to replace
+# Connections to each worker. The system distributes them at random, so that a few more find all workers.
+CONNECTIONS_PER_WORKER, MAX_CONNECTIONS = 4, 1024
 # How long requests whose bodies are on their way may still reach the gRPC server before that drains too.
 ARRIVING_SECONDS = 1.0
 # How long the process may take to send its answers once the gRPC server has stopped.
 EXIT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """What the HTTP process does.
+
+    Attributes:
+        settings: Settings of the server, or the same for a process of its own.
+        target: The gRPC server: HOST:PORT or unix:PATH.
+        private_sockets: In place of the target, a Unix domain socket of each of its processes, which only
+            this user can connect to. What is said about the clients is believed on these only.
+        connections: Connections to the target: one is enough for one process, workers share many.
+        authorize: Whether to ask the gRPC server who may call before a large body is read.
+    """
+
+    settings: Settings
+    target: str
+    private_sockets: tuple[str, ...] = ()
+    connections: int = 1
+    authorize: bool = False
+
+
+def needs_private_sockets(settings: Settings) -> bool:
+    """Whether the HTTP process reaches the gRPC server through sockets of its own.
+
+    With TLS, it would otherwise need a certificate that the authorities of the clients have signed. With TLS
+    or identities, the server could not tell its calls, which name the client that they are for, from others.
+    """
+    return settings.http_port is not None and (settings.tls_files is not None or settings.has_identities)
+
+
+def options_of(settings: Settings, port: int, private_sockets: Sequence[Path] = ()) -> HttpOptions:
+    """The options of the HTTP process beside a server with the given settings.
+
+    Args:
+        settings: Settings of the server.
+        port: The port on which it listens for gRPC.
+        private_sockets: The socket of each of its processes, if `needs_private_sockets`.
+    """
+    host = settings.host.strip("[]")
+    target = address_of(LOOPBACK.get(host, host), port)
+    if settings.unix_socket is not None:
+        target = f"unix:{settings.unix_socket.absolute()}"
+    shares_port = settings.workers > 1 and not private_sockets
+    return HttpOptions(
+        settings=settings,
+        target=target,
+        private_sockets=tuple(f"unix:{path}" for path in private_sockets),
+        connections=min(MAX_CONNECTIONS, CONNECTIONS_PER_WORKER * settings.workers) if shares_port else 1,
+        authorize=settings.has_identities,
+    )
 
 
 class HttpProcess(Child):
@@ -45,7 +95,7 @@ class HttpProcess(Child):
         descriptors = [each.fileno() for each in self._sockets]
         super().__init__(
             "http process",
-            "attention_serving.server.http.child",
+            "attention_serving.server.http.server",
             (options, descriptors),
             settings.worker_timeout_seconds,
             descriptors=descriptors,
@@ -78,16 +128,3 @@ def http_process(settings: Settings, port: int, private_sockets: Sequence[Path])
         BindError: The address is in use, or does not belong to this machine.
     """
     return None if settings.http_port is None else HttpProcess(options_of(settings, port, private_sockets))
-
-
-def _serve(connection: Any, assignment: tuple[HttpOptions, list[int]]) -> None:
-    # The parent needs neither uvicorn nor gRPC.
-    from attention_serving.server.http.server import serve  # noqa: PLC0415
-
-    options, descriptors = assignment
-    logs.configure(options.settings.log_level, options.settings.log_format, process="http")
-    serve(options, [socket.socket(fileno=each) for each in descriptors], connection)
-
-
-if __name__ == "__main__":
-    run_child(_serve)

@@ -5,11 +5,10 @@ Source of the form: the reference of OpenAI's embeddings endpoint.
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -33,15 +32,10 @@ NO_ENCODER = "is not a text encoder"
 JSON_BYTES_PER_NUMBER = 16
 # The members that fields of the message are made of.
 MEMBERS = {"text": INPUT, "token_ids": INPUT, "embedding": "model"}
-CODES = {
-    HTTPStatus.NOT_FOUND: "model_not_found",
-    HTTPStatus.UNAUTHORIZED: "invalid_api_key",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_exceeded",
-}
+CODES = {404: "model_not_found", 401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 
-@dataclass(frozen=True)
-class Decoded:
+class Decoded(NamedTuple):
     """A decoded request.
 
     Attributes:
@@ -85,12 +79,11 @@ async def models(exchange: Exchange) -> Reply:
     names = {model.name for model in found if model.HasField("text_encoder") and model.state == ready}
     name = exchange.parameters.get("model")
     if name is None:
-        listed = {"object": "list", "data": [_encoder(each) for each in sorted(names)]}
-        return Reply([orjson.dumps(listed)])
+        return _json({"object": "list", "data": [_encoder(each) for each in sorted(names)]})
     if name not in names:
         message = f"model: {name[:100]!r} {NO_ENCODER} that is ready; GET /v1/models lists them"
-        raise HTTPException(HTTPStatus.NOT_FOUND, message)
-    return Reply([orjson.dumps(_encoder(name))])
+        raise HTTPException(404, message)
+    return _json(_encoder(name))
 
 
 async def list_models(exchange: Exchange) -> Sequence[pb.Model]:
@@ -144,18 +137,16 @@ def _encode(reply: bytes, request: Decoded, reservation: Reservation) -> Reply:
     rows = np.frombuffer(vectors.data, np.dtype("<f4")).reshape(-1, vectors.width)
     reservation.add(rows.size * JSON_BYTES_PER_NUMBER)
     count = request.token_count or sum(message.token_counts)
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": base64.b64encode(row.tobytes()).decode() if request.is_base64 else row,
-        }
-        for index, row in enumerate(rows)
-    ]
+    shown = [base64.b64encode(row.tobytes()).decode() for row in rows] if request.is_base64 else rows
+    data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(shown)]
     usage = {"prompt_tokens": count, "total_tokens": count}
     document: dict[str, Any] = {"object": "list", "data": data, "model": request.model, "usage": usage}
     if message.truncated:
         document["truncated"] = list(message.truncated)
+    return _json(document)
+
+
+def _json(document: Any) -> Reply:
     return Reply([orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)])
 
 
@@ -166,13 +157,11 @@ def _encoder(name: str) -> dict[str, Any]:
 
 def error_json(error: HTTPException) -> dict[str, Any]:
     """An error as OpenAI's clients read it. `param` is the member that its message begins with."""
-    status, message = error.status_code, error.detail
-    is_request = status < HTTPStatus.INTERNAL_SERVER_ERROR
-    kind = "invalid_request_error" if is_request else "server_error"
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        kind = "rate_limit_error"
+    code, message = CODES.get(error.status_code), error.detail
+    if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
     name = message.partition(":")[0]
     name = MEMBERS.get(name, name)
-    member = name if is_request and name in EmbeddingRequest.model_fields else None
-    code = CODES.get(HTTPStatus(status)) if status in set(HTTPStatus) else None
+    member = name if name in EmbeddingRequest.model_fields else None
+    kind = "rate_limit_error" if code == "rate_limit_exceeded" else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": member, "code": code}}

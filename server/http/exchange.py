@@ -1,22 +1,33 @@
-"""One request and its answer: the body within limits of size, memory and time; metadata; what is sent."""
+"""One request and its answer; and what all requests share: the gRPC server, memory and places.
+
+Of a request, here are its body, within limits of size, memory and time, its call, and what is sent.
+"""
 
 import asyncio
+import hashlib
+import math
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from http import HTTPStatus
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
+import grpc
+from google.protobuf.message import DecodeError
+from google.protobuf.wrappers_pb2 import StringValue
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from attention_serving.server.engine.budget import Reservation
-from attention_serving.server.engine.errors import InvalidRequestError, OverloadedError
+from attention_serving.server.engine.budget import MemoryBudget, Reservation
+from attention_serving.server.engine.errors import EngineError, InvalidRequestError, OverloadedError
 from attention_serving.server.http import schemas
-from attention_serving.server.http.backend import TIMEOUT_SECONDS, Metadata, Service
+from attention_serving.server.http.child import HttpOptions
+from attention_serving.server.observe.logs import Recorder
 from attention_serving.server.observe.records import PARENT, REQUEST_ID, STATE
 from attention_serving.server.security import peers
 from attention_serving.server.transport.options import METADATA_BYTES
@@ -42,13 +53,211 @@ FORWARDED = (b"authorization", PARENT.encode(), STATE.encode())
 MAX_FORWARDED_BYTES = METADATA_BYTES - 512
 # What a header counts for beside its name and value. Source: RFC 9113, section 6.5.2.
 HEADER_BYTES = 32
+Metadata = Sequence[tuple[str, str | bytes]]
+READY = grpc.ChannelConnectivity.READY
+OPTIONS = (
+    # Sizes are limited by this process and by the gRPC server.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Each channel is a connection of its own, so that several reach several workers.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A proxy of the environment is not between two processes of one service.
+    ("grpc.enable_http_proxy", 0),
+    # A stopped process of the server is noticed: its calls end, and it gets no more. The server allows a ping
+    # every 10 s. gRPC's core waits a minute for the answer to a ping, whatever the timeout of keepalive is.
+    ("grpc.keepalive_time_ms", 11_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A server that starts again is found within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+# gRPC codes, by the status that clients of HTTP know for the same. Source: google/rpc/code.proto.
+STATUSES = {
+    **dict.fromkeys(("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"), 400),
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    **dict.fromkeys(("ABORTED", "ALREADY_EXISTS"), 409),
+    "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+# An approval is cached for this time, for so many callers.
+APPROVED_SECONDS = 1.0
+MAX_APPROVALS = 1024
+# Everything but inference, and loading of models, is answered at once.
+TIMEOUT_SECONDS = 10.0
+# Metadata that say who calls. Others, such as identifiers of requests and traces, differ from call to call.
+CREDENTIALS = ("authorization", peers.FORWARDED)
+
+
+class Service:
+    """What all requests of one process share. Belongs to one event loop.
+
+    Attributes:
+        options: What the process does.
+        recorder: Records requests.
+        budget: Memory of all requests in progress.
+        max_requests: Inference requests that may be in progress.
+        places: Those that may begin now.
+    """
+
+    def __init__(self, options: HttpOptions) -> None:
+        """Connects to the gRPC server with the first call. Each call takes the channel with the fewest calls.
+
+        Args:
+            options: Where the server is, and how many connections to make.
+        """
+        settings = self.settings = options.settings
+        self.options = options
+        host, port = settings.host, settings.http_port or 0
+        self.recorder = Recorder(settings.log_requests, host=host, port=port, role="http")
+        self.budget = MemoryBudget(settings.memory_for_requests)
+        self.places = self.max_requests = settings.max_concurrent_calls * settings.workers
+        self._channels = [_private_channel(target) for target in options.private_sockets] or [
+            grpc.aio.insecure_channel(options.target, OPTIONS) for _ in range(options.connections)
+        ]
+        # For each channel, its calls in progress, and its methods by name.
+        self._calls = [0] * len(self._channels)
+        self._methods: list[dict[str, Any]] = [{} for _ in self._channels]
+        self._turn = count()
+        # Until when an approval holds, in the order of the approvals.
+        self._approved: dict[bytes, float] = {}
+
+    async def call(
+        self, method: str, message: bytes, metadata: Metadata, timeout: float | None, client: Any = None
+    ) -> bytes:
+        """Calls a method with a serialized message, and returns the serialized reply.
+
+        Args:
+            method: Full name of the method, such as /inference.GRPCInferenceService/ServerLive.
+            message: The message.
+            metadata: Metadata of the call.
+            timeout: Seconds until the deadline; None sets none.
+            client: The connection of the client. If it is lost, the call is cancelled.
+
+        Raises:
+            HTTPException: The call ended with a status other than OK.
+            ClientDisconnect: The client left.
+        """
+        if client is not None and client.is_lost:
+            raise ClientDisconnect
+        index = self._next()
+        known = self._methods[index]
+        if method not in known:
+            known[method] = self._channels[index].unary_unary(method)
+        call = known[method](message, metadata=metadata, timeout=timeout)
+        self._calls[index] += 1
+        if client is not None:
+            client.on_lost = call.cancel
+        try:
+            reply: bytes = await call
+        except grpc.aio.AioRpcError as error:
+            raise refusal(error) from error
+        except asyncio.CancelledError:
+            if client is not None and client.is_lost:
+                raise ClientDisconnect from None
+            raise
+        finally:
+            self._calls[index] -= 1
+            if client is not None:
+                client.on_lost = None
+        return reply
+
+    async def authorize(self, method: str, model: str, metadata: Metadata) -> None:
+        """Asks whether a caller may call a method, unless the same was approved within the last second.
+
+        This process knows no tokens: the gRPC server decides, as it would for the call itself.
+
+        Args:
+            method: Full name of the method.
+            model: Name of the model; empty if there is none.
+            metadata: What the call would be made with.
+
+        Raises:
+            HTTPException: It may not.
+        """
+        credentials = [pair for pair in metadata if pair[0] in CREDENTIALS]
+        # Credentials are not kept, only their hash.
+        key = hashlib.sha256(repr((credentials, method, model)).encode()).digest()
+        now = time.monotonic()
+        if self._approved.get(key, 0.0) > now:
+            return
+        await self.call(peers.ACCESS_CHECK, access_question(method, model), metadata, TIMEOUT_SECONDS)
+        self._approved.pop(key, None)
+        if len(self._approved) >= MAX_APPROVALS:
+            del self._approved[next(iter(self._approved))]
+        self._approved[key] = now + APPROVED_SECONDS
+
+    async def close(self) -> None:
+        """Closes the connections. Open calls are cancelled."""
+        for channel in self._channels:
+            await channel.close()
+        await asyncio.to_thread(self.recorder.close)
+
+    def _next(self) -> int:
+        """The channel with the fewest calls; of equal ones, each in turn.
+
+        One that is not connected is left out while another is: its process may be starting again.
+        """
+        first, number = next(self._turn), len(self._channels)
+        if number == 1:
+            return 0
+        ready = [channel.get_state(try_to_connect=True) is READY for channel in self._channels]
+        turns = [(first + step) % number for step in range(number)]
+        return min([turn for turn in turns if ready[turn]] or turns, key=self._calls.__getitem__)
+
+
+def _private_channel(target: str) -> grpc.aio.Channel:
+    return grpc.aio.secure_channel(
+        target, grpc.local_channel_credentials(grpc.LocalConnectionType.UDS), OPTIONS
+    )
+
+
+def refusal(error: grpc.aio.AioRpcError | EngineError) -> HTTPException:
+    """The answer to a request whose call failed, or that this process refuses itself."""
+    if isinstance(error, OverloadedError):
+        return _refusal(503, error.message, error.retry_after)
+    if isinstance(error, EngineError):
+        return _refusal(STATUSES.get(error.code.name, 500), error.message, 1)
+    status = STATUSES.get(error.code().name, 500)
+    return _refusal(status, error.details() or error.code().name, _retry_seconds(error))
+
+
+def _refusal(status: int, message: str, retry_seconds: float) -> HTTPException:
+    retry = {"retry-after": str(max(1, math.ceil(retry_seconds)))}
+    headers = {401: {"www-authenticate": "Bearer"}, 429: retry, 503: retry}
+    return HTTPException(status, message, headers.get(status))
+
+
+def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
+    """The seconds of google.rpc.RetryInfo; 0 without it."""
+    retry = error_details_pb2.RetryInfo()
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    except (ValueError, DecodeError):  # the details contradict the status
+        return 0
+    for detail in status.details if status else ():
+        detail.Unpack(retry)
+    return float(retry.retry_delay.ToMicroseconds() / 1e6)
+
+
+def access_question(method: str, model: str) -> bytes:
+    """The message that asks whether a method may be called, for a model if the name is not empty."""
+    return bytes(StringValue(value=f"{method}{peers.SEPARATOR}{model}").SerializeToString())
 
 
 class Reply(NamedTuple):
     """An answer. The body is in parts, so that tensors are not copied."""
 
     parts: list[bytes]
-    status: int = HTTPStatus.OK
+    status: int = 200
     media_type: str = JSON
     headers: Mapping[str, str] = {}
 
@@ -106,10 +315,8 @@ class Exchange:
             OverloadedError: There is none.
         """
         if not self.service.places:
-            raise OverloadedError(
-                f"{self.service.max_requests} requests are in progress, which is this server's limit;"
-                " try again later"
-            )
+            limit = f"{self.service.max_requests} requests are in progress, which is this server's limit"
+            raise OverloadedError(f"{limit}; try again later")
         self.service.places -= 1
         self._has_place = True
 
@@ -166,8 +373,7 @@ class Exchange:
         while not self.body_complete:
             chunk = await self._chunk()  # empty now and then, so that it is noticed that none arrive
             if seconds and not self.body_complete and time.monotonic() - began > seconds:
-                message = f"the body did not arrive within {seconds:g} seconds"
-                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, message)
+                raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds")
             if decoder is None:
                 self._add(data, chunk)
             elif chunk:
@@ -193,8 +399,8 @@ class Exchange:
         cycle.keep_alive = cycle.keep_alive and "connection" not in reply.headers
         named = {"content-type": reply.media_type, **reply.headers, REQUEST_ID: self.record.request_id}
         named |= {} if cycle.keep_alive else {"connection": "close"}
-        fields = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
-        fields += [*cycle.default_headers, (b"content-length", b"%d" % size)]
+        fields = [(b"content-length", b"%d" % size), *cycle.default_headers]
+        fields += [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
         start = [STATUS_LINE[self.status], *(b"%s: %s\r\n" % field for field in fields), b"\r\n"]
         is_small = size <= LARGE_BYTES
         if is_small and self.scope["method"] != "HEAD":
@@ -227,15 +433,13 @@ class Exchange:
                 metadata.append((known, text))
         if self._connection.peer_identities:
             metadata.append(peers.forward(self._connection.peer_identities))
-        if self.scope["client"] is not None:
+        if self.service.options.private_sockets and self.scope["client"]:  # on others, it is not believed
             host, port = self.scope["client"]
             metadata.append((peers.CLIENT, f"{host}:{port}"))
         size = sum(len(name) + len(value) + HEADER_BYTES for name, value in metadata)
         if size > MAX_FORWARDED_BYTES:
-            raise HTTPException(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"the headers that are passed on take {size} bytes; the limit is {MAX_FORWARDED_BYTES}",
-            )
+            message = f"the headers that are passed on take {size} bytes; the limit is {MAX_FORWARDED_BYTES}"
+            raise HTTPException(431, message)
         return metadata
 
     async def _chunk(self) -> bytes:
@@ -243,9 +447,8 @@ class Exchange:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        self.body_complete = not message.get("more_body", False)
-        chunk: bytes = message.get("body", b"")
-        return chunk
+        self.body_complete = not message["more_body"]
+        return bytes(message["body"])
 
     def _inflate(self, decoder: "zlib._Decompress", data: bytearray, chunk: bytes) -> None:
         """Adds what compressed data contain. One of 64 KB may contain 64 MB: too much for the event loop."""
@@ -272,14 +475,12 @@ class Exchange:
             return None
         if encoding not in WINDOW_BITS:
             message = f"Content-Encoding: is {encoding[:100]!r}; must be gzip, deflate or identity"
-            headers = {"accept-encoding": "gzip, deflate, identity"}
-            raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, headers)
+            raise HTTPException(415, message, {"accept-encoding": "gzip, deflate, identity"})
         return zlib.decompressobj(WINDOW_BITS[encoding])
 
     def _too_large(self) -> HTTPException:
         limit = int(self.service.settings.max_message_bytes)
-        message = f"the body is larger than the limit of {limit} bytes"
-        return HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+        return HTTPException(413, f"the body is larger than the limit of {limit} bytes")
 
 
 async def run(size: int, function: Callable[[], T]) -> T:

@@ -1,24 +1,30 @@
 """Inference: a body, JSON and the binary tensors that follow it, as a ModelInferRequest, and back."""
 
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import orjson
 from starlette.exceptions import HTTPException
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.server.api import protobuf_bytes
+from attention_serving.server.api.open_inference.tensors import BYTES
+from attention_serving.server.api.tensors import DTYPES
 from attention_serving.server.engine.budget import Reservation
 from attention_serving.server.engine.errors import InvalidRequestError
-from attention_serving.server.http import schemas, tensors
+from attention_serving.server.engine.types import Array
+from attention_serving.server.http import schemas
 from attention_serving.server.http.exchange import Exchange, Reply, run
-from attention_serving.server.http.schemas import InferenceRequest, InputTensor, value_of
+from attention_serving.server.http.schemas import NOT_FINITE, InferenceRequest, InputTensor, value_of
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-HEADER_LENGTH = "inference-header-content-length"
+HEADER_LENGTH, BINARY_MEDIA_TYPE = "inference-header-content-length", "application/octet-stream"
 # Parameters that say how HTTP carries tensors. They are not passed on.
 BINARY_DATA, BINARY_DATA_SIZE, BINARY_DATA_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
 SHARED_MEMORY, TIMEOUT = "shared_memory_region", "timeout"
@@ -31,6 +37,17 @@ KNOWN_BYTES, KNOWN_HEADS = 1024, 256
 MAX_DIGITS = 19
 # The longest element in JSON for its size: false, with a comma, for one byte.
 JSON_BYTES_PER_BYTE = 6
+
+LENGTH = struct.Struct("<I")
+# The Python types of JSON values that a type of elements takes, by NumPy's kind of it.
+ACCEPTED: dict[str, frozenset[type]] = {
+    "b": frozenset({bool}),
+    "i": frozenset({int}),
+    "u": frozenset({int}),
+    "f": frozenset({int, float}),
+}
+WORDS = {"b": "true and false", "i": "integers", "u": "integers", "f": "numbers"}
+JSON_NAMES = {str: "a string", bool: "a boolean", type(None): "null", list: "an array", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -92,11 +109,9 @@ def decode(
         HTTPException: The message would be too large.
         OverloadedError: The memory is not available.
     """
-    json = body if size == len(body) else bytes(memoryview(body)[:size])
-    if isinstance(json, bytes) and size + len(model) + len(version) <= KNOWN_BYTES:
-        head = _known_head(json, model, version)
-    else:
-        head = _read_head(json, model, version)
+    json: Any = body if size == len(body) else bytes(memoryview(body)[:size])
+    is_known = size < len(body) and size + len(model) + len(version) <= KNOWN_BYTES
+    head = (_known_head if is_known else _read_head)(json, model, version)
     parts: list[Any] = [head.message]
     used = size
     with memoryview(body) as binary:
@@ -110,15 +125,12 @@ def decode(
                 used += content
             parts += protobuf_bytes.field(RAW_INPUT_CONTENTS, [data])
         if used != len(body):
-            raise InvalidRequestError(
-                "body", f"has {len(body) - size} bytes of binary data; the inputs use {used - size}"
-            )
+            found = f"has {len(body) - size} bytes of binary data; the inputs use {used - size}"
+            raise InvalidRequestError("body", found)
         total = sum(map(len, parts))
         if total > max_bytes:
-            raise HTTPException(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the tensors have {total} bytes as a message; the limit is {max_bytes}",
-            )
+            message = f"the tensors have {total} bytes as a message; the limit is {max_bytes}"
+            raise HTTPException(413, message)
         reservation.add(total)
         return b"".join(parts), head
 
@@ -153,9 +165,7 @@ def _read_head(json: bytes | bytearray, model: str, version: str) -> Head:
     ]
     timeout = request.parameters.get(TIMEOUT)  # in microseconds; the server refuses other types
     seconds = timeout / 1e6 + TIMEOUT_MARGIN_SECONDS if type(timeout) is int and timeout > 0 else None
-    return Head(
-        message.SerializeToString(), tuple(contents), binary or False, outputs, frozenset(shared), seconds
-    )
+    return Head(message.SerializeToString(), tuple(contents), binary, outputs, frozenset(shared), seconds)
 
 
 _known_head = lru_cache(KNOWN_HEADS)(_read_head)
@@ -180,15 +190,13 @@ def _add_input(message: pb.ModelInferRequest, tensor: InputTensor, field: str) -
     sources = ["data"] if "data" in tensor.model_fields_set else []
     sources += [source for source in (BINARY_DATA_SIZE, SHARED_MEMORY) if source in parameters]
     if len(sources) != 1:
-        found = " and ".join(sources) or "none"
-        raise InvalidRequestError(
-            name, f"has {found} of data, {BINARY_DATA_SIZE} and {SHARED_MEMORY}; must have exactly one"
-        )
+        found = f"has {' and '.join(sources) or 'none'} of data, {BINARY_DATA_SIZE} and {SHARED_MEMORY}"
+        raise InvalidRequestError(name, f"{found}; must have exactly one")
     content: bytes | int | None = parameters.pop(BINARY_DATA_SIZE, None)
     if sources == [BINARY_DATA_SIZE] and (type(content) is not int or content < 0):
         raise InvalidRequestError(f"{field}[{BINARY_DATA_SIZE}]", "must be an integer, 0 or more")
     if sources == ["data"]:
-        content = tensors.to_bytes(name, tensor.data, tensor.datatype, tuple(tensor.shape))
+        content = to_bytes(name, tensor.data, tensor.datatype, tuple(tensor.shape))
     added = message.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
     _set_parameters(added.parameters, parameters, field)
     return content
@@ -211,38 +219,127 @@ def encode(reply: bytes, head: Head, reservation: Reservation) -> Reply:
     if message.id:
         document["id"] = message.id
     if message.parameters:
-        document["parameters"] = {name: value_of(value) for name, value in message.parameters.items()}
-    binary: list[bytes] = []
-    document["outputs"] = [
-        _output(output, data, head, binary, reservation)
-        for output, data in zip(message.outputs, message.raw_output_contents, strict=True)
-    ]
+        document["parameters"] = _parameters(message)
+    document["outputs"], binary = [], []
+    for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
+        name, parameters = output.name, _parameters(output)
+        found: dict[str, Any] = {"name": name, "datatype": output.datatype, "shape": list(output.shape)}
+        if name not in head.shared and head.outputs.get(name, head.binary):
+            parameters[BINARY_DATA_SIZE] = len(data)
+            reservation.add(len(data))
+            binary.append(data)
+        elif name not in head.shared:
+            reservation.add(JSON_BYTES_PER_BYTE * len(data))
+            found["data"] = to_json(f"outputs[{name}]", data, output.datatype)
+        if parameters:
+            found["parameters"] = parameters
+        document["outputs"].append(found)
     json = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if not binary:
         return Reply([json])
-    return Reply(
-        [json, *binary], media_type="application/octet-stream", headers={HEADER_LENGTH: str(len(json))}
-    )
+    return Reply([json, *binary], media_type=BINARY_MEDIA_TYPE, headers={HEADER_LENGTH: str(len(json))})
 
 
-def _output(
-    output: pb.ModelInferResponse.InferOutputTensor,
-    data: bytes,
-    head: Head,
-    binary: list[bytes],
-    reservation: Reservation,
-) -> dict[str, Any]:
-    """The JSON of one output. Its binary data, if it has any, are appended to `binary`."""
-    name = output.name
-    found: dict[str, Any] = {"name": name, "datatype": output.datatype, "shape": list(output.shape)}
-    own = {key: value_of(value) for key, value in output.parameters.items()}
-    if name not in head.shared and head.outputs.get(name, head.binary):
-        own[BINARY_DATA_SIZE] = len(data)
-        reservation.add(len(data))
-        binary.append(data)
-    elif name not in head.shared:
-        reservation.add(JSON_BYTES_PER_BYTE * len(data))
-        found["data"] = tensors.to_json(f"outputs[{name}]", data, output.datatype)
-    if own:
-        found["parameters"] = own
-    return found
+def _parameters(message: Any) -> dict[str, Any]:
+    return {name: value_of(value) for name, value in message.parameters.items()}
+
+
+def to_bytes(field: str, data: Any, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """The elements of `data`, row-major.
+
+    Args:
+        field: Name of the field, for errors.
+        data: The JSON array: flat, or nested as the shape says.
+        datatype: Type of the elements.
+        shape: Sizes of the axes.
+
+    Raises:
+        InvalidRequestError: The data do not fit the type or the shape, or the type has no form in JSON.
+    """
+    if datatype != BYTES and datatype not in DTYPES:
+        raise InvalidRequestError(field, f"{datatype} has no form in JSON; send it with binary_data_size")
+    elements = _flat(field, data, shape)
+    if datatype == BYTES:
+        return _strings(field, elements)
+    return _numbers(field, elements, datatype).tobytes()
+
+
+def to_json(field: str, data: bytes, datatype: str) -> Any:
+    """The elements of an output, flat: an array that the JSON encoder takes.
+
+    Args:
+        field: Name of the field, for errors.
+        data: The elements.
+        datatype: Type of the elements.
+
+    Raises:
+        InvalidRequestError: An element has no form in JSON.
+    """
+    if datatype == BYTES:
+        return _texts(field, memoryview(data))
+    dtype = DTYPES.get(datatype)
+    if dtype is None:
+        raise InvalidRequestError(field, f"{datatype} has no form in JSON; request it with binary_data")
+    array = np.frombuffer(data, dtype)
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise InvalidRequestError(field, f"{NOT_FINITE}; request it with binary_data")
+    return array
+
+
+def _flat(field: str, data: Any, shape: tuple[int, ...]) -> list[Any]:
+    """The elements of an array that is flat, or nested exactly as the shape says."""
+    if not isinstance(data, list):
+        raise InvalidRequestError(field, f"data is {_name(type(data))}; must be an array")
+    elements: list[Any] = data
+    is_nested = len(shape) > 1 and data and isinstance(data[0], list)
+    for axis, size in enumerate(shape[1:] if is_nested else (), 1):
+        for row in elements:
+            if not isinstance(row, list) or len(row) != size:
+                found = f"{len(row)} entries" if isinstance(row, list) else _name(type(row))
+                text = f"data has {found} on axis {axis}; its shape is {list(shape)}"
+                raise InvalidRequestError(field, text)
+        elements = list(chain.from_iterable(elements))
+    if len(elements) != math.prod(shape):
+        raise InvalidRequestError(field, f"has {len(elements)} elements; its shape is {list(shape)}")
+    return elements
+
+
+def _numbers(field: str, elements: list[Any], datatype: str) -> Array:
+    dtype = DTYPES[datatype]
+    wrong = set(map(type, elements)) - ACCEPTED[dtype.kind]
+    if wrong:
+        found = ", ".join(sorted(_name(kind) for kind in wrong))
+        raise InvalidRequestError(field, f"data contains {found}; {datatype} takes {WORDS[dtype.kind]}")
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(elements, dtype)
+        if dtype.kind != "f" or np.isfinite(array).all():
+            return array
+    except OverflowError:
+        pass
+    raise InvalidRequestError(field, f"data contains a number beyond the range of {datatype}")
+
+
+def _strings(field: str, elements: list[Any]) -> bytes:
+    wrong = set(map(type, elements)) - {str}
+    if wrong:
+        found = ", ".join(sorted(_name(kind) for kind in wrong))
+        raise InvalidRequestError(field, f"data contains {found}; BYTES takes strings")
+    encoded = [element.encode() for element in elements]
+    return b"".join(chain.from_iterable((LENGTH.pack(len(text)), text) for text in encoded))
+
+
+def _texts(field: str, data: memoryview) -> list[str]:
+    texts, at = [], 0
+    try:
+        while at < len(data):
+            start = at + LENGTH.size
+            at = start + LENGTH.unpack_from(data, at)[0]
+            texts.append(str(data[start:at], "utf-8"))
+    except (UnicodeDecodeError, struct.error):
+        raise InvalidRequestError(field, "is not UTF-8; request it with binary_data") from None
+    return texts
+
+
+def _name(kind: type) -> str:
+    return JSON_NAMES.get(kind, "a number with a fraction or beyond 64 bits" if kind is float else "a number")

@@ -9,25 +9,19 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from attention_serving.server import NAME, VERSION
-from attention_serving.server.http.routes import ROUTES, SERVICE, Route
+from attention_serving.server.http.routes import ROUTES, SERVICE, Route, regions
 from attention_serving.server.http.schemas import to_json
 
 PARAMETER = re.compile(r"\{(\w+)\}")
-DESCRIPTIONS = {
-    "model": "Name of a model.",
-    "version": "Version of the model. Without one, the highest that is ready.",
-    "region": "Name of a region of shared memory.",
-    "repository": "Name of a repository. The server has one, without a name.",
-}
-STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
-BINARY, TEXT = {"type": "string", "format": "binary"}, {"type": ["string", "null"]}
-# JSON types of the fields of messages; integers for the others.
-KINDS: dict[int, dict[str, Any]] = {
-    FieldDescriptor.TYPE_BOOL: {"type": "boolean"},
-    **dict.fromkeys((FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE), NUMBER),
-    **dict.fromkeys(
-        (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_ENUM), STRING
-    ),
+STRING, INTEGER, OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
+BINARY = {"type": "string", "format": "binary"}
+# JSON types of the fields of messages by their types in C++; integers for the others.
+KINDS = {
+    FieldDescriptor.CPPTYPE_BOOL: "boolean",
+    FieldDescriptor.CPPTYPE_FLOAT: "number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "number",
+    FieldDescriptor.CPPTYPE_STRING: "string",
+    FieldDescriptor.CPPTYPE_ENUM: "string",
 }
 HEADERS = (
     ("Inference-Header-Content-Length", "Size of the JSON in bytes, if binary tensors follow it.", INTEGER),
@@ -49,27 +43,25 @@ def _schema(message: Descriptor) -> dict[str, Any]:
 
 
 def _field(field: FieldDescriptor) -> dict[str, Any]:
-    kind = _schema(field.message_type) if field.message_type else KINDS.get(field.type, INTEGER)
-    return _array(kind) if field.is_repeated else kind
+    kind = {"type": KINDS.get(field.cpp_type, "integer")}
+    if field.message_type is not None:
+        kind = OBJECT if field.message_type.GetOptions().map_entry else _schema(field.message_type)
+    return _array(kind) if field.is_repeated and kind is not OBJECT else kind
 
 
-SETTINGS = {"type": "object", "additionalProperties": True}
-OUTPUT = _object(name=STRING, datatype=STRING, shape=_array(INTEGER), parameters=SETTINGS, data=_array({}))
+OUTPUT = _object(name=STRING, datatype=STRING, shape=_array(INTEGER), parameters=OBJECT, data=_array({}))
+INFERENCE = _object(model_name=STRING, model_version=STRING, id=STRING, parameters=OBJECT)
 EMBEDDING = _object(object=STRING, index=INTEGER, embedding={"type": ["array", "string"]})
-USAGE = _object(prompt_tokens=INTEGER, total_tokens=INTEGER)
 ENCODER = _object(id=STRING, object=STRING, created=INTEGER, owned_by=STRING)
-# Replies that are not the messages of gRPC; a single model has the members of one of the list.
+# Replies that are not the messages of gRPC.
 REPLIES = {
-    "ModelInfer": _object(
-        model_name=STRING, model_version=STRING, id=STRING, parameters=SETTINGS, outputs=_array(OUTPUT)
-    ),
+    "ModelInfer": {"allOf": [INFERENCE, _object(outputs=_array(OUTPUT))]},
     "Embeddings": _object(
-        object=STRING, data=_array(EMBEDDING), model=STRING, usage=USAGE, truncated=_array(INTEGER)
+        object=STRING, data=_array(EMBEDDING), model=STRING, usage=OBJECT, truncated=_array(INTEGER)
     ),
     "EncoderModels": {"anyOf": [_object(object=STRING, data=_array(ENCODER)), ENCODER]},
 }
-ERROR = {"anyOf": [STRING, _object(message=STRING, type=STRING, param=TEXT, code=TEXT)]}
-REFUSED = "The request was refused. The error is a text, or an object as OpenAI's API has it on its paths."
+REFUSED = "The request was refused. The error is a text; for /v1, an object as OpenAI's API has it."
 
 
 @cache
@@ -91,7 +83,7 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": found["$defs"],
-            "responses": {"Error": _content(REFUSED, _object(error=ERROR))},
+            "responses": {"Error": _content(REFUSED, _object(error={}))},
         },
     }
 
@@ -100,8 +92,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     names = PARAMETER.findall(path)
     reply = _content("The reply.", _reply(route))
     parameters: list[Any] = [
-        {"name": name, "in": "path", "required": True, "description": DESCRIPTIONS[name], "schema": STRING}
-        for name in names
+        {"name": name, "in": "path", "required": True, "description": "", "schema": STRING} for name in names
     ]
     operation: dict[str, Any] = {
         # The same route has several paths, and an identifier for each.
@@ -129,13 +120,9 @@ def _reply(route: Route) -> dict[str, Any]:
     reply = SERVICE.methods_by_name[route.name].output_type
     if route.answer is to_json:
         return _schema(reply)
-    # Otherwise it is the one member of the message: settings, the values of another map, or a list.
+    # Otherwise it is the one member of the message: settings, or the regions of a map as a list.
     (field,) = reply.fields
-    if field.name == "settings":
-        return SETTINGS
-    if field.message_type.GetOptions().map_entry:
-        return _array(_schema(field.message_type.fields_by_name["value"].message_type))
-    return _field(field)
+    return _array({}) if route.answer is regions else _field(field)
 
 
 def _content(description: str, schema: dict[str, Any]) -> dict[str, Any]:

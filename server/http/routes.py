@@ -14,8 +14,7 @@ from pydantic import BaseModel
 
 from attention_serving.protos.inference.open_inference_pb2 import DESCRIPTOR
 from attention_serving.server.http import embeddings, infer, schemas
-from attention_serving.server.http.backend import TIMEOUT_SECONDS
-from attention_serving.server.http.exchange import Exchange, Reply
+from attention_serving.server.http.exchange import TIMEOUT_SECONDS, Exchange, Reply
 from attention_serving.server.http.schemas import Body, to_json, value_of
 
 Handler: TypeAlias = "Callable[[Exchange], Awaitable[Reply]]"
@@ -105,7 +104,8 @@ def _log_settings(reply: Any) -> dict[str, Any]:
     return {name: value_of(setting) for name, setting in reply.settings.items()}
 
 
-def _regions(reply: Any) -> list[Any]:
+def regions(reply: Any) -> list[Any]:
+    """The registered regions of shared memory, without their names as keys."""
     return [to_json(region) for region in reply.regions.values()]
 
 
@@ -125,7 +125,7 @@ def _shared_memory(kind: str, path: str, region: type[Body]) -> tuple[Route, ...
     name, some = f"{kind}SharedMemory", (f"/v2/{path}", f"/v2/{path}/region/{{region}}")
     status, end = "One registered region of shared memory, or all.", "Unregisters one region, or all."
     return (
-        _rpc(f"{name}Status", _after(some, "/status"), status, answer=_regions),
+        _rpc(f"{name}Status", _after(some, "/status"), status, answer=regions),
         _rpc(f"{name}Register", (f"{some[1]}/register",), "Registers a region of shared memory.", region),
         _rpc(f"{name}Unregister", _after(some, "/unregister"), end, Body),
     )

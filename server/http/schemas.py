@@ -3,7 +3,6 @@
 import base64
 import binascii
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
@@ -137,63 +136,59 @@ class LogSettings(RootModel[Entries]):
 
 
 class InputTensor(Body):
-    """An input. Its elements are `data`, or binary data after the JSON, or in shared memory."""
+    """An input. Its elements are `data`, or binary data after the JSON, or in shared memory.
+
+    The parameter binary_data_size says that the elements are that many bytes after the JSON; the parameters
+    shared_memory_region, shared_memory_byte_size and shared_memory_offset, that they are in shared memory.
+    `data` is row-major: flat, or nested as the shape says. It cannot express FP16, BF16, NaN and infinity.
+    """
 
     name: str
-    datatype: str = Field(examples=["FP32", "INT64", "BOOL", "BYTES"])
+    datatype: str
     shape: Annotated[list[Natural], Field(max_length=MAX_AXES)]
-    parameters: Entries = Field(
-        {},
-        description="binary_data_size: the elements are that many bytes after the JSON. shared_memory_region,"
-        " shared_memory_byte_size, shared_memory_offset: they are in shared memory.",
-    )
-    data: Any = Field(
-        None,
-        description="Elements, row-major: flat, or nested as the shape says. Not for FP16 and BF16. NaN and"
-        " infinity cannot be expressed.",
-        json_schema_extra={"type": "array"},
-    )
+    parameters: Entries = {}
+    data: Annotated[Any, Field(json_schema_extra={"type": "array"})] = None
 
 
 class RequestedOutput(Body):
-    """An output that is asked for."""
+    """An output that is asked for.
+
+    Parameters: binary_data, whether the elements follow the JSON; datatype, FP16, BF16 or FP32, the type in
+    which real numbers are sent; and the three parameters of shared memory, as for inputs.
+    """
 
     name: str
-    parameters: Entries = Field(
-        {},
-        description="binary_data: whether the elements follow the JSON. datatype: FP16, BF16 or FP32, the"
-        " type in which real numbers are sent. The three parameters of shared memory, as for inputs.",
-    )
+    parameters: Entries = {}
 
 
 class InferenceRequest(Body):
-    """The JSON of a request of inference."""
+    """The JSON of a request of inference.
+
+    Parameters: timeout, the deadline in microseconds; binary_data_output, whether outputs are binary data.
+    """
 
     id: str = ""
-    parameters: Entries = Field(
-        {},
-        description="timeout: the deadline in microseconds. binary_data_output: whether all outputs are"
-        " binary data.",
-    )
+    parameters: Entries = {}
     inputs: Annotated[list[InputTensor], Field(max_length=MAX_ENTRIES)]
     outputs: Annotated[list[RequestedOutput], Field(max_length=MAX_ENTRIES)] = []
 
 
 class EmbeddingRequest(Body):
-    """As OpenAI's API has it, with `prompt` and `truncate` in addition. `user` has no effect."""
+    """As OpenAI's API has it, with `prompt` and `truncate` in addition. `user` has no effect.
+
+    `input` is a text, a list of texts, a list of token ids, or a list of such lists. `prompt` is the name of
+    the prompt that is put before each text, and `truncate` says whether texts with too many tokens are cut.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    input: Any = Field(
-        description="A text, a list of texts, a list of token ids, or a list of such lists.",
-        json_schema_extra={"type": ["string", "array"]},
-    )
+    input: Annotated[Any, Field(json_schema_extra={"type": ["string", "array"]})]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     user: str | None = None
-    prompt: str | None = Field(None, description="Name of the prompt that is put before each text.")
-    truncate: bool | None = Field(None, description="Whether texts with too many tokens are cut.")
+    prompt: str | None = None
+    truncate: bool | None = None
 
 
 def parse(data: bytes | bytearray, model: type[M]) -> M:
@@ -224,10 +219,8 @@ def reserve(data: bytearray, size: int, limit: int, scratch: Reservation) -> Non
     """
     memory = memory_of(data, size)
     if memory > limit:
-        raise HTTPException(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the JSON could take {memory} bytes of memory; the limit is {limit}; send binary tensors",
-        )
+        message = f"the JSON could take {memory} bytes of memory; the limit is {limit}; send binary tensors"
+        raise HTTPException(413, message)
     scratch.add(memory)
 
 

@@ -26,15 +26,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attention_serving.server.addresses import BACKLOG
 from attention_serving.server.http.app import create_application
-from attention_serving.server.http.backend import Service
-from attention_serving.server.http.exchange import CONNECTION, JSON
-from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.http.child import HttpOptions
+from attention_serving.server.http.exchange import CONNECTION, JSON, Service
+from attention_serving.server.observe import logs
 from attention_serving.server.security.peers import names_in
 from attention_serving.server.settings import Settings
 from attention_serving.server.shutdown import StopRequest, handle_signals
-from attention_serving.server.supervision import PING, Heartbeat, State
+from attention_serving.server.supervision import PING, Heartbeat, State, run_child
 from attention_serving.server.tls import current_certificates, renewing_context
-from attention_serving.server.tls.files import CurrentCertificates
 
 # How long a client may take for a handshake, and to answer the end of a connection. An idle one does not.
 HANDSHAKE_SECONDS, GOODBYE_SECONDS = 10.0, 0.5
@@ -165,7 +164,7 @@ class Connection(HttpToolsProtocol):
     def check(self, now: float) -> None:
         """Ends a connection whose client takes too long. One that reads a body is woken, and checks."""
         seconds = self._settings.message_timeout_seconds
-        if now - self._unread_since > (self._settings.message_timeout_seconds or math.inf):
+        if now - self._unread_since > (seconds or math.inf):
             self.transport.abort()
         elif self._is_open:
             if self.cycle.more_body:
@@ -199,11 +198,8 @@ class Connection(HttpToolsProtocol):
         The parser would take the body for the other protocol, and the bytes after that for a request.
         """
         headers = b"".join(b"%s: %s\r\n" % pair for pair in self.headers if pair[0] != b"upgrade")
-        line = b"%s %s HTTP/%s\r\n" % (
-            self.parser.get_method(),
-            self.url,
-            self.parser.get_http_version().encode(),
-        )
+        version = self.parser.get_http_version().encode()
+        line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
         self.parser = httptools.HttpRequestParser(self)
         self.data_received(line + headers + b"\r\n" + rest)
 
@@ -258,9 +254,8 @@ def _invalid(status: int, reason: str) -> HTTPException:
 class _Server(uvicorn.Server):
     """Listens with what uvicorn cannot be told, and watches its connections."""
 
-    def __init__(self, service: Service, certificates: CurrentCertificates | None) -> None:
-        settings = service.options.settings
-        grace = settings.grace_seconds
+    def __init__(self, service: Service) -> None:
+        settings, grace = service.settings, service.settings.grace_seconds
         super().__init__(
             uvicorn.Config(
                 create_application(service),
@@ -275,7 +270,7 @@ class _Server(uvicorn.Server):
             )
         )
         self._connect = partial(Connection, settings, self.config, self.server_state, {})
-        self._certificates = certificates
+        self._certificates = current_certificates(settings.tls_files)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -322,14 +317,18 @@ def serve(options: HttpOptions, sockets: Sequence[socket.socket], pipe: Any = No
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     for library in ("asyncio", "grpc"):
         logging.getLogger(library).setLevel(logging.INFO)
-    asyncio.run(_serve(options, list(sockets), pipe, current_certificates(options.settings.tls_files)))
+    asyncio.run(_serve(options, list(sockets), pipe))
 
 
-async def _serve(
-    options: HttpOptions, sockets: list[socket.socket], pipe: Any, certificates: CurrentCertificates | None
-) -> None:
+def _child(pipe: Any, assignment: tuple[HttpOptions, list[int]]) -> None:
+    options, descriptors = assignment
+    logs.configure(options.settings.log_level, options.settings.log_format, process="http")
+    serve(options, [socket.socket(fileno=each) for each in descriptors], pipe)
+
+
+async def _serve(options: HttpOptions, sockets: list[socket.socket], pipe: Any) -> None:
     loop, service = asyncio.get_running_loop(), Service(options)
-    server = _Server(service, certificates)
+    server = _Server(service)
     loop.set_exception_handler(_log_error)
     # Work on large bodies holds the interpreter's lock most of the time: more threads would not finish it
     # sooner, and each would take turns from the event loop.
@@ -374,3 +373,7 @@ def _lower_priority() -> None:
     """Lets the server's threads, and small requests here, run before the calling thread."""
     with suppress(OSError):  # a system whose threads have none
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LARGE_BODIES_NICE)
+
+
+if __name__ == "__main__":
+    run_child(_child)

@@ -13,7 +13,7 @@ from attention_serving.protos.attention.v1.attention_pb2_grpc import AttentionSe
 from attention_serving.protos.inference import open_inference_pb2 as oip
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from attention_serving.server.engine.model import LoadedModel
-from attention_serving.server.http.backend import access_question as question
+from attention_serving.server.http.exchange import access_question as question
 from attention_serving.server.security.peers import ACCESS_CHECK as CHECK
 from attention_serving.server.transport.call import Metadata
 from tests.server.api.messages import attend_request

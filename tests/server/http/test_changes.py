@@ -1,4 +1,4 @@
-"""What changes a running server, through tritonclient.http: models, shared memory, the log, statistics."""
+"""Models are loaded and unloaded through tritonclient.http; what is not a name is refused."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from tritonclient import http as triton
-from tritonclient.utils import InferenceServerException, shared_memory
+from tritonclient.utils import InferenceServerException
 
 from attention_serving.protos.inference import open_inference_pb2 as pb
 from attention_serving.protos.inference.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -26,10 +26,10 @@ QUERY = np.random.default_rng(0).standard_normal((1, 5, 4), np.float32)
 
 @pytest.fixture(scope="module")
 def server(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that loads models on request, and takes tensors in shared memory."""
+    """A server that loads models on request."""
     folder = tmp_path_factory.mktemp("changes")
     copytree(artifacts / SELF, folder / "models" / SELF)
-    options = ("--http-port=0", "--model-control=explicit", f"--load-model={SELF}", "--allow-shared-memory")
+    options = ("--http-port=0", "--model-control=explicit", f"--load-model={SELF}")
     with serving(folder / "models", folder / "log", *options) as process:
         yield process
 
@@ -94,45 +94,3 @@ def test_what_is_not_a_name_is_refused_over_both_protocols(
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert str(error.value.details()).startswith("model_name: is '")
     assert len(str(error.value.details())) < 250
-
-
-def test_statistics(client: Any) -> None:
-    def requests() -> int:
-        (model,) = client.get_inference_statistics(SELF)["model_stats"]
-        return int(model["inference_stats"].get("success", {}).get("count", 0))
-
-    before = requests()
-    infer(client)
-    assert requests() == before + 1
-
-
-def test_the_level_of_the_log(client: Any, server: ServerProcess) -> None:
-    assert client.update_log_settings({"log_verbose_level": 1})["log_verbose_level"] == 1
-    client.is_server_ready()
-    assert "call ended" in server.log.read_text()
-    assert client.update_log_settings({"log_verbose_level": 0})["log_verbose_level"] == 0
-
-
-def test_tensors_in_shared_memory(client: Any) -> None:
-    expected = infer(client)
-    regions = [
-        shared_memory.create_shared_memory_region(name, f"/http-test-{name}", QUERY.nbytes)
-        for name in ("in", "out")
-    ]
-    try:
-        shared_memory.set_shared_memory_region(regions[0], [QUERY])
-        for name in ("in", "out"):
-            client.register_system_shared_memory(name, f"/http-test-{name}", QUERY.nbytes)
-        assert {region["name"] for region in client.get_system_shared_memory_status()} == {"in", "out"}
-        tensor = triton.InferInput("query", QUERY.shape, "FP32")
-        tensor.set_shared_memory("in", QUERY.nbytes)
-        wanted = triton.InferRequestedOutput("context_vectors")
-        wanted.set_shared_memory("out", QUERY.nbytes)
-        client.infer(SELF, [tensor], outputs=[wanted])
-        found = shared_memory.get_contents_as_numpy(regions[1], np.float32, expected.shape)
-        np.testing.assert_array_equal(found, expected)
-        client.unregister_system_shared_memory()
-        assert client.get_system_shared_memory_status() == []
-    finally:
-        for region in regions:
-            shared_memory.destroy_shared_memory_region(region)

@@ -7,6 +7,8 @@ from tests.server.http.clients import ask, binary_body, tensor
 from tests.server.http.scripted import Scripted
 from tests.server.http.test_inference import QUERY
 
+BINARY_OUTPUT = {"binary_data_output": True}
+
 
 def test_inference_becomes_raw_contents(server: Scripted, front_port: int) -> None:
     shared = {"shared_memory_region": "a", "shared_memory_byte_size": 96, "shared_memory_offset": 4}
@@ -14,14 +16,7 @@ def test_inference_becomes_raw_contents(server: Scripted, front_port: int) -> No
     body, headers = binary_body(
         {
             "id": "7",
-            "parameters": {
-                "timeout": 5,
-                "a": True,
-                "b": 1.5,
-                "c": "x",
-                "d": 2**64 - 1,
-                "binary_data_output": True,
-            },
+            "parameters": {"timeout": 5, "a": True, "b": 1.5, "c": "x", "d": 2**64 - 1, **BINARY_OUTPUT},
             "inputs": [
                 tensor("json", QUERY),
                 {"name": "shared", **described, "parameters": shared},
@@ -73,13 +68,7 @@ def test_outputs_of_every_kind(server: Scripted, front_port: int) -> None:
             output(name="flags", datatype="BOOL", shape=[2]),
             output(name="large", datatype="UINT64", shape=[1]),
         ],
-        raw_output_contents=[
-            b"",
-            b"abcd",
-            b"\x02\0\0\0\xc3\xa4\0\0\0\0",
-            b"\1\0",
-            b"\xff" * 8,
-        ],
+        raw_output_contents=[b"", b"abcd", b"\x02\0\0\0\xc3\xa4\0\0\0\0", b"\1\0", b"\xff" * 8],
     )
     server.behaviours["ModelInfer"] = lambda _request, _context: reply
     outputs = [
@@ -88,6 +77,7 @@ def test_outputs_of_every_kind(server: Scripted, front_port: int) -> None:
         *({"name": name} for name in ("text", "flags", "large")),
     ]
     answer = ask(front_port, "/v2/models/m/infer", {"inputs": [], "outputs": outputs})
+    assert answer.headers["content-type"] == "application/octet-stream"
     size = int(answer.headers["inference-header-content-length"])
     assert answer.body[size:] == b"abcd"
     assert triton.InferResult.from_response_body(answer.body, header_length=size).get_response() == {

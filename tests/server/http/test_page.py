@@ -22,7 +22,7 @@ def commands() -> list[str]:
 
 
 def test_there_is_something_to_run() -> None:
-    assert len(commands()) == 4
+    assert len(commands()) == 3
     assert len(blocks("python")) == 1
 
 

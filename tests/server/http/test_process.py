@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from attention_serving.server.http.options import options_of
+from attention_serving.server.http.child import options_of
 from attention_serving.server.settings import Settings
 from tests.server.http.clients import HOST, answer_on, ask, connected, head, tensor
 from tests.server.http.scripted import Blocked, Front, Scripted, front
@@ -221,18 +221,12 @@ def test_the_target_of_a_server(given: dict[str, object], target: str, connectio
     assert (options.target, options.connections) == (target, connections)
 
 
-def test_http_is_off_by_default(small_log: str) -> None:
-    assert not re.search(r"http", small_log)
-
-
-@pytest.fixture
-def small_log(artifacts: Path, tmp_path: Path) -> str:
-    """The log of a server without the option."""
+def test_http_is_off_by_default(artifacts: Path, tmp_path: Path) -> None:
     with watched(artifacts, tmp_path) as service:
         service.until(" serving ")
         service.stop()
         service.process.wait(timeout=60)
-        return service.rest()
+        assert "http" not in service.rest()
 
 
 def test_without_descriptors_connections_wait_and_the_log_has_a_line_a_second(alone: Watched) -> None:

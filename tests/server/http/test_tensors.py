@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as arrays
 from attention_serving.server.api.open_inference.tensors import BYTES
 from attention_serving.server.api.tensors import DATATYPES, DTYPES
 from attention_serving.server.engine.errors import InvalidRequestError
+from attention_serving.server.http.infer import to_bytes, to_json
 from attention_serving.server.http.schemas import memory_of
-from attention_serving.server.http.tensors import to_bytes, to_json
 
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_serving.server.http.child import HttpProcess
-from attention_serving.server.http.options import HttpOptions
+from attention_serving.server.http.child import HttpOptions, HttpProcess
 from attention_serving.server.security.peers import FORWARDED
 from attention_serving.server.settings import Settings
 from attention_serving.server.tls import watch
