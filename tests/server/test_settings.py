@@ -1,7 +1,6 @@
 """Options of the server: precedence of their sources, accepted values, and errors."""
 
 import os
-import pickle
 import resource
 import subprocess
 import sys
@@ -129,40 +128,40 @@ def test_every_option_can_be_set_with_a_variable(monkeypatch: pytest.MonkeyPatch
     assert unset == []
 
 
-def test_a_unix_socket_belongs_to_a_single_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATTENTION_UNIX_SOCKET", "/run/socket")
-    assert settings().unix_socket == Path("/run/socket")
-    result, served = run("--model-repository", "r", "--workers", "2")
-    assert (result.exit_code, served) == (2, [])
-    assert "ATTENTION_UNIX_SOCKET=/run/socket: needs a single worker" in result.output
-
-
-def test_models_on_request_belong_to_a_single_worker() -> None:
-    assert settings("--model-control=explicit").model_control == "explicit"
-    assert settings("--model-control=poll", "--workers=2").workers == 2
-    (line,) = errors(*REPOSITORY, "--model-control=explicit", "--workers=2")
-    reason = "needs a single worker, because a load request reaches only one of several; set workers"
-    assert line.startswith(f"error: --model-control explicit: {reason} to 1, or model_control to poll")
-
-
-def test_the_explorer_needs_http() -> None:
-    assert settings("--http-explore", "--http-port=0").http_explore
-    (line,) = errors(*REPOSITORY, "--http-explore")
-    assert "needs HTTP; set http_port" in line
+ONE_WORKER = "needs a single worker; set workers to 1"
+REASON = "needs a single worker, because a load request reaches only one of several; set workers"
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "line"),
     [
-        (["--tls-certificate=c"], "error: --tls-key: is needed with tls_certificate (PEM file"),
-        (["--tls-key=k"], "error: --tls-key k: needs tls_certificate too (PEM file"),
-        (["--tls-client-ca=a"], "error: --tls-client-ca a: needs tls_certificate and tls_key"),
+        (["--unix-socket=/run/s", "--workers=2"], f"--unix-socket /run/s: {ONE_WORKER} (Path of"),
+        (["--allow-shared-memory", "--workers=2"], f"--allow-shared-memory: {ONE_WORKER} (Let"),
+        (
+            ["--model-control=explicit", "--workers=2"],
+            f"--model-control explicit: {REASON} to 1, or model_con",
+        ),
+        (["--http-explore"], "--http-explore: needs HTTP; set http_port (Serve"),
+        (["--tls-certificate=c"], "--tls-key: is needed with tls_certificate (PEM file"),
+        (["--tls-key=k"], "--tls-key k: needs tls_certificate too (PEM file"),
+        (["--tls-client-ca=a"], "--tls-client-ca a: needs tls_certificate and tls_key too (PEM file"),
+        (["--jwt-jwks=j", "--jwt-issuer=i"], "--jwt-jwks j: needs jwt_issuer and jwt_audience (Public"),
+        (
+            ["--max-memory=2MiB", "--max-in-flight-bytes=2MiB"],
+            "--max-in-flight-bytes 2MiB: must be below max_memory, which is 2097152 bytes (Part of",
+        ),
     ],
-    ids=["certificate", "key", "authorities"],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_an_incomplete_pair_is_refused(flags: list[str], message: str) -> None:
-    (line,) = errors(*REPOSITORY, *flags)
-    assert line.startswith(message)
+def test_an_option_that_needs_another_is_refused_without_it(flags: list[str], line: str) -> None:
+    (found,) = errors(*REPOSITORY, *flags)
+    assert found.startswith(f"error: {line}")
+
+
+def test_options_are_taken_with_what_they_need() -> None:
+    found = settings("--http-explore", "--http-port=0", "--unix-socket=/run/s", "--model-control=explicit")
+    assert (found.http_explore, found.unix_socket) == (True, Path("/run/s"))
+    assert settings("--model-control=poll", "--workers=2").workers == 2
 
 
 def test_a_complete_pair_is_taken() -> None:
@@ -399,6 +398,8 @@ def test_the_memory_of_the_device_bounds_the_runs_on_it() -> None:
     on_device = settings("--provider=cuda", "--device-memory=8GiB")
     assert on_device.device.memory_bytes == on_device.limits.max_run_bytes == 8 << 30
     on_host = settings("--device-memory=8GiB")
+    batches = [found.limits.max_batch_bytes for found in (on_device, on_host)]
+    assert batches == [8192 * MIB, 256 * MIB]
     assert on_host.limits.max_run_bytes == on_host.memory_for_runs
 
 
@@ -421,11 +422,6 @@ def test_threads_default_to_the_available_cores() -> None:
     assert settings().device.threads == machine.available_cores()
 
 
-def test_settings_are_pickled_without_loss() -> None:
-    given = settings("--max-message-bytes=2MiB", "--grace-seconds=inf")
-    assert pickle.loads(pickle.dumps(given)) == given  # noqa: S301 - bytes of this test
-
-
 def test_memory_is_divided_between_requests_and_runs() -> None:
     given = settings("--max-memory", "3GiB", "--max-in-flight-bytes", "1GiB")
     assert (given.memory_for_requests, given.memory_for_runs) == (1024 * MIB, 2048 * MIB)
@@ -441,8 +437,3 @@ def test_the_memory_of_the_machine_is_shared_by_workers() -> None:
     assert four.memory_for_requests + four.memory_for_runs == total // 4
     large = settings("--max-in-flight-bytes", str(total))
     assert large.memory_for_runs == large.memory_for_requests == total
-
-
-def test_requests_must_leave_memory_for_runs() -> None:
-    (line,) = errors(*REPOSITORY, "--max-memory", "1GiB", "--max-in-flight-bytes", "1GiB")
-    assert "must be below max_memory, which is 1073741824 bytes" in line
