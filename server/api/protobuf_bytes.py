@@ -213,7 +213,7 @@ class _Cutter:
                     continue
             for other in own.replaced:
                 self.places.pop((*path, *other), None)
-            parts.append(self._kept(message[kept_from:start]))
+            parts += self._kept(message[kept_from:start])
             kept_from = end
             if own.inner is not None:
                 if own.repeated:
@@ -223,14 +223,15 @@ class _Cutter:
                 parts += field((number,), [rest])
         if depth:
             raise DecodeError("a group has no end")
-        return b"".join([*parts, self._kept(message[kept_from:])])
+        return b"".join([*parts, *self._kept(message[kept_from:])])
 
-    def _kept(self, part: memoryview) -> memoryview:
+    def _kept(self, part: memoryview) -> list[Buffer]:
+        """A part that is left, unless it is empty: a view takes more memory than a short text."""
         self._rest += len(part)
         if self._rest > self._max_rest:
             says = f"has at least {self._rest} bytes besides tensors, numbers and texts; the limit is"
             raise LimitExceededError("message", f"{says} {self._max_rest}")
-        return part
+        return [part] if part else []
 
 
 def _extent(message: memoryview, at: int, kind: int) -> tuple[int, int]:
