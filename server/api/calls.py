@@ -91,7 +91,6 @@ class Calls:
         self._admission = admission
         self._window = stream_window
         self._recorder = recorder
-        self._logs_calls = log.isEnabledFor(logging.DEBUG)
         streams = {
             CallKind.ORDERED_STREAM: self._ordered_stream,
             CallKind.SERVER_STREAMING: self._server_stream,
@@ -242,7 +241,7 @@ class Calls:
             return
         name = "OK" if code is OK else code.name
         self._observer.call_ended(call.method, name, seconds)
-        if self._logs_calls:
+        if log.isEnabledFor(logging.DEBUG):  # LogSettings changes the level while the server runs
             fields = {"method": call.method, "code": name, "milliseconds": round(1000 * seconds, 3)}
             log.debug("call ended", extra=fields)
         if call.record is not None:
