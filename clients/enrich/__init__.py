@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 try:
     import attention_client.enrich
     from attention_client.enrich import RETRY_SECONDS, EnrichError, EnrichOptions, Summary
-    from attention_client.enrich.options import read_options
+    from attention_client.enrich.options import check_values, read_options
     from attention_client.enrich.outcome import UsageError
 except ModuleNotFoundError as error:
     if error.name != "attention_client":
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from grpc import ChannelCredentials
 
 __all__ = ["enrich"]
-RAY = "ray"
-PROVIDERS = ("cpu", "cuda")
 
 
 def enrich(
@@ -60,22 +58,25 @@ def enrich(
         credentials: See `attention_client.enrich.enrich`; for servers only.
         token: See `attention_client.enrich.enrich`; for servers only.
         model_repository: Folder of artifacts, to compute without servers.
-        provider: cpu or cuda; without servers only.
-        engine: None computes in this process; "ray" on a Ray cluster, each node of which must have the model
+        provider: Execution provider of ONNX Runtime: cpu or cuda. Without servers only.
+        engine: ray computes on a Ray cluster instead of in this process. All its nodes must have the model
             repository and the tables under the same paths.
-        workers: Maximum number of Ray actors, 1 or more; None for as many as the cluster has cores for.
-        cores_per_worker: Cores of each actor, 1 or more.
+        workers: Maximum number of Ray actors. Default: as many as the cluster has cores for.
+        cores_per_worker: Number of cores of each Ray actor.
         **options: See `attention_client.enrich.EnrichOptions`.
 
     Raises:
         EnrichError: There is no result. Chunks that were finished are kept for `resume`.
     """
+    check_values({"provider": provider, "engine": engine})
+    check_values({"workers": workers, "cores_per_worker": cores_per_worker})
     if bool(servers) == (model_repository is not None):
         raise UsageError("exactly one of servers and model_repository is required")
+    if engine is None and (workers is not None or cores_per_worker != 1):
+        raise UsageError("workers and cores_per_worker need engine='ray'")
     if model_repository is None:
-        if engine is not None or provider != PROVIDERS[0]:
+        if engine is not None or provider != "cpu":
             raise UsageError(f"{'engine' if engine else 'provider'} needs model_repository, not servers")
-        _check_cluster(engine, workers, cores_per_worker)
         return attention_client.enrich.enrich(
             source,
             output,
@@ -89,37 +90,24 @@ def enrich(
         raise UsageError("credentials and token need servers")
     if options.get("tokenizer") is not None:
         raise UsageError("tokenizer needs servers; an artifact contains its own")
-    if provider not in PROVIDERS:
-        raise EnrichError(f"provider is {provider!r}; it must be one of {', '.join(PROVIDERS)}")
-    _check_cluster(engine, workers, cores_per_worker)
     read = read_options(options)
     # Imported here so that a job on servers, and --help, need no ONNX Runtime.
     try:
         from attention_client.enrich.job import run_job  # noqa: PLC0415
 
         from attention_serving.enrich.local import LocalBackend  # noqa: PLC0415
+
+        if engine is not None:
+            from attention_serving.enrich.cluster import make_runner  # noqa: PLC0415
     except ImportError as error:
-        raise EnrichError(f"install what --model-repository needs: pip install '.[cpu]' ({error})") from error
+        extra, option = ("ray", "--engine ray") if engine else ("cpu", "--model-repository")
+        raise EnrichError(f"install what {option} needs: pip install '.[{extra}]' ({error})") from error
     load = partial(LocalBackend, Path(model_repository).absolute(), read, provider)
     if engine is None:
         with closing(load()) as backend:
             return run_job(source, output, backend, read)
-    try:
-        from attention_serving.enrich.cluster import make_runner  # noqa: PLC0415
-    except ImportError as error:
-        raise EnrichError(f"engine {RAY!r} needs the extra: pip install '.[ray]' ({error})") from error
     backend = load(parallel=cores_per_worker)  # fails at once if the model cannot be loaded
     backend.close()
     # All actors load the version that was chosen here.
     chosen = partial(load, version=backend.model.version, parallel=cores_per_worker)
     return run_job(source, output, backend, read, runner=make_runner(chosen, cores_per_worker, workers))
-
-
-def _check_cluster(engine: str | None, workers: int | None, cores_per_worker: int) -> None:
-    if engine not in (None, RAY):
-        raise EnrichError(f"engine is {engine!r}; it must be {RAY!r} or None")
-    if engine is None and (workers is not None or cores_per_worker != 1):
-        raise UsageError("workers and cores_per_worker need engine='ray'")
-    for name, value in (("workers", workers), ("cores_per_worker", cores_per_worker)):
-        if value is not None and value < 1:
-            raise EnrichError(f"{name} is {value}; it must be 1 or more")

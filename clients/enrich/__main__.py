@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 try:
-    from attention_client.enrich.cli import make_app, option
+    from attention_client.enrich.cli import make_app
 except ImportError as error:
     sys.exit(f"error: {error}; install it: pip install './clients/python[enrich]' '.[cpu,enrich]'")
 
@@ -22,45 +22,11 @@ app = make_app(
     "Add context vectors or embeddings to a table as a new column: on servers, in this process or on Ray.\n\n"
     "Exactly one of --server and --model-repository is required.",
     own={
-        "model_repository": (
-            Path | None,
-            None,
-            option(
-                IN_PROCESS,
-                "FOLDER",
-                "Compute in this process with a model of this repository, without a server.",
-            ),
-        ),
-        "provider": (
-            Literal["cpu", "cuda"],
-            "cpu",
-            option(IN_PROCESS, None, "Execution provider of ONNX Runtime."),
-        ),
-        "engine": (
-            Literal["ray"] | None,
-            None,
-            option(
-                IN_PROCESS,
-                None,
-                "Compute on a Ray cluster instead of in this process. All its nodes must have the repository "
-                "and the tables under the same paths.",
-            ),
-        ),
-        "workers": (
-            int | None,
-            None,
-            option(
-                IN_PROCESS,
-                "ACTORS",
-                "Maximum number of Ray actors. Default: as many as fit the cluster's cores.",
-                min=1,
-            ),
-        ),
-        "cores_per_worker": (
-            int,
-            1,
-            option(IN_PROCESS, "CORES", "Number of cores of each Ray actor.", min=1),
-        ),
+        "model_repository": (IN_PROCESS, "FOLDER", Path | None, None),
+        "provider": (IN_PROCESS, None, Literal["cpu", "cuda"], "cpu"),
+        "engine": (IN_PROCESS, None, Literal["ray"] | None, None),
+        "workers": (IN_PROCESS, "ACTORS", int | None, None),
+        "cores_per_worker": (IN_PROCESS, "CORES", int, 1),
     },
 )
 

@@ -29,12 +29,11 @@ class ChunkActor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Computes the chunk of a batch; returns its tokens, or why it could not be computed."""
         (chunk,) = batch["chunk"]
-        error = ""
-        with ProgressReporter(0, show=False) as progress:
-            try:
-                list(run_chunks(self._plan, [chunk], self._journal, progress, self._backend))
-            except EnrichError as caught:  # returned as a value: Ray would wrap the exception in its own text
-                error = str(caught)
+        error, progress = "", ProgressReporter(0, show=False)
+        try:
+            list(run_chunks(self._plan, [chunk], self._journal, progress, self._backend))
+        except EnrichError as caught:  # returned as a value: Ray would wrap the exception in its own text
+            error = str(caught)
         return {"index": [chunk.index], "tokens": [progress.tokens], "error": [error]}
 
 

@@ -6,14 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attention_client.enrich.backend import (
-    BackendRequest,
-    BackendResult,
-    EncodedTexts,
-    EncoderSpec,
-    ModelSpec,
-    Role,
-)
+from attention_client import AttentionResult
+from attention_client.enrich.backend import BackendRequest, BackendResult, EncoderSpec, ModelSpec, Role
 from attention_client.enrich.options import JobOptions
 from attention_client.enrich.outcome import EnrichError, RefusedError
 
@@ -61,10 +55,9 @@ class LocalBackend:
         self.concurrency = self._model.parallel_runs
         self._options = options
 
-    def encode_texts(self, texts: Sequence[str]) -> EncodedTexts:
+    def encode_texts(self, texts: Sequence[str]) -> tuple[Sequence[Any], Sequence[int]]:
         """As of Backend: the token ids of the texts."""
         values: list[Any] = []
-        refused: dict[int, RefusedError] = {}
         truncated: list[int] = []
 
         def encode(part: Sequence[str]) -> None:
@@ -77,15 +70,14 @@ class LocalBackend:
                     for text in part:
                         encode([text])
                     return
-                refused[len(values)] = RefusedError(error.message, error.reason)
-                values.append(None)
+                values.append(RefusedError(error.message, error.reason))
                 return
             truncated.extend(len(values) + index for index in cut)
             values.extend(ids)
 
         for start in range(0, len(texts), ENCODED_TOGETHER):
             encode(texts[start : start + ENCODED_TOGETHER])
-        return EncodedTexts(values, refused, truncated)
+        return values, truncated
 
     def count_tokens(self, text: str, *, prompt: str | None) -> int:
         """As of Backend."""
@@ -102,7 +94,18 @@ class LocalBackend:
         future = self._model.submit(
             inputs, return_weights=self._options.weights, dimensions=self._options.dimensions or 0
         )
-        return partial(_result, future)
+        return partial(self._result, future)
+
+    def _result(self, future: "Future[Result]") -> BackendResult:
+        """A result or an error of the engine in the terms of a job."""
+        try:
+            outputs = future.result().outputs
+        except InvalidRequestError as error:
+            raise RefusedError(error.message, error.reason) from error
+        except EngineError as error:
+            raise EnrichError(error.message) from error
+        vectors, weights = next(iter(outputs.values())), outputs.get("attention_weights")
+        return AttentionResult(vectors, weights, self.model.name, self.model.version)
 
     def close(self) -> None:
         """Cancels requests that have not started."""
@@ -110,12 +113,10 @@ class LocalBackend:
 
 
 def _spec_of(model: InProcessModel) -> ModelSpec:
-    encoder = None
-    if (facts := model.encoder) is not None:
-        encoder = EncoderSpec(
-            prompts=tuple(facts.prompts), dimensions=facts.dimensions, max_tokens=model.max_tokens
-        )
-    return ModelSpec.from_axes(
+    encoder, facts = None, model.encoder
+    if facts is not None:
+        encoder = EncoderSpec(tuple(facts.prompts), facts.dimensions, model.max_tokens)
+    return ModelSpec(
         name=model.name,
         version=model.version,
         accepts_text=model.takes_text,
@@ -124,14 +125,3 @@ def _spec_of(model: InProcessModel) -> ModelSpec:
         parity_error=model.measured_error,
         encoder=encoder,
     )
-
-
-def _result(future: "Future[Result]") -> BackendResult:
-    """A result or an error of the engine in the terms of a job."""
-    try:
-        outputs = future.result().outputs
-    except InvalidRequestError as error:
-        raise RefusedError(error.message, error.reason) from error
-    except EngineError as error:
-        raise EnrichError(error.message) from error
-    return BackendResult(next(iter(outputs.values())), outputs.get("attention_weights"))

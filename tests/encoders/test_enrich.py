@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from attention_client import AttentionClient
 from attention_client.enrich import EnrichError, Summary, plan
-from attention_client.enrich.backend import EncodedTexts
 from numpy.testing import assert_allclose
 
 from attention_serving.enrich import enrich
@@ -170,10 +169,10 @@ def test_texts_are_encoded_ahead_on_a_thread_of_their_own(
 ) -> None:
     encode, threads = LocalBackend.encode_texts, []
 
-    def noted(backend: LocalBackend, texts: Sequence[str]) -> EncodedTexts:
+    def noted(backend: LocalBackend, texts: Sequence[str]) -> Any:
         threads.append(threading.current_thread().name)
         encoded = encode(backend, texts)
-        assert all(isinstance(ids, np.ndarray) for ids in encoded.values)
+        assert all(isinstance(ids, np.ndarray) for ids in encoded[0])
         return encoded
 
     monkeypatch.setattr(LocalBackend, "encode_texts", noted)

@@ -71,24 +71,9 @@ def test_paths_are_printed_as_they_were_given(
     assert null == "1 row is null: nothing to compute"
     assert refused == "1 row was refused: ./out.parquet.rejects.jsonl"
     assert json.loads(Path("out.parquet.rejects.jsonl").read_text())["file"] == "./table.parquet"
-    done = run(app, "table.parquet", "out.parquet", *arguments)
-    assert done.stderr == "error: out.parquet exists: --overwrite (overwrite=True) replaces it\n"
-
-
-def test_refused_rows_decide_the_exit_code(tmp_path: Path, enrich_models: Path) -> None:
-    source = write(tmp_path, 3, text=["Life is short", "unheard", "of"])
-    arguments = ["--model", TEXT, "--column", "text", "--model-repository", enrich_models, "--quiet"]
-    skip = [source, tmp_path / "out.parquet", *arguments, "--on-error", "skip"]
-    done = run(app, *skip, "--max-errors", "1")
+    done = run(app, "table.parquet", "out.arrow", *arguments, "--on-error", "skip", "--max-errors", "0")
     assert done.exit_code == 1
-    assert done.stderr.startswith("error: 2 rows were refused, more than max_errors=1; the last is row 2: ")
-    done = run(app, *skip, "--max-errors", "2", "--resume")
-    assert done.exit_code == 0, done.stderr
-    assert f"2 rows were refused: {tmp_path}/out.parquet.rejects.jsonl" in done.stdout
-    none = write(tmp_path, 1, "none.parquet", text=["unheard"])
-    done = run(app, none, tmp_path / "none.arrow", *arguments, "--on-error", "skip")
-    assert done.exit_code == 1
-    assert done.stderr.startswith("error: nothing was computed: 1 row was refused")
+    assert done.stderr.startswith("error: 1 row was refused, more than max_errors=0; the last is row 2: ")
 
 
 @pytest.mark.parametrize(

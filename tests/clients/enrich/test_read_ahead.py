@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Generator
-from contextlib import closing
 
 import pytest
 from attention_client.enrich.job import read_ahead
@@ -10,7 +9,7 @@ from attention_client.enrich.job import read_ahead
 PATIENCE_SECONDS = 60
 
 
-def test_items_come_in_order_and_one_ahead() -> None:
+def test_items_come_in_order_one_ahead_and_end_with_their_exception() -> None:
     began = [threading.Event() for _ in range(3)]
     threads = set()
 
@@ -19,26 +18,16 @@ def test_items_come_in_order_and_one_ahead() -> None:
             threads.add(threading.current_thread().name)
             event.set()
             yield index
+        raise OSError("the disk is gone")
 
     ahead = read_ahead(items())
     assert next(ahead) == 0
     assert began[1].wait(PATIENCE_SECONDS)  # without being asked for
     assert not began[2].is_set()
-    assert list(ahead) == [1, 2]
-    assert len(threads) == 1
-    assert threading.current_thread().name not in threads
-
-
-def test_an_exception_comes_after_the_items_before_it() -> None:
-    def items() -> Generator[int, None, None]:
-        yield 1
-        raise OSError("the disk is gone")
-
-    ahead = read_ahead(items())
-    assert next(ahead) == 1
+    assert [next(ahead), next(ahead)] == [1, 2]
     with pytest.raises(OSError, match="the disk is gone"):
         next(ahead)
-    assert list(read_ahead(iter_of())) == []
+    assert len(threads - {threading.current_thread().name}) == 1
 
 
 def test_closing_closes_the_items() -> None:
@@ -50,10 +39,7 @@ def test_closing_closes_the_items() -> None:
         finally:
             closed.set()
 
-    with closing(read_ahead(items())) as ahead:
-        assert next(ahead) == 0
+    ahead = read_ahead(items())
+    assert next(ahead) == 0
+    ahead.close()
     assert closed.is_set()
-
-
-def iter_of(*items: int) -> Generator[int, None, None]:
-    yield from items

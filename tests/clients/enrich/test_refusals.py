@@ -11,7 +11,7 @@ from attention_client.enrich import EnrichError, Summary, plan
 
 from attention_serving.enrich import enrich
 from tests.clients.enrich.tables import read, vectors_of, write
-from tests.server.samples import CROSS, SELF, TEXT, WORDS
+from tests.server.samples import CROSS, SELF, TEXT
 
 QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
 Options = dict[str, Any]
@@ -46,11 +46,11 @@ def run(source: Path, output: Path, **options: Any) -> Summary:
     ids=lambda value: str(value)[:30],
 )
 def test_a_job_that_cannot_be_done_is_refused_before_anything_is_computed(
-    tmp_path: Path, backend_options: Options, options: Options, words: str
+    tmp_path: Path, in_process: Options, options: Options, words: str
 ) -> None:
     source = write(tmp_path, 10)
     with pytest.raises(EnrichError, match=words):
-        run(source, tmp_path / "out.parquet", **{**backend_options, **options})
+        run(source, tmp_path / "out.parquet", **{**in_process, **options})
     assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
 
 
@@ -72,13 +72,12 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("on_error", ["fail", "skip"])
 @pytest.mark.parametrize(("cells", "words"), WIDE.values(), ids=WIDE)
 def test_a_table_whose_width_cannot_fit_is_refused_at_once(
-    tmp_path: Path, in_process: Options, cells: pa.Array, words: str, on_error: str
+    tmp_path: Path, in_process: Options, cells: pa.Array, words: str
 ) -> None:
     with pytest.raises(EnrichError, match=f"column 'query' {words}"):
-        enrich(pa.table({"query": cells}), tmp_path / "out.parquet", **QUERY, **in_process, on_error=on_error)
+        enrich(pa.table({"query": cells}), tmp_path / "out.parquet", **QUERY, **in_process, on_error="skip")
     assert not list(tmp_path.iterdir())
 
 
@@ -100,23 +99,21 @@ def test_a_refused_row_ends_the_job_or_is_listed(tmp_path: Path, backend_options
     assert [refusal.row for refusal in summary.refusals] == [1]
 
 
-def test_a_damaged_cell_affects_no_other_cell(tmp_path: Path, in_process: Options) -> None:
-    source = write(tmp_path, 4, query=vectors_of(GOOD, NARROW, [[1.0, None, 3.0, 4.0]], GOOD))
-    summary = run(source, tmp_path / "out.parquet", on_error="skip", **in_process)
-    vectors = read(tmp_path / "out.parquet").column("context_vectors").to_pylist()
-    assert [cell is None for cell in vectors] == [False, True, True, False]
-    assert summary.refused == 2
-
-
-def test_refused_rows_of_a_table_in_memory_are_in_the_summary(in_process: Options) -> None:
-    summary = enrich(pa.table({"query": vectors_of(GOOD, NARROW)}), **QUERY, **in_process, on_error="skip")
+def test_a_damaged_cell_affects_no_other_cell(in_process: Options) -> None:
+    cells = pa.table({"query": vectors_of(GOOD, NARROW, [[1.0, None, 3.0, 4.0]], GOOD)})
+    summary = enrich(cells, **QUERY, **in_process, on_error="skip")
+    assert summary.table is not None
+    assert summary.table.column("context_vectors").is_null().to_pylist() == [False, True, True, False]
     assert summary.rejects is None
-    assert [(refusal.row, refusal.reason) for refusal in summary.refusals] == [(1, "INVALID_CELL")]
+    assert [(refusal.row, refusal.reason) for refusal in summary.refusals] == [
+        (1, "INVALID_CELL"),
+        (2, "INVALID_CELL"),
+    ]
 
 
-def test_a_job_whose_rows_are_all_refused_has_no_result(tmp_path: Path, backend_options: Options) -> None:
+def test_a_job_whose_rows_are_all_refused_has_no_result(tmp_path: Path, in_process: Options) -> None:
     source, output = write(tmp_path, 3, text=pa.array(["unheard", None, "of"])), tmp_path / "out.parquet"
-    wanted = {"model": TEXT, "column": "text", "on_error": "skip", **backend_options}
+    wanted = {"model": TEXT, "column": "text", "on_error": "skip", **in_process}
     with pytest.raises(EnrichError, match="nothing was computed: 2 rows were refused; the first is row 0: "):
         run(source, output, **wanted)
     rejects = output.with_name("out.parquet.rejects.jsonl")
@@ -149,7 +146,3 @@ def test_a_job_that_computed_nothing_leaves_nothing(tmp_path: Path, in_process: 
     assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
     enrich(source, output, **QUERY, **in_process)
     assert read(output).num_rows == 3
-
-
-def test_the_unknown_words_are_not_in_the_vocabulary() -> None:
-    assert not {"unheard", "of"} & set(WORDS)

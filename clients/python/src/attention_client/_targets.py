@@ -38,7 +38,7 @@ def resolve(targets: Sequence[str]) -> str:
         UnavailableError: A name cannot be resolved.
         InvalidArgumentError: Some have IPv4 addresses only, others IPv6 addresses only.
     """
-    found = [_addresses(target) for target in targets]
+    found = [addresses_of(target) for target in targets]
     for family, scheme, _ in _FAMILIES:
         if all(own[family] for own in found):
             addresses = dict.fromkeys(address for own in found for address in own[family])
@@ -66,7 +66,13 @@ def _split(target: str) -> tuple[str, int]:
     return host.strip("[]"), whole_number("target", int(port), 1, 65_535)
 
 
-def _addresses(target: str) -> dict[socket.AddressFamily, list[str]]:
+def addresses_of(target: str) -> dict[socket.AddressFamily, list[str]]:
+    """The addresses of a HOST:PORT, each with its port, by their family.
+
+    Raises:
+        InvalidArgumentError: It is not HOST:PORT.
+        UnavailableError: The name cannot be resolved.
+    """
     host, port = _split(target)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -58,9 +58,10 @@ def enrich(
             pandas, Polars, DuckDB), or an Arrow dataset.
         output: Path or URL of the result: a file for a file, a folder for either. None returns the result
             as the `table` of the summary; `source` must then be a table in memory or a dataset.
-        servers: One server or several, each as HOST:PORT.
-        retry_seconds: Seconds without any answer after which the job ends, 0 or more; 0 ends it at the first
-            failure.
+        servers: Server to compute on, HOST:PORT, or several; on the command line, repeat the option or use
+            commas. Each address of a host name is one server.
+        retry_seconds: End the job after this many seconds without an answer from any server, 0 or more. 0
+            ends it at the first failure.
         credentials: Credentials of the connections, as of `AttentionClient`; None means unencrypted ones.
         token: Sent with every call, as of `AttentionClient`.
         **options: See EnrichOptions.

@@ -3,20 +3,24 @@
 Notation: T rows of a sequence, Tq query rows, Tk key rows, H heads, d elements of a row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
-from attention_client.enrich.outcome import EnrichError, RefusedError
+from attention_client._values import AttentionResult
+from attention_client.enrich.outcome import EnrichError
 
 Array: TypeAlias = NDArray[Any]
 Axes: TypeAlias = Sequence[str | int]
 # Sequences that are computed together, for each input: (T, d) float32, (T,) int64, or texts.
 BackendRequest: TypeAlias = "Mapping[Role, Sequence[Any]]"
+# Their results in the same order. A model that pools returns (d,) or (1, d) for each.
+BackendResult: TypeAlias = AttentionResult[Any]
 # Axes of vectors: sequences, their rows, elements of a row. A pooled output lacks the rows.
 VECTORS_RANK, POOLED_RANK = 3, 2
 
@@ -29,7 +33,7 @@ class Role(StrEnum):
     VALUE = "value"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EncoderSpec:
     """What sets a text encoder apart.
 
@@ -52,67 +56,48 @@ class ModelSpec:
         name: Name of the model.
         version: Version of the model.
         accepts_text: Whether the model has a tokenizer; its query is then a text.
-        input_widths: For each input, the elements of a row; None for token ids and texts.
-        output_width: Elements of a context vector: d.
-        pooled: Whether the model returns one vector (d,) for each sequence rather than (Tq, d).
+        inputs: Axes of each required input in the order query, key, value: sizes of fixed axes, names of
+            dynamic ones.
+        output: Axes of the first output: (B, T, d), or (B, d) for a model that pools.
         parity_error: Largest absolute difference from eager PyTorch that the backend measured; None if
             unknown.
         encoder: What sets a text encoder apart; None for any other model.
+
+    Raises:
+        EnrichError: The output has other axes.
     """
 
     name: str
     version: str
     accepts_text: bool
-    input_widths: Mapping[Role, int | None]
-    output_width: int
-    pooled: bool
+    inputs: Sequence[Axes]
+    output: Axes
     parity_error: float | None
     encoder: EncoderSpec | None = None
 
-    @classmethod
-    def from_axes(
-        cls,
-        *,
-        name: str,
-        version: str,
-        accepts_text: bool,
-        inputs: Sequence[Axes],
-        output: Axes,
-        parity_error: float | None,
-        encoder: EncoderSpec | None = None,
-    ) -> Self:
-        """Derives the widths from the axes that the model declares.
-
-        Args:
-            name: Name of the model.
-            version: Version of the model.
-            accepts_text: Whether the model has a tokenizer.
-            inputs: Axes of each required input in the order query, key, value: sizes of fixed axes, names of
-                dynamic ones.
-            output: Axes of the first output: (B, T, d), or (B, d) for a model that pools.
-            parity_error: Largest measured absolute difference from eager PyTorch; None if unknown.
-            encoder: What sets a text encoder apart.
-
-        Raises:
-            EnrichError: The output has other axes.
-        """
-        width = output[-1] if output else None
-        if len(output) not in (VECTORS_RANK, POOLED_RANK) or not isinstance(width, int):
-            found = ", ".join(map(str, output))
+    def __post_init__(self) -> None:
+        if len(self.output) not in (VECTORS_RANK, POOLED_RANK) or not isinstance(self.output[-1], int):
+            found = ", ".join(map(str, self.output))
             raise EnrichError(
-                f"model {name!r} has an output of axes ({found}); enrichment takes (batch, length, width) or "
-                "(batch, width) with a fixed width"
+                f"model {self.name!r} has an output of axes ({found}); enrichment takes (batch, length, "
+                "width) or (batch, width) with a fixed width"
             )
-        return cls(
-            name=name,
-            version=version,
-            accepts_text=accepts_text,
-            input_widths={role: _row_width(axes) for role, axes in zip(Role, inputs, strict=False)},
-            output_width=width,
-            pooled=len(output) == POOLED_RANK,
-            parity_error=parity_error,
-            encoder=encoder,
-        )
+
+    @cached_property
+    def input_widths(self) -> Mapping[Role, int | None]:
+        """For each input, the elements of a row; None for token ids and texts."""
+        widths = (int(axes[-1]) if len(axes) == VECTORS_RANK else None for axes in self.inputs)
+        return dict(zip(Role, widths, strict=False))
+
+    @property
+    def output_width(self) -> int:
+        """Elements of a context vector: d."""
+        return int(self.output[-1])
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the model returns one vector (d,) for each sequence rather than (Tq, d)."""
+        return len(self.output) == POOLED_RANK
 
     def shortened(self, dimensions: int | None) -> "ModelSpec":
         """The model with embeddings of that many elements; None for all of them.
@@ -126,43 +111,7 @@ class ModelSpec:
         if dimensions not in allowed:
             listed = ", ".join(map(str, allowed))
             raise EnrichError(f"dimensions is {dimensions}; model {self.name!r} allows {listed}")
-        return replace(self, output_width=dimensions)
-
-
-def _row_width(axes: Axes) -> int | None:
-    return int(axes[-1]) if len(axes) == VECTORS_RANK else None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BackendResult:
-    """The results of a request, in the order of its sequences.
-
-    Attributes:
-        context_vectors: (Tq, d) for each sequence; (d,) or (1, d) if the model pools.
-        attention_weights: (H, Tq, Tk) for each sequence; None if they were not requested.
-        token_counts: Tokens of each text; empty if the request had no texts, or they are not known.
-        truncated: Positions of the texts that were cut.
-    """
-
-    context_vectors: Sequence[Array]
-    attention_weights: Sequence[Array] | None
-    token_counts: Sequence[int] = ()
-    truncated: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EncodedTexts:
-    """Texts as requests carry them.
-
-    Attributes:
-        values: For each text its token ids (T,) int64, or the text itself; None if it is refused.
-        refused: The reason for each text that is refused, by its position.
-        truncated: Positions of the texts that were cut.
-    """
-
-    values: Sequence[Any]
-    refused: Mapping[int, RefusedError] = field(default_factory=dict)
-    truncated: Sequence[int] = ()
+        return replace(self, output=(*self.output[:-1], dimensions))
 
 
 class Backend(Protocol):
@@ -179,10 +128,14 @@ class Backend(Protocol):
     concurrency: int
     tokenizer: Path | None
 
-    def encode_texts(self, texts: Sequence[str]) -> EncodedTexts:
+    def encode_texts(self, texts: Sequence[str]) -> tuple[Sequence[Any], Collection[int]]:
         """Encodes texts before they are submitted, on the thread of the caller, while requests are computed.
 
         A backend that computes elsewhere returns the texts as they are.
+
+        Returns:
+            For each text what a request has: its token ids (T,) int64, or the text itself; or a RefusedError.
+            And the positions of the texts that were cut.
         """
 
     def count_tokens(self, text: str, *, prompt: str | None) -> int:

@@ -5,28 +5,18 @@ d elements of a vector.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from attention_client.enrich import cells
 from attention_client.enrich.backend import Array, Backend, BackendRequest, BackendResult, ModelSpec, Role
-from attention_client.enrich.cells import (
-    Cells,
-    list_column,
-    pooled_column,
-    read_ids,
-    read_texts,
-    read_vectors,
-    vectors_column,
-    weights_column,
-)
-from attention_client.enrich.options import PassageLayout, Pool
+from attention_client.enrich.options import OnError, PassageLayout, Pool
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal, RefusedError
 from attention_client.enrich.plan import PASSAGE_TYPES, JobPlan
 from attention_client.enrich.tables import BATCH_BYTES, RowBatch, rows_per_batch
-from attention_client.enrich.texts import Passage, PassageSplitter
+from attention_client.enrich.texts import Passage, PassageSplitter, count_tokens, load_tokenizer
 
 # A request holds at most this many sequences, and this many bytes of input or of result unless it holds one.
 REQUEST_SEQUENCES = 64
@@ -42,12 +32,53 @@ REQUEST_TOKENS = 2048
 CHARACTERS_PER_TOKEN = 4
 # Reason of a row that was refused before it was sent, and of a text with too many tokens.
 INVALID_CELL, LIMIT_EXCEEDED = "INVALID_CELL", "LIMIT_EXCEEDED"
+# Texts that show whether a tokenizer is the model's. The first has few tokens whatever the tokenizer is.
+SHORT_PROBE, PROBES = "a", ("Eat dessert first.", "naïve Größe 42")
 POOLS: dict[Pool, Callable[[Array], Array]] = {
     Pool.NONE: lambda rows: rows,
     Pool.MEAN: lambda rows: rows.mean(axis=0, dtype=np.float32),
     Pool.CLS: lambda rows: rows[0],
     Pool.MAX: lambda rows: rows.max(axis=0),
 }
+
+
+def make_splitter(plan: JobPlan, backend: Backend) -> PassageSplitter | None:
+    """The splitter of a job's texts; None if they are not cut.
+
+    Raises:
+        EnrichError: There is no tokenizer, it is not the model's, or a passage would have no room.
+    """
+    most, overlap = plan.options.passage_tokens, plan.options.passage_overlap or 0
+    if most is None:
+        return None
+    if backend.tokenizer is None:
+        raise EnrichError(
+            "passages on servers need the model's tokenizer: name its file tokenizer.json with --tokenizer "
+            "(tokenizer)"
+        )
+    tokenizer = load_tokenizer(backend.tokenizer)
+    encoder = plan.model.encoder
+    for probe in PROBES:
+        own, known = count_tokens(tokenizer, probe, special=True), backend.count_tokens(probe, prompt="")
+        if min(own, (encoder and encoder.max_tokens) or own) != known:
+            raise EnrichError(
+                f"{backend.tokenizer} is not the tokenizer of model {plan.model.name!r}: it makes {own} "
+                f"tokens of {probe!r}, the model {known}"
+            )
+    added = backend.count_tokens(SHORT_PROBE, prompt=plan.options.prompt)
+    added -= count_tokens(tokenizer, SHORT_PROBE)
+    room = most - added
+    if room < 1:
+        raise EnrichError(
+            f"passage_tokens is {most}, of which special tokens and the prompt take {added}: none are left "
+            "for the text"
+        )
+    if overlap > room // 2:
+        raise EnrichError(
+            f"passage_overlap is {overlap}; it must be at most {room // 2}, half of the {room} tokens that a "
+            "passage has beside special tokens and the prompt"
+        )
+    return PassageSplitter(tokenizer, room, overlap)
 
 
 class Batch:
@@ -87,26 +118,29 @@ class Batch:
         for role, name in self._plan.options.columns.items():
             column, width = self._table.column(name), self._model.input_widths[role]
             if pa.types.is_null(column.type):
-                cells = Cells([None] * len(column), {})
+                found = cells.Cells([None] * len(column), {})
             else:
-                cells = read_ids(column) if width is None else read_vectors(column, width)
-            self._values[role] = cells.values
-            for row, message in cells.refused.items():
+                found = cells.read_ids(column) if width is None else cells.read_vectors(column, width)
+            self._values[role] = found.values
+            for row, message in found.refused.items():
                 self._refuse(row, RefusedError(f"column {name!r}: {message}", INVALID_CELL))
 
     def _read_texts(self, splitter: PassageSplitter | None) -> None:
         template = self._plan.options.text_template
-        texts = template.render({name: read_texts(self._table.column(name)) for name in template.columns})
+        texts = template.render(
+            {name: cells.read_texts(self._table.column(name)) for name in template.columns}
+        )
         if splitter is not None:
             texts = self._cut(texts, splitter)
         given = [index for index, text in enumerate(texts) if text is not None]
-        encoded = self._backend.encode_texts([text for text in texts if text is not None])
+        encoded, truncated = self._backend.encode_texts([text for text in texts if text is not None])
         values: list[Any] = [None] * len(texts)
-        for index, value in zip(given, encoded.values, strict=True):
-            values[index] = value
-        for position, error in encoded.refused.items():
-            self._refuse(self._rows[given[position]], error)
-        self._truncated.update(int(self._rows[given[position]]) for position in encoded.truncated)
+        for index, value in zip(given, encoded, strict=True):
+            if isinstance(value, RefusedError):
+                self._refuse(self._rows[index], value)
+            else:
+                values[index] = value
+        self._truncated.update(int(self._rows[given[position]]) for position in truncated)
         self._values[Role.QUERY] = values
 
     def _cut(self, texts: Sequence[str | None], splitter: PassageSplitter) -> list[str | None]:
@@ -160,7 +194,7 @@ class Batch:
         """
         for sequences, result in self._submitted:
             self._collect(sequences, result)
-        if self._refusals and not self._plan.options.skip_refused:
+        if self._refusals and self._plan.options.on_error is OnError.FAIL:
             first = self._refusals[min(self._refusals)]
             raise EnrichError(
                 f"row {first.row} is refused: {first.message}; --on-error skip (on_error='skip') leaves such "
@@ -225,10 +259,10 @@ class Batch:
             case PassageLayout.LISTS:
                 added = self._passage_lists()
             case _:
-                to_column = pooled_column if self._plan.pooled else vectors_column
+                to_column = cells.pooled_column if self._plan.pooled else cells.vectors_column
                 added = [to_column(self._vectors, self._model.output_width)]
                 if self._plan.options.weights:
-                    added.append(weights_column(self._weights))
+                    added.append(cells.weights_column(self._weights))
         columns = [*self._table.columns, *added]
         yield pa.RecordBatch.from_arrays(columns, schema=self._plan.output_schema)
 
@@ -254,14 +288,11 @@ class Batch:
 
     def _passage_lists(self) -> list[pa.Array]:
         """For each row of the table, lists of its passages; null for a row without passages."""
-        assert self._passages is not None  # noqa: S101 - texts were cut
-        lists = []
-        for row, group in groupby(range(len(self._rows)), key=self._rows.tolist().__getitem__):
-            own = list(group)
-            lists.append(None if row in self._refusals or self._passages[own[0]] is None else own)
-        columns = self._passage_columns([index for own in lists if own for index in own])
-        lengths = [None if own is None else len(own) for own in lists]
-        return [list_column(lengths, column) for column in columns]
+        present = ~np.isin(self._rows, list(self._refusals))
+        present &= [passage is not None for passage in self._passages or ()]
+        counts = np.bincount(self._rows[present], minlength=self._table.num_rows).tolist()
+        columns = self._passage_columns(np.flatnonzero(present).tolist())
+        return [cells.list_column([count or None for count in counts], column) for column in columns]
 
     def _passage_columns(self, sequences: Sequence[int | None]) -> list[pa.Array]:
         """The passages of sequences and their vectors; nulls for None."""
@@ -272,7 +303,7 @@ class Batch:
             for place, kind in enumerate(PASSAGE_TYPES.values())
         ]
         vectors = [None if index is None else self._vectors[index] for index in sequences]
-        return [*columns, pooled_column(vectors, self._model.output_width)]
+        return [*columns, cells.pooled_column(vectors, self._model.output_width)]
 
 
 def _lengths(values: Sequence[Any]) -> Array:
@@ -303,8 +334,8 @@ def pack(
     columns = list(lengths.values())
     query, key = columns[0][rows], columns[-1][rows]
     order = np.lexsort((key, query))
-    most = _sequences_per_request(query[order], key[order], model, weights=weights)
     ordered, start = rows[order].tolist(), 0
+    most = _sequences_per_request(query[order], key[order], model, weights=weights)
     for index, limit in enumerate(most.tolist()):
         if index - start >= limit:
             yield ordered[start:index]
@@ -317,10 +348,11 @@ def _sequences_per_request(query: Array, key: Array, model: ModelSpec, *, weight
     """How many sequences of lengths Tq and Tk a request may hold; at least one."""
     longest = np.maximum(np.maximum(query, key), 1)
     if model.encoder is not None:
-        few: Array = np.clip(REQUEST_TOKENS // longest, 1, REQUEST_SEQUENCES)
-        return few
-    width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))
-    most: Array = np.minimum(REQUEST_SEQUENCES, REQUEST_BYTES // (longest * width * FLOAT_BYTES))
+        most: Array = REQUEST_TOKENS // longest
+    else:
+        width = max(model.output_width, *(width or 1 for width in model.input_widths.values()))
+        most = REQUEST_BYTES // (longest * width * FLOAT_BYTES)
     if weights:
         most = np.minimum(most, REQUEST_PAIRS // np.maximum(query * key, 1))
-    return np.maximum(most, 1)
+    few: Array = np.clip(most, 1, REQUEST_SEQUENCES)
+    return few

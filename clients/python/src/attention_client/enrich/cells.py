@@ -3,7 +3,7 @@
 Notation: R rows of a batch, T rows of a sequence, Tq query rows, Tk key rows, H heads, d elements of a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,15 +48,11 @@ def read_vectors(column: pa.Array, width: int) -> Cells:
     inner: Any = column.type.value_type if _is_list(column.type) else None
     if _is_list(inner) and _is_number(inner.value_type):
         if pa.types.is_fixed_size_list(inner) and inner.list_size != width:
-            raise EnrichError(
-                f"holds vectors of {inner.list_size} numbers; the model takes vectors of {width}"
-            )
+            raise _misfit("vectors", [inner.list_size], width)
         return _read_nested(column, width)
     if _is_number(inner):
         if pa.types.is_fixed_size_list(column.type) and column.type.list_size % width:
-            raise EnrichError(
-                f"holds lists of {column.type.list_size} numbers; the model takes multiples of {width}"
-            )
+            raise _misfit("lists", [column.type.list_size], width)
         return _read_flat(column, width)
     raise EnrichError(f"is {column.type}; vectors are lists of numbers, or lists of lists of numbers")
 
@@ -105,14 +101,17 @@ def check_widths(column: pa.Array, width: int) -> None:
     if _is_list(column.type.value_type):
         _, starts, ends = _lists(content.drop_null())
         sizes = np.unique(ends - starts)
-        fits, holds, takes = width in sizes, "vectors", "vectors"
+        if len(sizes) and width not in sizes:
+            raise _misfit("vectors", sizes, width)
     else:
-        sizes = np.unique(ends - starts)
-        sizes = sizes[sizes > 0]
-        fits, holds, takes = not (sizes % width).all(), "lists", "multiples"
-    if len(sizes) and not fits:
-        found = ", ".join(map(str, sizes.tolist()))
-        raise EnrichError(f"holds {holds} of {found} numbers; the model takes {takes} of {width}")
+        sizes = np.unique((ends - starts)[ends > starts])
+        if len(sizes) and (sizes % width).all():
+            raise _misfit("lists", sizes, width)
+
+
+def _misfit(holds: str, sizes: Iterable[int], width: int) -> EnrichError:
+    found, takes = ", ".join(map(str, sizes)), "vectors" if holds == "vectors" else "multiples"
+    return EnrichError(f"holds {holds} of {found} numbers; the model takes {takes} of {width}")
 
 
 def _check_tensor(data_type: pa.DataType, width: int) -> None:
@@ -167,12 +166,7 @@ def _read_flat(column: pa.Array, width: int) -> Cells:
 
 
 def _cells(
-    column: pa.Array,
-    starts: Array,
-    ends: Array,
-    flat: Array,
-    holes: Array,
-    refused: dict[int, str],
+    column: pa.Array, starts: Array, ends: Array, flat: Array, holes: Array, refused: dict[int, str]
 ) -> Cells:
     """Views of `flat`, one per cell; `holes` are the sorted positions that hold no usable number."""
     valid = np.asarray(column.is_valid())

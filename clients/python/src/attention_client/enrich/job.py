@@ -6,29 +6,26 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
-from enum import Enum
+from dataclasses import fields, replace
 from functools import partial
 from itertools import groupby
 from math import ceil
 from operator import itemgetter
 from os import PathLike, fspath
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 from tqdm import tqdm
 
 from attention_client.enrich.backend import Backend
-from attention_client.enrich.batches import BATCH_REQUESTS, Batch
+from attention_client.enrich.batches import BATCH_REQUESTS, Batch, make_splitter
 from attention_client.enrich.journal import Journal, OutputAssembler, is_complete, read_rejects, write_rejects
-from attention_client.enrich.options import JobOptions
+from attention_client.enrich.options import JobOptions, OnError
 from attention_client.enrich.outcome import EnrichError, Figures, Summary, were_refused
 from attention_client.enrich.plan import Chunk, JobPlan, make_plan
 from attention_client.enrich.storage import Location, locate
 from attention_client.enrich.tables import RowBatch, check_replaceable, locate_target, open_source
-from attention_client.enrich.texts import PassageSplitter, make_splitter
 
 LINE_SECONDS = 10.0
 Item = TypeVar("Item")
@@ -49,14 +46,6 @@ class ProgressReporter:
         self._lines = show and not is_terminal
         self._bar = tqdm(total=rows, unit="row", unit_scale=True, disable=not (show and is_terminal))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.close()
-
     def add(self, rows: int, tokens: int) -> None:
         """Counts computed rows."""
         self._rows += rows
@@ -71,6 +60,10 @@ class ProgressReporter:
             line = f"{self._rows:,} of {self._total:,} rows, {rate:,.0f} tokens/s, {left:,.0f} s left\n"
             sys.stderr.write(line)
             sys.stderr.flush()
+
+    def close(self) -> None:
+        """Removes the bar."""
+        self._bar.close()
 
 
 # Computes chunks, here or elsewhere, and yields each that is recorded.
@@ -110,7 +103,7 @@ def run_job(
             "a table in memory can neither be resumed nor computed on a cluster: store it in a file"
         )
     plan = make_plan(opened, backend.model, options)
-    _splitter(plan, backend)  # passages that cannot be cut are refused before anything is computed
+    make_splitter(plan, backend)  # passages that cannot be cut are refused before anything is computed
     runner = runner or partial(run_chunks, backend=backend)
     if output is not None:
         return _run(plan, locate_target(fspath(output), opened), runner)
@@ -126,36 +119,35 @@ def run_job(
 
 def _run(plan: JobPlan, target: Location, runner: ChunkRunner) -> Summary:
     """Runs a job. The output exists when this returns, not before."""
-    journal = Journal(target, plan)
+    journal, resume = Journal(target, plan), plan.options.resume
+    skip = plan.options.on_error is OnError.SKIP
     rows = sum(file.rows for file in plan.source.files)
     if target.exists:
-        if plan.options.resume and is_complete(plan, target):
+        if resume and is_complete(plan, target):
             journal.discard()
             rejects, refusals = read_rejects(target)
             figures = Figures(rows=rows, refusals=list(refusals))
             return _summary(plan, target, figures, rejects, resumed_rows=rows, already_complete=True)
-        check_replaceable(target, overwrite=plan.options.overwrite, resume=plan.options.resume)
+        check_replaceable(target, overwrite=plan.options.overwrite, resume=resume)
     started = time.monotonic()
     try:
-        with journal.open(resume=plan.options.resume), OutputAssembler(plan, journal, target) as output:
+        with journal.open(resume=resume), closing(OutputAssembler(plan, journal, target)) as output:
             started -= journal.read_seconds()
-            resumed = _compute(plan, journal, output, runner, started)
+            earlier = _compute(plan, journal, output, runner, started)
             records = [journal.read(chunk) for chunk in plan.chunks]
-            rejects = write_rejects(plan, records, target) if plan.options.skip_refused else None
+            rejects = write_rejects(plan, records, target) if skip else None
             figures = Figures()
             for record in records:
                 figures.add(record)
-            _check_refusals(figures, skip=plan.options.skip_refused)
+            _check_refusals(figures, skip=skip)
             output.move_into_place()
     except NothingComputedError:
         journal.remove()
         raise
     journal.remove()
     seconds = time.monotonic() - started
-    rate = figures.tokens / seconds
-    return _summary(
-        plan, target, figures, rejects, resumed_rows=resumed, seconds=seconds, tokens_per_second=rate
-    )
+    timed = {"seconds": seconds, "tokens_per_second": figures.tokens / seconds}
+    return _summary(plan, target, figures, rejects, resumed_rows=earlier, **timed)
 
 
 def _compute(
@@ -185,7 +177,7 @@ def _compute(
             remaining.append(chunk)
     rows = sum(chunk.stop - chunk.start for chunk in remaining)
     with (
-        ProgressReporter(rows, show=plan.options.progress) as progress,
+        closing(ProgressReporter(rows, show=plan.options.progress)) as progress,
         closing(runner(plan, remaining, journal, progress)) as finished,
     ):
         try:
@@ -212,19 +204,16 @@ def _check_refusals(figures: Figures, *, skip: bool) -> None:
 
 
 def _summary(plan: JobPlan, target: Location, figures: Figures, rejects: str | None, **known: Any) -> Summary:
+    counts = {each.name: getattr(figures, each.name) for each in fields(figures) if each.name != "refusals"}
     return Summary(
         output=str(target),
-        rows=figures.rows,
         refused=len(figures.refusals),
-        nulls=figures.nulls,
-        passages=figures.passages,
-        truncated=figures.truncated,
-        tokens=figures.tokens,
+        refusals=tuple(figures.refusals),
+        rejects=rejects,
         model=plan.model.name,
         version=plan.model.version,
         parity_error=plan.model.parity_error,
-        rejects=rejects,
-        refusals=tuple(figures.refusals),
+        **counts,
         **known,
     )
 
@@ -239,10 +228,7 @@ def run_chunks(
     """
     for chunk, batches in groupby(_submitted(plan, chunks, backend), key=itemgetter(0)):
         figures = Figures()
-        with (
-            journal.part(chunk).replaced() as file,
-            pa.ipc.new_file(file, plan.output_schema) as part,
-        ):
+        with journal.part(chunk).replaced() as file, pa.ipc.new_file(file, plan.output_schema) as part:
             for _, batch in batches:
                 own = batch.finish()
                 for rows in batch.output():
@@ -258,7 +244,7 @@ def _submitted(plan: JobPlan, chunks: Iterable[Chunk], backend: Backend) -> Iter
     # Enough for the backend's concurrent requests, one batch to submit and one to write.
     limit = 2 + ceil(backend.concurrency / BATCH_REQUESTS)
     pending: deque[tuple[Chunk, Batch]] = deque()
-    splitter = _splitter(plan, backend)
+    splitter = make_splitter(plan, backend)
     # Cells are read and texts are encoded on a thread, while requests are computed and results are written.
     batches = ((chunk, Batch(rows, plan, backend, splitter)) for chunk, rows in _batches(plan, chunks))
     with closing(read_ahead(batches)) as ready:
@@ -271,27 +257,16 @@ def _submitted(plan: JobPlan, chunks: Iterable[Chunk], backend: Backend) -> Iter
         yield pending.popleft()
 
 
-def _splitter(plan: JobPlan, backend: Backend) -> PassageSplitter | None:
-    options = plan.options
-    if options.passage_tokens is None:
-        return None
-    return make_splitter(backend, options.passage_tokens, options.passage_overlap or 0, options.prompt)
-
-
-class _End(Enum):
-    REACHED = "no item is left"
-
-
 def read_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
-    """Yields the items of a generator, which runs on a thread, one item ahead.
+    """Yields the items of a generator, of which none is None and which runs on a thread, one item ahead.
 
     Its exceptions are raised here. Closing this generator waits for the item in progress.
     """
     try:
         with ThreadPoolExecutor(1, "read-ahead") as thread:
-            item = thread.submit(next, items, _End.REACHED)
-            while not isinstance(ready := item.result(), _End):
-                item = thread.submit(next, items, _End.REACHED)
+            item = thread.submit(next, items, None)
+            while (ready := item.result()) is not None:
+                item = thread.submit(next, items, None)
                 yield ready
     finally:
         items.close()

@@ -8,12 +8,10 @@ import json
 import posixpath
 import queue
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from itertools import groupby
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 from filelock import FileLock, Timeout
@@ -22,7 +20,7 @@ from pyarrow import fs
 from attention_client.enrich.outcome import EnrichError, Figures, Refusal
 from attention_client.enrich.plan import JOB_KEY, Chunk, JobPlan
 from attention_client.enrich.storage import Json, Location
-from attention_client.enrich.tables import is_table, open_table, open_writer
+from attention_client.enrich.tables import format_of, is_table, open_table
 
 FOLDER, RECORD, REJECTS = ".partial", ".json", ".rejects.jsonl"
 
@@ -172,15 +170,6 @@ class OutputAssembler:
         self._thread = ThreadPoolExecutor(1, "assembler")
         self._written = self._thread.submit(self._write)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._finished.put(None)
-        self._thread.shutdown()
-
     def add(self, chunk: Chunk) -> None:
         """Adds a finished chunk.
 
@@ -202,22 +191,27 @@ class OutputAssembler:
         result = self._journal.result
         (result / self._names[""] if is_table(self._target.path) else result).move(self._target)
 
+    def close(self) -> None:
+        """Ends the thread."""
+        self._finished.put(None)
+        self._thread.shutdown()
+
     def _write(self) -> None:
         for name, group in groupby(self._plan.chunks, key=lambda chunk: chunk.name):
             written, chunks = self._journal.result / self._names[name], list(group)
             if written.exists:
                 continue
-            written.parent.make_folder()
+            (self._journal.result / posixpath.dirname(self._names[name])).make_folder()
             try:
                 self._write_file(written, chunks)
-            except _JobEndedError:
+            except CancelledError:
                 return
             for chunk in chunks:
                 self._journal.part(chunk).remove()
 
     def _write_file(self, written: Location, chunks: Iterable[Chunk]) -> None:
         schema = self._plan.output_schema
-        with written.replaced() as file, closing(open_writer(written.path, file, schema)) as writer:
+        with written.replaced() as file, closing(format_of(written.path).writer(file, schema)) as writer:
             for chunk in chunks:
                 self._wait_for(chunk)
                 with self._journal.part(chunk).open() as source:
@@ -228,13 +222,9 @@ class OutputAssembler:
     def _wait_for(self, chunk: Chunk) -> None:
         while chunk.index not in self._known:
             finished = self._finished.get()
-            if finished is None:
-                raise _JobEndedError
+            if finished is None:  # the job ends before the chunk is finished
+                raise CancelledError
             self._known.add(finished.index)
-
-
-class _JobEndedError(Exception):
-    """The job ended before the chunk was finished."""
 
 
 def _output_names(plan: JobPlan, target: Location) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The options of a job, as `enrich()` takes them and as the job reads them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -151,7 +151,7 @@ class JobOptions:
         """How the text of a row is made, for models that take text."""
         if self.template is not None:
             return TextTemplate.parse(self.template)
-        return TextTemplate.of_column(self.text_column if self.text_column is not None else self.column or "")
+        return TextTemplate((("", self.text_column if self.text_column is not None else self.column),))
 
     @property
     def embed(self) -> EmbedOptions:
@@ -163,14 +163,11 @@ class JobOptions:
         """Where passages are stored; None if texts are not cut."""
         return None if self.passage_tokens is None else self.passages or PassageLayout.ROWS
 
-    @property
-    def skip_refused(self) -> bool:
-        """Whether a refused row gets null instead of ending the job."""
-        return self.on_error is OnError.SKIP
-
 
 MEMBERS: Mapping[str, type[StrEnum]] = {"pool": Pool, "on_error": OnError, "passages": PassageLayout}
+ALLOWED: dict[str, Iterable[str]] = {**dict(MEMBERS), "provider": ("cpu", "cuda"), "engine": ("ray",)}
 LEAST = {"max_errors": 0, "dimensions": 1, "passage_tokens": 1, "passage_overlap": 0}
+LEAST |= {"retry_seconds": 0, "workers": 1, "cores_per_worker": 1}
 
 
 def read_options(options: EnrichOptions) -> JobOptions:
@@ -183,12 +180,7 @@ def read_options(options: EnrichOptions) -> JobOptions:
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _check_combinations(given)
-    for name, least in LEAST.items():
-        if given.get(name, least) < least:
-            raise EnrichError(f"{name} is {given[name]}; it must be {least} or more")
-    for name, members in MEMBERS.items():
-        if name in given and given[name] not in list(members):
-            raise EnrichError(f"{name} is {given[name]!r}; it must be one of {', '.join(members)}")
+    check_values(given)
     kinds: dict[str, Callable[[Any], Any]] = {**MEMBERS, "version": str, "tokenizer": Path}
     read = JobOptions(
         **{name: kinds[name](value) if name in kinds else value for name, value in given.items()}
@@ -207,3 +199,16 @@ def _check_combinations(given: Mapping[str, Any]) -> None:
     for name in ("passage_overlap", "passages", "tokenizer"):
         if name in given and "passage_tokens" not in given:
             raise UsageError(f"{name} needs passage_tokens")
+
+
+def check_values(given: Mapping[str, Any]) -> None:
+    """Checks the values of options, each by itself; None is allowed.
+
+    Raises:
+        EnrichError: A value is not allowed.
+    """
+    for name, value in given.items():
+        if value is not None and not value >= LEAST.get(name, value):
+            raise EnrichError(f"{name} is {value}; it must be {LEAST[name]} or more")
+        if value is not None and value not in tuple(ALLOWED.get(name, (value,))):
+            raise EnrichError(f"{name} is {value!r}; it must be one of {', '.join(ALLOWED[name])}")

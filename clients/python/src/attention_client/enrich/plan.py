@@ -8,19 +8,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from attention_client.enrich import cells
 from attention_client.enrich.backend import ModelSpec, Role
-from attention_client.enrich.cells import (
-    check_widths,
-    read_ids,
-    read_texts,
-    read_vectors,
-    vectors_type,
-    weights_type,
-)
 from attention_client.enrich.options import JobOptions, PassageLayout, Pool
 from attention_client.enrich.outcome import EnrichError
 from attention_client.enrich.storage import Json
-from attention_client.enrich.tables import BATCH_ROWS, SourceFile, TableSource
+from attention_client.enrich.tables import BATCH_ROWS, TableSource
 
 # A job that is killed loses at most one chunk: this many rows and, by the size of the file, bytes of input.
 CHUNK_ROWS = 16 * 1024
@@ -73,7 +66,7 @@ class JobPlan:
         """Every chunk in the order of its rows. A file without rows has one chunk."""
         index = 0
         for file in self.source.files:
-            step = _chunk_rows(file)
+            step = max(1, min(CHUNK_ROWS, CHUNK_BYTES * file.rows // max(file.size, 1)))
             for start in range(0, max(file.rows, 1), step):
                 yield Chunk(index, file.name, start, min(start + step, file.rows))
                 index += 1
@@ -82,10 +75,6 @@ class JobPlan:
     def pooled(self) -> bool:
         """Whether there is one vector for each sequence."""
         return self.model.pooled or self.options.pool is not Pool.NONE
-
-
-def _chunk_rows(file: SourceFile) -> int:
-    return max(1, min(CHUNK_ROWS, CHUNK_BYTES * file.rows // max(file.size, 1)))
 
 
 def make_plan(source: TableSource, model: ModelSpec, options: JobOptions) -> JobPlan:
@@ -163,24 +152,18 @@ def _check_columns(schema: pa.Schema, model: ModelSpec, options: JobOptions) -> 
             known, purpose = ", ".join(schema.names), "text" if model.accepts_text else role
             raise EnrichError(f"there is no column {column!r} for the {purpose}; the columns are {known}")
         # To read no rows of the column's type raises the error of a type that does not fit.
-        none, width = _empty(schema.field(column).type), model.input_widths[role]
+        none, width = pa.nulls(0, schema.field(column).type), model.input_widths[role]
         try:
             if model.accepts_text:
-                read_texts(none)
+                cells.read_texts(none)
             elif pa.types.is_null(none.type):
                 continue
             elif width is None:
-                read_ids(none)
+                cells.read_ids(none)
             else:
-                read_vectors(none, width)
+                cells.read_vectors(none, width)
         except EnrichError as error:
             raise EnrichError(f"column {column!r} {error}") from error
-
-
-def _empty(data_type: pa.DataType) -> pa.Array:
-    if isinstance(data_type, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(data_type, pa.array([], data_type.storage_type))
-    return pa.array([], data_type)
 
 
 def _check_first_rows(source: TableSource, model: ModelSpec, options: JobOptions) -> None:
@@ -193,7 +176,7 @@ def _check_first_rows(source: TableSource, model: ModelSpec, options: JobOptions
         rows = next(table.batches(0, min(file.rows, BATCH_ROWS))).rows
     for role, width in widths.items():
         try:
-            check_widths(rows.column(options.columns[role]), width)
+            cells.check_widths(rows.column(options.columns[role]), width)
         except EnrichError as error:
             where = "the first row" if rows.num_rows == 1 else f"each of the first {rows.num_rows:,} rows"
             raise EnrichError(f"column {options.columns[role]!r} {error}, in {where}") from error
@@ -201,13 +184,13 @@ def _check_first_rows(source: TableSource, model: ModelSpec, options: JobOptions
 
 def _added_columns(model: ModelSpec, options: JobOptions, name: str) -> dict[str, pa.DataType]:
     """The new columns, of which `name` has the vectors."""
-    vectors = vectors_type(model.output_width, pooled=model.pooled or options.pool is not Pool.NONE)
+    vectors = cells.vectors_type(model.output_width, pooled=model.pooled or options.pool is not Pool.NONE)
     match options.layout:
         case PassageLayout.ROWS:
             return {SOURCE_ROW: pa.int64(), **PASSAGE_TYPES, name: vectors}
         case PassageLayout.LISTS:
             return {key: pa.list_(kind) for key, kind in {**PASSAGE_TYPES, name: vectors}.items()}
-    return {name: vectors, ATTENTION_WEIGHTS: weights_type()} if options.weights else {name: vectors}
+    return {name: vectors, ATTENTION_WEIGHTS: cells.weights_type()} if options.weights else {name: vectors}
 
 
 def _fingerprint(source: TableSource, model: ModelSpec, options: JobOptions, name: str) -> Json:

@@ -3,11 +3,10 @@
 import logging
 import queue
 import random
-import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,28 +18,17 @@ from attention_client import (
     AttentionClient,
     AttentionClientError,
     AttentionResult,
-    CallCancelledError,
-    DeadlineExceededError,
     EmbeddingInputs,
-    InvalidArgumentError,
-    MessageTooLargeError,
     ModelInfo,
-    ResourceExhaustedError,
     TextInputs,
     TlsFiles,
     TokenInputs,
-    UnavailableError,
+    errors,
 )
 from attention_client._embeddings import EmbedOptions
-from attention_client.enrich.backend import (
-    BackendRequest,
-    BackendResult,
-    EncodedTexts,
-    EncoderSpec,
-    ModelSpec,
-    Role,
-)
-from attention_client.enrich.options import JobOptions
+from attention_client._targets import addresses_of
+from attention_client.enrich.backend import BackendRequest, BackendResult, EncoderSpec, ModelSpec, Role
+from attention_client.enrich.options import JobOptions, check_values
 from attention_client.enrich.outcome import EnrichError, RefusedError, ServersUnavailableError
 
 log = logging.getLogger(__name__)
@@ -48,15 +36,19 @@ log = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 8
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 # How long a job that has not begun waits for a server to be ready, at most.
-START_SECONDS = 30.0
-TRANSIENT = (UnavailableError, DeadlineExceededError, CallCancelledError, ResourceExhaustedError)
+START_SECONDS, START_PAUSE_SECONDS = 30.0, 0.5
+TRANSIENT = (
+    errors.UnavailableError,
+    errors.DeadlineExceededError,
+    errors.CallCancelledError,
+    errors.ResourceExhaustedError,
+)
 # Seconds after which a stream that has no request to send checks whether it has ended.
 POLL_SECONDS = 0.1
 # gRPC ends a stream whose message is too large without saying which message it was. Every request that was
 # unanswered is sent again; one that was unanswered this many times is refused.
 MAX_ATTEMPTS = 3
 StreamInputs: TypeAlias = AttendInputs | TextInputs | TokenInputs | EmbeddingInputs
-MAX_PORT = 65535
 
 
 @dataclass(slots=True, eq=False)
@@ -72,66 +64,6 @@ class QueuedRequest:
     request: BackendRequest
     future: "Future[BackendResult]"
     attempts: int = 0
-
-
-RequestQueue: TypeAlias = "queue.SimpleQueue[QueuedRequest]"
-
-
-class StreamRequests(Iterator[StreamInputs]):
-    """What one stream takes from the queue, and which of it is unanswered.
-
-    The stream reads it on another thread, which may be inside `__next__` when the stream breaks.
-    """
-
-    def __init__(
-        self, requests: RequestQueue, closing: threading.Event, embed: EmbedOptions | None = None
-    ) -> None:
-        """Takes requests until the job closes.
-
-        Args:
-            requests: The queue.
-            closing: Is set when the job ends.
-            embed: Options of requests to a text encoder; None for any other model.
-        """
-        self._requests = requests
-        self._closing = closing
-        self._embed = embed
-        self._lock = threading.Lock()
-        self._unanswered: deque[QueuedRequest] | None = deque()
-
-    def __next__(self) -> StreamInputs:
-        while not self._closing.is_set() and self._unanswered is not None:
-            try:
-                queued = self._requests.get(timeout=POLL_SECONDS)
-            except queue.Empty:
-                continue
-            with self._lock:
-                if self._unanswered is not None:
-                    self._unanswered.append(queued)
-                    return to_inputs(queued.request, self._embed)
-            self._requests.put(queued)
-        raise StopIteration
-
-    def pop_answered(self) -> QueuedRequest:
-        """Removes and returns the oldest unanswered request, whose answer has arrived."""
-        with self._lock:
-            assert self._unanswered is not None  # noqa: S101 - requeue() is called after the last answer
-            return self._unanswered.popleft()
-
-    def requeue(self, too_large: AttentionClientError | None = None) -> None:
-        """Puts unanswered requests back into the queue. Nothing is taken from it any more.
-
-        Args:
-            too_large: The error of the stream, if it ended because a message was too large.
-        """
-        with self._lock:
-            unanswered, self._unanswered = self._unanswered, None
-        for queued in unanswered or ():
-            queued.attempts += too_large is not None
-            if too_large and queued.attempts >= MAX_ATTEMPTS:
-                queued.future.set_exception(RefusedError(too_large.message, too_large.reason))
-            else:
-                self._requests.put(queued)
 
 
 def to_inputs(request: BackendRequest, embed: EmbedOptions | None) -> StreamInputs:
@@ -181,20 +113,19 @@ class ServerBackend:
             EnrichError: A server does not have the model, or has another version of it; or the credentials
                 cannot be used.
         """
-        if not retry_seconds >= 0:
-            raise EnrichError(f"retry_seconds is {retry_seconds:g}; it must be 0 or more")
+        check_values({"retry_seconds": retry_seconds})
         self._clients = _connect(targets, credentials, token)
         # Each key is counted by the thread of that server alone.
         self.failures: Counter[str] = Counter()
         found = self._describe(options, retry_seconds)
-        self.model = spec_of(_only_version(list(found.values()))).shortened(options.dimensions)
-        self._first = self._clients[next(iter(found))]
+        first, info = next(iter(found.items()))
+        self._first = self._clients[first]
+        self.model = spec_of(info).shortened(options.dimensions)
         self.tokenizer = options.tokenizer
-        self._embed = options.embed if self.model.encoder else None
+        self._options = options
         self.concurrency = MAX_IN_FLIGHT * len(self._clients)
-        self._return_weights = options.weights
         self._retry_seconds = retry_seconds
-        self._requests: RequestQueue = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[QueuedRequest] = queue.SimpleQueue()
         self._answered_at = time.monotonic()
         self._closing = threading.Event()
         self._failure: EnrichError | None = None
@@ -205,9 +136,9 @@ class ServerBackend:
         for thread in self._threads:
             thread.start()
 
-    def encode_texts(self, texts: Sequence[str]) -> EncodedTexts:
+    def encode_texts(self, texts: Sequence[str]) -> tuple[Sequence[str], Sequence[int]]:
         """The texts as they are: servers encode them."""
-        return EncodedTexts(texts)
+        return texts, ()
 
     def count_tokens(self, text: str, *, prompt: str | None) -> int:
         """See Backend. Asks the first server that was ready."""
@@ -236,26 +167,33 @@ class ServerBackend:
 
     def _describe(self, options: JobOptions, retry_seconds: float) -> dict[str, ModelInfo]:
         """The model on each server that is ready, by its address."""
-        until, pause = time.monotonic() + min(retry_seconds, START_SECONDS), MIN_BACKOFF_SECONDS
+        until = time.monotonic() + min(retry_seconds, START_SECONDS)
         while True:
             found: dict[str, ModelInfo] = {}
             failed: dict[str, AttentionClientError] = {}
             for target, client in self._clients.items():
                 try:
-                    found[target] = _ask(client, options)
+                    if not client.is_ready():
+                        raise errors.UnavailableError("the server is not ready")
+                    found[target] = client.model(options.model, options.version)
                 except TRANSIENT as error:
                     failed[target] = error
                 except AttentionClientError as error:
                     raise EnrichError(str(error)) from error
             if found or time.monotonic() > until:
                 break
-            time.sleep(pause)
-            pause = min(2 * pause, 1.0)
+            time.sleep(START_PAUSE_SECONDS)
         if failed and not (found and retry_seconds):
             raise ServersUnavailableError("; ".join(f"{target}: {each}" for target, each in failed.items()))
         for target, cause in failed.items():
             log.warning("the job begins without the server %s: %s", target, cause)
             self.failures[target] += 1
+        versions = sorted({info.version for info in found.values()})
+        if len(versions) > 1:
+            raise EnrichError(
+                f"the servers have versions {', '.join(versions)} of {options.model!r}: choose one with "
+                "--version (version)"
+            )
         return found
 
     def _serve(self, target: str, client: AttentionClient) -> None:
@@ -272,27 +210,52 @@ class ServerBackend:
 
     def _run_stream(self, target: str, client: AttentionClient, backoff: float) -> float:
         """Sends requests until the stream ends; returns the seconds to wait before the next stream."""
-        requests = StreamRequests(self._requests, self._closing, self._embed)
+        unanswered: deque[QueuedRequest] = deque()
+        taking, ended = threading.Lock(), threading.Event()
+
+        def requests() -> Iterator[StreamInputs]:
+            # The stream reads them on another thread, also while it breaks: what is taken is in `unanswered`.
+            while not self._closing.is_set():
+                with taking:
+                    if ended.is_set():
+                        return
+                    try:
+                        queued = self._requests.get(timeout=POLL_SECONDS)
+                    except queue.Empty:
+                        continue
+                    unanswered.append(queued)
+                yield to_inputs(queued.request, self._options.embed if self.model.encoder else None)
+
         too_large: AttentionClientError | None = None
         try:
             for outcome in client.attend_stream(
                 self.model.name,
-                requests,
+                requests(),
                 return_exceptions=True,
-                return_weights=self._return_weights,
+                return_weights=self._options.weights,
                 max_in_flight=MAX_IN_FLIGHT,
                 version=self.model.version,
             ):
-                if self._resolve(target, requests.pop_answered(), outcome):
+                if self._resolve(target, unanswered.popleft(), outcome):
                     backoff = MIN_BACKOFF_SECONDS
                 else:
                     backoff = self._wait(backoff)
         except AttentionClientError as error:
-            too_large = error if isinstance(error, MessageTooLargeError) else None
+            too_large = error if isinstance(error, errors.MessageTooLargeError) else None
             self._note_failure(target, error)
         finally:
-            requests.requeue(too_large)
+            ended.set()
+            with taking:
+                self._requeue(unanswered, too_large)
         return backoff
+
+    def _requeue(self, unanswered: Iterable[QueuedRequest], too_large: AttentionClientError | None) -> None:
+        for queued in unanswered:
+            queued.attempts += too_large is not None
+            if too_large and queued.attempts >= MAX_ATTEMPTS:
+                queued.future.set_exception(RefusedError(too_large.message, too_large.reason))
+            else:
+                self._requests.put(queued)
 
     def _wait(self, backoff: float) -> float:
         """Waits before the next attempt; returns the seconds to wait before the one after it."""
@@ -305,15 +268,8 @@ class ServerBackend:
         """Resolves the future of an answered request; returns False if the server has no capacity now."""
         if not isinstance(outcome, AttentionClientError):
             self._answered_at = time.monotonic()
-            queued.future.set_result(
-                BackendResult(
-                    outcome.context_vectors,
-                    outcome.attention_weights,
-                    outcome.token_counts,
-                    outcome.truncated,
-                )
-            )
-        elif isinstance(outcome, InvalidArgumentError):
+            queued.future.set_result(outcome)
+        elif isinstance(outcome, errors.InvalidArgumentError):
             self._answered_at = time.monotonic()
             queued.future.set_exception(RefusedError(outcome.message, outcome.reason))
         elif isinstance(outcome, TRANSIENT):
@@ -327,7 +283,7 @@ class ServerBackend:
     def _note_failure(self, target: str, error: AttentionClientError) -> None:
         """Counts a failure; ends the job if it is permanent, or if no server has answered for too long."""
         log.info("a request to %s failed and is sent again: %s", target, error)
-        if not isinstance(error, ResourceExhaustedError):
+        if not isinstance(error, errors.ResourceExhaustedError):
             self.failures[target] += 1
         if not isinstance(error, TRANSIENT):
             self._failure = EnrichError(str(error))
@@ -375,23 +331,6 @@ def _connect(
     return clients
 
 
-def _ask(client: AttentionClient, options: JobOptions) -> ModelInfo:
-    """The model on a server that is ready."""
-    if not client.is_ready():
-        raise UnavailableError("the server is not ready")
-    return client.model(options.model, options.version)
-
-
-def _only_version(found: Sequence[ModelInfo]) -> ModelInfo:
-    versions = sorted({info.version for info in found})
-    if len(versions) > 1:
-        raise EnrichError(
-            f"the servers have versions {', '.join(versions)} of {found[0].name!r}: choose one with "
-            "--version (version)"
-        )
-    return found[0]
-
-
 def spec_of(info: ModelInfo) -> ModelSpec:
     """What a job needs to know about a model, from what its server states.
 
@@ -406,7 +345,7 @@ def spec_of(info: ModelInfo) -> ModelSpec:
         output = (output[0], found.embedding_width)
         most = min(inputs[0].max_lengths.values(), default=None)
         encoder = EncoderSpec(prompts=found.prompts, dimensions=found.dimensions, max_tokens=most)
-    return ModelSpec.from_axes(
+    return ModelSpec(
         name=info.name,
         version=info.version,
         accepts_text=info.accepts_text,
@@ -424,21 +363,11 @@ def resolve(target: str) -> list[str]:
         target: HOST:PORT; any other gRPC target, such as unix:/PATH, is returned as it is.
 
     Raises:
-        EnrichError: The host name is unknown.
+        AttentionClientError: The host name is unknown, or the port is too large.
     """
-    host, separator, port = target.rpartition(":")
+    _, separator, port = target.rpartition(":")
     if not separator or not port.isdigit() or "/" in target:
         return [target]
-    if int(port) > MAX_PORT:
-        raise EnrichError(f"{target}: the port must be at most {MAX_PORT}")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise EnrichError(
-            f"{target} cannot be resolved: {getattr(error, 'strerror', None) or error}"
-        ) from error
-    addresses = {str(address[0]) for *_, address in found}
+    found = sorted({address for family in addresses_of(target).values() for address in family})
     # localhost is one server with two addresses.
-    if addresses <= {"127.0.0.1", "::1"}:
-        return [target]
-    return sorted(f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in addresses)
+    return [target] if set(found) <= {f"127.0.0.1:{port}", f"[::1]:{port}"} else found

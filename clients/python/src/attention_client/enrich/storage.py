@@ -42,11 +42,6 @@ class Location:
         return Location(self.system, self.path + suffix, f"{self}{suffix}")
 
     @property
-    def parent(self) -> "Location":
-        """The folder that contains it."""
-        return Location(self.system, posixpath.dirname(self.path))
-
-    @property
     def file_type(self) -> fs.FileType:
         """Whether it is a file, a folder, or does not exist."""
         return self.system.get_file_info(self.path).type
@@ -60,18 +55,12 @@ class Location:
         """Opens a file for random reading."""
         return self.system.open_input_file(self.path)
 
-    def files(self, *, hidden: bool = False) -> Iterator[tuple[str, fs.FileInfo]]:
-        """Every file below a folder, sorted by its path relative to the folder.
-
-        Args:
-            hidden: Whether to include paths of which a part begins with a dot or an underscore.
-        """
+    def files(self) -> Iterator[tuple[str, fs.FileInfo]]:
+        """Every file below a folder, sorted by its path relative to the folder."""
         selector = fs.FileSelector(self.path, recursive=True, allow_not_found=True)
         for info in sorted(self.system.get_file_info(selector), key=lambda info: info.path):
-            name = posixpath.relpath(info.path, self.path)
-            is_hidden = any(part.startswith((".", "_")) for part in name.split("/"))
-            if info.is_file and (hidden or not is_hidden):
-                yield name, info
+            if info.is_file:
+                yield posixpath.relpath(info.path, self.path), info
 
     def overlaps(self, other: "Location") -> bool:
         """Whether the two are the same, or one contains the other."""

@@ -4,12 +4,13 @@ Every table is read as batches of rows of bounded size.
 """
 
 import posixpath
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike, fspath
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,8 @@ BATCH_BYTES = 4 << 20
 # Rows of a Parquet file that are compressed together.
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
+# Of a path, a part that begins with a dot or an underscore.
+HIDDEN = re.compile(r"(^|/)[._]")
 
 
 class RowBatch(NamedTuple):
@@ -139,16 +142,6 @@ def _one_column(schema: pa.Schema) -> pa.ipc.IpcReadOptions:
     return pa.ipc.IpcReadOptions(included_fields=fixed[:1])
 
 
-class TableWriter(Protocol):
-    """Writes rows of one schema to an open file, as the writers of Arrow do."""
-
-    def write_batch(self, rows: pa.RecordBatch) -> None:
-        """Appends rows."""
-
-    def close(self) -> None:
-        """Writes buffered rows and the end of the file; leaves the file open."""
-
-
 class ParquetWriter:
     """Writes a Parquet file in row groups of bounded size."""
 
@@ -180,6 +173,10 @@ class ParquetWriter:
         if self._buffered:
             self._flush()
         self._writer.close()
+
+
+# Its methods `write_batch` and `close` leave the file open.
+TableWriter: TypeAlias = pa.ipc.RecordBatchFileWriter | pa.ipc.RecordBatchStreamWriter | ParquetWriter
 
 
 @dataclass(frozen=True)
@@ -214,7 +211,12 @@ def is_table(name: str) -> bool:
     return posixpath.splitext(name)[1].lower() in BY_SUFFIX
 
 
-def _format_of(name: str) -> TableFormat:
+def format_of(name: str) -> TableFormat:
+    """The format that a file's name states.
+
+    Raises:
+        EnrichError: It is unknown.
+    """
     if not is_table(name):
         raise EnrichError(f"{name}: the name of a table ends in one of {SUFFIXES}")
     return BY_SUFFIX[posixpath.splitext(name)[1].lower()]
@@ -226,16 +228,11 @@ def open_table(location: Location) -> Table:
     Raises:
         EnrichError: The format is unknown, or the file is damaged.
     """
-    entry = _format_of(location.path)
+    entry = format_of(location.path)
     try:
         return entry.read(location)
     except (pa.ArrowException, OSError) as error:
         raise EnrichError(f"{location} cannot be read as {entry.name}: {error}") from error
-
-
-def open_writer(name: str, file: pa.NativeFile, schema: pa.Schema) -> TableWriter:
-    """Opens a writer of the format that a file's name states."""
-    return _format_of(name).writer(file, schema)
 
 
 @dataclass(frozen=True)
@@ -323,7 +320,8 @@ def _stored(location: Location) -> TableSource:
         case fs.FileType.File:
             found = [("", location.system.get_file_info(location.path))]
         case fs.FileType.Directory:
-            found = [(name, info) for name, info in location.files() if is_table(name)]
+            tables = [(name, info) for name, info in location.files() if is_table(name)]
+            found = [(name, info) for name, info in tables if not HIDDEN.search(name)]
         case _:
             raise EnrichError(f"{location} does not exist")
     files: list[SourceFile] = []
@@ -397,6 +395,6 @@ def check_replaceable(target: Location, *, overwrite: bool, resume: bool) -> Non
         hint = " and is not the result of this job" if resume else ""
         raise EnrichError(f"{target} exists{hint}: --overwrite (overwrite=True) replaces it")
     if target.file_type is fs.FileType.Directory:
-        for name, _ in target.files(hidden=True):
+        for name, _ in target.files():
             if not is_table(name):
                 raise EnrichError(f"{target} contains {name}, which is not a table: it is not replaced")

@@ -6,11 +6,11 @@ Notation: T tokens of a text, N tokens of a passage at most.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from attention_client.enrich.backend import Backend
 from attention_client.enrich.outcome import EnrichError
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ GROUP_CHARACTERS = 1 << 18
 # The tokens of a longer text need too much memory.
 MAX_CHARACTERS = 4 << 20
 TOKENIZER_FILE = "tokenizer.json"
-# Texts that show whether a tokenizer is the model's. The first has few tokens whatever the tokenizer is.
-SHORT_PROBE, PROBES = "a", ("Eat dessert first.", "naïve Größe 42")
 
 
 @dataclass(frozen=True)
@@ -44,20 +42,26 @@ class TextTemplate:
             EnrichError: It has a brace without its other half, a field that is not the name of a column, or
                 no column at all.
         """
+        parts: list[tuple[str, str | None]] = []
         try:
-            parts = tuple(_parts(template))
+            for literal, column, form, conversion in Formatter().parse(template):
+                if column == "":
+                    raise EnrichError(
+                        f"template {template!r} has braces without the name of a column; {BRACES}"
+                    )
+                if form or conversion:
+                    raise EnrichError(
+                        f"template {template!r} has a format or a conversion after {column!r}; only the name "
+                        "of a column may stand in braces"
+                    )
+                parts.append((literal, column))
         except ValueError as error:
             raise EnrichError(f"template {template!r}: {str(error).lower()}; {BRACES}") from error
         if not any(column for _, column in parts):
             raise EnrichError(
                 f"template {template!r} names no column; a name in braces does, as in {{title}}"
             )
-        return cls(parts)
-
-    @classmethod
-    def of_column(cls, column: str) -> "TextTemplate":
-        """The text of one column."""
-        return cls((("", column),))
+        return cls(tuple(parts))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -77,18 +81,6 @@ class TextTemplate:
         if all(cell is None for cell in cells.values()):
             return None
         return "".join(literal + ((cells[column] or "") if column else "") for literal, column in self.parts)
-
-
-def _parts(template: str) -> Iterator[tuple[str, str | None]]:
-    for literal, column, form, conversion in Formatter().parse(template):
-        if column == "":
-            raise EnrichError(f"template {template!r} has braces without the name of a column; {BRACES}")
-        if form or conversion:
-            raise EnrichError(
-                f"template {template!r} has a format or a conversion after {column!r}; only the name of a "
-                "column may stand in braces"
-            )
-        yield literal, column
 
 
 class Passage(NamedTuple):
@@ -208,17 +200,13 @@ class _Boundaries:
 
     def last_until(self, first: int, end: int, least: int) -> int:
         """The last boundary up to `end`, between words if one is after `least`; `first` if there is none."""
-        word = self._last(self.words, end)
-        return word if word > least else max(self._last(self.characters, end), first)
+        word = self.words[bisect_right(self.words, end) - 1]
+        return word if word > least else max(self.characters[bisect_right(self.characters, end) - 1], first)
 
     def first_from(self, first: int, end: int) -> int:
         """The first boundary from `first` up to `end`, between words if there is one."""
         word = self.words[bisect_left(self.words, first)]
         return word if word <= end else self.characters[bisect_left(self.characters, first)]
-
-    @staticmethod
-    def _last(boundaries: list[int], end: int) -> int:
-        return boundaries[bisect_right(boundaries, end) - 1]
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
@@ -250,53 +238,7 @@ def count_tokens(tokenizer: "Tokenizer", text: str, *, special: bool = False) ->
     return len(encoding.ids)
 
 
-def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    start, characters = 0, 0
-    for index, text in enumerate(texts):
-        if characters and characters + len(text) > GROUP_CHARACTERS:
-            yield texts[start:index]
-            start, characters = index, 0
-        characters += len(text)
-    if texts:
-        yield texts[start:]
-
-
-def make_splitter(backend: Backend, most: int, overlap: int, prompt: str | None) -> PassageSplitter:
-    """The splitter of a job's texts.
-
-    Args:
-        backend: Has the model, and perhaps its tokenizer.
-        most: Tokens of a passage, with special tokens and the prompt, 1 or more.
-        overlap: Tokens that a passage repeats of the one before at most, 0 or more.
-        prompt: Name of the prompt; None for the model's own.
-
-    Raises:
-        EnrichError: There is no tokenizer, it is not the model's, or a passage would have no room.
-    """
-    if backend.tokenizer is None:
-        raise EnrichError(
-            "passages on servers need the model's tokenizer: name its file tokenizer.json with --tokenizer "
-            "(tokenizer)"
-        )
-    tokenizer = load_tokenizer(backend.tokenizer)
-    encoder = backend.model.encoder
-    for probe in PROBES:
-        own, known = count_tokens(tokenizer, probe, special=True), backend.count_tokens(probe, prompt="")
-        if min(own, (encoder and encoder.max_tokens) or own) != known:
-            raise EnrichError(
-                f"{backend.tokenizer} is not the tokenizer of model {backend.model.name!r}: it makes {own} "
-                f"tokens of {probe!r}, the model {known}"
-            )
-    added = backend.count_tokens(SHORT_PROBE, prompt=prompt) - count_tokens(tokenizer, SHORT_PROBE)
-    room = most - added
-    if room < 1:
-        raise EnrichError(
-            f"passage_tokens is {most}, of which special tokens and the prompt take {added}: none are left "
-            "for the text"
-        )
-    if overlap > room // 2:
-        raise EnrichError(
-            f"passage_overlap is {overlap}; it must be at most {room // 2}, half of the {room} tokens that a "
-            "passage has beside special tokens and the prompt"
-        )
-    return PassageSplitter(tokenizer, room, overlap)
+def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
+    ends = accumulate(map(len, texts))
+    for _, group in groupby(zip(ends, texts, strict=True), key=lambda pair: pair[0] // GROUP_CHARACTERS):
+        yield [text for _, text in group]
