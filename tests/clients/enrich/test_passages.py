@@ -66,8 +66,7 @@ def check(name: str, text: str, room: int, overlap: int, passages: list[Passage]
 
 
 @named
-@pytest.mark.parametrize("overlap", [0, 3, 8])
-@pytest.mark.parametrize("room", [16, 17, 40])
+@pytest.mark.parametrize(("room", "overlap"), [(16, 8), (17, 0), (40, 3)])
 def test_passages_fit_and_cover_the_text(name: str, room: int, overlap: int) -> None:
     passages = split(name, TEXT, room, overlap)
     assert len(passages) > 1

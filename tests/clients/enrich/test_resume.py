@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,6 +26,7 @@ ROWS, CHUNK_ROWS = 60_000, 4_000
 KILLS = 3
 PATIENCE_SECONDS = 120
 QUERY: dict[str, Any] = {"model": SELF, "column": "query"}
+GOOD, BAD = [[1.0, 2.0, 3.0, 4.0]], [[1.0]]
 # The command in a process of its own, with chunks that are small enough for a short test.
 COMMAND = f"""
 from attention_client.enrich import plan
@@ -34,41 +34,36 @@ plan.CHUNK_ROWS = {CHUNK_ROWS}
 from attention_serving.enrich.__main__ import app
 app()
 """
+Process = subprocess.Popen[bytes]
 
 
-@dataclass(frozen=True)
-class Job:
-    """The command on one table."""
+def start(source: Path, output: Path, artifacts: Path, *options: str) -> Process:
+    where = ["--model-repository", str(artifacts), "--model", SELF, "--column", "query"]
+    command = [sys.executable, "-c", COMMAND, str(source), str(output), *where, *options]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    source: Path
-    output: Path
-    artifacts: Path
 
-    def start(self, *options: str) -> "subprocess.Popen[bytes]":
-        where = ["--model-repository", str(self.artifacts), "--model", SELF, "--column", "query"]
-        command = [sys.executable, "-c", COMMAND, str(self.source), str(self.output), *where, *options]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def partial_folder(output: Path) -> Path:
+    return output.with_name(output.name + ".partial")
 
-    def run(self, *options: str) -> bytes:
-        process = self.start(*options)
-        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 0, errors
-        return output
 
-    @property
-    def partial(self) -> Path:
-        return self.output.with_name(self.output.name + ".partial")
+def finished(output: Path) -> int:
+    """How many chunks are recorded."""
+    return len(list(partial_folder(output).glob("chunks/*.json")))
 
-    @property
-    def finished(self) -> int:
-        """How many chunks are recorded."""
-        return len(list(self.partial.glob("chunks/*.json")))
 
-    def wait_for_a_chunk(self, process: "subprocess.Popen[bytes]") -> None:
-        """Returns when one more chunk is recorded, or when the process has ended."""
-        before, until = self.finished, time.monotonic() + PATIENCE_SECONDS
-        while self.finished <= before and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
+def wait_for_a_chunk(output: Path, process: Process) -> None:
+    """Returns when one more chunk is recorded, or when the process has ended."""
+    before, until = finished(output), time.monotonic() + PATIENCE_SECONDS
+    while finished(output) <= before and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_chunks() -> Generator[None, None, None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -76,37 +71,26 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("resume"), ROWS, group_rows=25_000)
 
 
-@pytest.fixture(scope="module")
-def whole(source: Path, artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
-    """The result of an uninterrupted job with the same chunks."""
-    output = tmp_path_factory.mktemp("whole") / "whole.parquet"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
-        return output, enrich(source, output, **QUERY, model_repository=artifacts)
-
-
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK_ROWS)
-
-
-def test_a_job_killed_again_and_again_gives_the_same_bytes_and_figures(
-    tmp_path: Path, source: Path, artifacts: Path, whole: tuple[Path, Summary]
+def test_a_job_killed_again_and_again_gives_the_same_rows_and_figures(
+    tmp_path: Path, source: Path, artifacts: Path
 ) -> None:
-    expected, uninterrupted = whole
-    job = Job(source, tmp_path / "output.parquet", artifacts)
+    whole, output = tmp_path / "whole.parquet", tmp_path / "output.parquet"
+    uninterrupted = enrich(source, whole, **QUERY, model_repository=artifacts)
     kills = 0
     for _ in range(KILLS):
-        process = job.start("--resume")
-        job.wait_for_a_chunk(process)
+        process = start(source, output, artifacts, "--resume")
+        wait_for_a_chunk(output, process)
         kills += process.poll() is None
         process.kill()
         process.communicate()
     assert kills
-    before = job.finished
-    summary = json.loads(job.run("--resume", "--json", "--quiet"))
-    assert read(job.output).equals(read(expected), check_metadata=True)
-    assert not job.partial.exists()
+    before = finished(output)
+    process = start(source, output, artifacts, "--resume", "--json", "--quiet")
+    printed, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, errors
+    summary = json.loads(printed)
+    assert read(output).equals(read(whole), check_metadata=True)
+    assert not partial_folder(output).exists()
     for figure in ("rows", "tokens", "nulls", "refused"):
         assert summary[figure] == getattr(uninterrupted, figure)
     assert summary["resumed_rows"] == before * CHUNK_ROWS
@@ -116,54 +100,52 @@ def test_a_job_killed_again_and_again_gives_the_same_bytes_and_figures(
 def test_a_running_job_is_locked_and_an_interrupted_job_continues(
     tmp_path: Path, source: Path, artifacts: Path
 ) -> None:
-    job = Job(source, tmp_path / "output.parquet", artifacts)
-    wanted: dict[str, Any] = {**QUERY, "model_repository": artifacts}
-    process = job.start("--quiet")
-    job.wait_for_a_chunk(process)
+    output = tmp_path / "output.parquet"
+    run = partial(enrich, source, output, **QUERY, model_repository=artifacts)
+    process = start(source, output, artifacts, "--quiet")
+    wait_for_a_chunk(output, process)
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(EnrichError, match="another process is writing"):
-        enrich(source, job.output, **wanted, resume=True)
+        run(resume=True)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (130, b"interrupted; --resume continues the job\n")
-    assert not job.output.exists()
+    assert not output.exists()
     with pytest.raises(EnrichError, match="contains an unfinished job: continue it with --resume"):
-        enrich(source, job.output, **wanted)
+        run()
     with pytest.raises(EnrichError, match="contains a job that differs in options and cannot be resumed"):
-        enrich(source, job.output, **wanted, pool="mean", resume=True)
-    before = job.finished
-    elapsed = json.loads((job.partial / "elapsed.json").read_bytes())["seconds"]
-    summary = enrich(source, job.output, **wanted, resume=True)
+        run(pool="mean", resume=True)
+    before = finished(output)
+    elapsed = json.loads((partial_folder(output) / "elapsed.json").read_bytes())["seconds"]
+    summary = run(resume=True)
     assert (summary.rows, summary.resumed_rows) == (ROWS, before * CHUNK_ROWS)
     assert summary.seconds > elapsed > 0
 
 
-def written(file: Path) -> tuple[int, int, int]:
-    """Identifies what was written to a file, and when."""
-    found = file.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def test_resuming_a_finished_job_computes_nothing(tmp_path: Path, in_process: dict[str, Any]) -> None:
-    source = write(tmp_path, 4, query=vectors_of([[1.0, 2.0, 3.0, 4.0]], [[1.0]], None, []))
-    output = tmp_path / "out.parquet"
-    wanted: dict[str, Any] = {**QUERY, **in_process, "on_error": "skip"}
-    first = enrich(source, output, **wanted)
-    # Not the time of the last access: to resume, the file is read.
-    before = written(output)
-    again = enrich(source, output, **wanted, resume=True)
+    source, output = write(tmp_path, 4, query=vectors_of(GOOD, BAD, None, [])), tmp_path / "out.parquet"
+    run = partial(enrich, source, output, **QUERY, **in_process, on_error="skip")
+    first, before = run(), output.stat()
+    again = run(resume=True)
     assert again.already_complete
     assert (again.rows, again.resumed_rows, again.refused) == (4, 4, 1)
     assert (again.refusals, again.rejects) == (first.refusals, first.rejects)
-    assert written(output) == before
-    with pytest.raises(EnrichError, match="exists and is not the result of this job: --overwrite"):
-        enrich(source, output, **wanted, pool="mean", resume=True)
-    with pytest.raises(EnrichError, match="exists: --overwrite"):
-        enrich(source, output, **wanted)
+    for options, words in (
+        ({"pool": "mean", "resume": True}, "exists and is not the result of this job: --overwrite"),
+        ({}, r"exists: --overwrite \(overwrite=True\) replaces it"),
+        ({"column": "missing", "overwrite": True}, "missing"),
+    ):
+        with pytest.raises(EnrichError, match=words):
+            run(**options)  # type: ignore[arg-type]
     write(tmp_path, 5)
     with pytest.raises(EnrichError, match="exists and is not the result of this job"):
-        enrich(source, output, **wanted, resume=True)
+        run(resume=True)
+    # Not the time of the last access: to resume, the file is read.
+    after = output.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    run(overwrite=True)
+    assert output.stat().st_ino != before.st_ino
 
 
 def test_resuming_a_finished_job_of_a_folder_computes_nothing(
@@ -171,24 +153,19 @@ def test_resuming_a_finished_job_of_a_folder_computes_nothing(
 ) -> None:
     for name in ("a.parquet", "b.arrow"):
         write(tmp_path / "in", 3, name)
-    wanted: dict[str, Any] = {**QUERY, **in_process}
-    assert not enrich(tmp_path / "in", tmp_path / "out", **wanted).already_complete
-    assert enrich(tmp_path / "in", tmp_path / "out", **wanted, resume=True).already_complete
+    run = partial(enrich, tmp_path / "in", tmp_path / "out", **QUERY, **in_process)
+    assert not run().already_complete
+    assert run(resume=True).already_complete
     (tmp_path / "out" / "b.arrow").unlink()
     with pytest.raises(EnrichError, match="is not the result of this job"):
-        enrich(tmp_path / "in", tmp_path / "out", **wanted, resume=True)
+        run(resume=True)
 
 
 def test_rows_skipped_by_an_earlier_run_must_be_accepted(
     tmp_path: Path, artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "CHUNK_ROWS", 1)
-    source = write(tmp_path, 2, query=vectors_of([[1.0]], [[1.0, 2.0, 3.0, 4.0]]))
-    output = tmp_path / "out.parquet"
-    skip = read_options({"model": SELF, "column": "query", "on_error": "skip"})
-    resume = read_options({"model": SELF, "column": "query", "on_error": "skip", "resume": True})
-    fail = read_options({"model": SELF, "column": "query", "resume": True})
-    backend = LocalBackend(artifacts, skip, "cpu")
+    source, output = write(tmp_path, 2, query=vectors_of(BAD, GOOD)), tmp_path / "out.parquet"
 
     def one(
         made: plan.JobPlan, chunks: Iterable[plan.Chunk], *rest: Any
@@ -196,25 +173,14 @@ def test_rows_skipped_by_an_earlier_run_must_be_accepted(
         yield from islice(partial(run_chunks, backend=backend)(made, chunks, *rest), 1)
         raise EnrichError("after the first")
 
-    with closing(backend):
+    def run(runner: Any = None, **options: Any) -> Summary:
+        return run_job(source, output, backend, read_options({**QUERY, **options}), runner=runner)  # type: ignore[typeddict-item]
+
+    with closing(LocalBackend(artifacts, read_options({"model": SELF, "column": "query"}), "cpu")) as backend:
         with pytest.raises(EnrichError, match="after the first"):
-            run_job(source, output, backend, skip, runner=one)
+            run(one, on_error="skip")
         with pytest.raises(EnrichError, match="1 row was refused and skipped by an earlier run"):
-            run_job(source, output, backend, fail)
+            run(resume=True)
         assert not output.exists()
-        summary = run_job(source, output, backend, resume)
+        summary = run(resume=True, on_error="skip")
     assert (summary.rows, summary.resumed_rows, summary.refused) == (2, 2, 1)
-
-
-def test_an_existing_output_is_kept_until_the_new_one_is_complete(tmp_path: Path, artifacts: Path) -> None:
-    source, output = write(tmp_path, 100), tmp_path / "out.parquet"
-    wanted: dict[str, Any] = {**QUERY, "model_repository": artifacts}
-    enrich(str(source), str(output), **wanted)
-    before = output.stat()
-    with pytest.raises(EnrichError, match=r"exists: --overwrite \(overwrite=True\) replaces it"):
-        enrich(str(source), str(output), **wanted)
-    with pytest.raises(EnrichError, match="missing"):
-        enrich(str(source), str(output), **{**wanted, "column": "missing"}, overwrite=True)
-    assert output.stat() == before
-    enrich(str(source), str(output), **wanted, pool="mean", overwrite=True)
-    assert output.stat().st_ino != before.st_ino

@@ -3,7 +3,7 @@
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -28,23 +28,16 @@ CHECKED_ROWS = 500
 OPTIONS = read_options({"model": SELF, "column": "query"})
 
 
-class Servers:
-    """Servers that a test starts and kills."""
-
-    def __init__(self, artifacts: Path, folder: Path, stack: ExitStack) -> None:
-        self._artifacts = artifacts
-        self._folder = folder
-        self._stack = stack
-
-    def start(self, *options: str) -> ServerProcess:
-        log = self._folder / f"{time.monotonic_ns()}.log"
-        return self._stack.enter_context(serving(self._artifacts, log, *options))
+Start = Callable[..., ServerProcess]
 
 
 @pytest.fixture
-def servers(artifacts: Path, tmp_path: Path) -> Iterator[Servers]:
+def start(artifacts: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts servers that a test kills."""
     with ExitStack() as stack:
-        yield Servers(artifacts, tmp_path, stack)
+        yield lambda *options: stack.enter_context(
+            serving(artifacts, tmp_path / f"{time.monotonic_ns()}.log", *options)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +78,8 @@ class Job:
         assert result.select(source.column_names).equals(source)
 
 
-def test_requests_of_a_killed_server_are_sent_to_another(
-    tmp_path: Path, source: Path, servers: Servers
-) -> None:
-    lost, kept = servers.start(), servers.start()
+def test_requests_of_a_killed_server_are_sent_to_another(tmp_path: Path, source: Path, start: Start) -> None:
+    lost, kept = start(), start()
     job = Job(source, tmp_path, [lost.target, kept.target])
     job.wait_for_a_chunk()
     lost.process.kill()
@@ -100,9 +91,9 @@ def test_requests_of_a_killed_server_are_sent_to_another(
 
 @pytest.mark.parametrize("position", [0, 1], ids=["first", "second"])
 def test_a_job_goes_on_without_a_server_that_is_down_at_the_start(
-    tmp_path: Path, sample_server: ServerProcess, servers: Servers, position: int
+    tmp_path: Path, sample_server: ServerProcess, start: Start, position: int
 ) -> None:
-    lost = servers.start()
+    lost = start()
     lost.process.kill()
     lost.process.wait()
     targets = [sample_server.target]
@@ -116,40 +107,38 @@ def test_a_job_goes_on_without_a_server_that_is_down_at_the_start(
     assert sample_server.target not in done.stdout
 
 
-def test_a_job_continues_when_its_only_server_restarts(
-    tmp_path: Path, source: Path, servers: Servers
-) -> None:
-    lost = servers.start()
+def test_a_job_continues_when_its_only_server_restarts(tmp_path: Path, source: Path, start: Start) -> None:
+    lost = start()
     job = Job(source, tmp_path, [lost.target])
     job.wait_for_a_chunk()
     lost.process.kill()
     lost.process.wait()
-    servers.start(f"--port={lost.port}")
+    start(f"--port={lost.port}")
     job.assert_correct()
 
 
 def test_a_job_whose_server_stays_away_ends_and_can_be_resumed(
-    tmp_path: Path, source: Path, servers: Servers
+    tmp_path: Path, source: Path, start: Start
 ) -> None:
-    lost = servers.start()
+    lost = start()
     job = Job(source, tmp_path, [lost.target], retry_seconds=0.5)
     job.wait_for_a_chunk()
     lost.process.kill()
     with pytest.raises(ServersUnavailableError, match=r"no server has answered for 0\.5 s; the last error: "):
         job.done.result(PATIENCE_SECONDS)
     assert not job.output.exists()
-    again = Job(source, tmp_path, [servers.start().target], resume=True)
+    again = Job(source, tmp_path, [start().target], resume=True)
     again.assert_correct()
     assert again.done.result().resumed_rows
 
 
 def test_without_patience_a_job_uses_a_server_that_answers_and_ends_without_one(
-    tmp_path: Path, sample_server: ServerProcess, servers: Servers
+    tmp_path: Path, sample_server: ServerProcess, start: Start
 ) -> None:
     table = write(tmp_path, 20)
     wanted: dict[str, Any] = {"model": SELF, "column": "query", "retry_seconds": 0}
     assert enrich(str(table), str(tmp_path / "a.parquet"), **wanted, servers=sample_server.target).rows == 20
-    lost = servers.start()
+    lost = start()
     lost.process.kill()
     lost.process.wait()
     with pytest.raises(EnrichError, match=str(lost.port)):
@@ -158,8 +147,8 @@ def test_without_patience_a_job_uses_a_server_that_answers_and_ends_without_one(
         enrich(str(table), str(tmp_path / "b.parquet"), **wanted, servers=[lost.target, sample_server.target])
 
 
-def test_a_row_larger_than_a_message_is_refused_and_no_other(tmp_path: Path, servers: Servers) -> None:
-    server = servers.start("--max-message-bytes=1048576")
+def test_a_row_larger_than_a_message_is_refused_and_no_other(tmp_path: Path, start: Start) -> None:
+    server = start("--max-message-bytes=1048576")
     rows = [[[1.0, 2.0, 3.0, 4.0]] * length for length in (2, 70_000, 3)]
     table, output = write(tmp_path, 3, query=rows), tmp_path / "out.parquet"
     wanted: dict[str, Any] = {"model": SELF, "column": "query", "servers": [server.target]}
