@@ -1,6 +1,5 @@
 """Fixture of the served paths by name."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,5 @@ from tests.parity import paths
 
 @pytest.fixture
 def routes(repository: Path, server: ServerProcess, client: AttentionClient) -> paths.Routes:
-    """Returns a function for each of paths.SERVED: from the name of a model and a case to its outputs."""
-    return {
-        "exported": partial(paths.exported, repository),
-        "attention.v1": partial(paths.typed, client),
-        "open inference": partial(paths.open_protocol, server),
-    }
+    """The paths of the models of the shared server."""
+    return paths.routes(repository, server, client)

@@ -5,6 +5,7 @@ attention_mask, as the module's `forward` takes them.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +80,12 @@ def open_protocol(server: ServerProcess, name: str, case: Case) -> Outputs:
     """Returns the outputs over the Open Inference Protocol."""
     with_weights = open_inference.infer(server.target, name, case, NAMES)
     return with_weights | open_inference.infer(server.target, name, case, NAMES[:1])
+
+
+def routes(repository: Path, server: ServerProcess, client: AttentionClient) -> Routes:
+    """A function for each of SERVED: from the name of a model and a case to its outputs."""
+    return {
+        "exported": partial(exported, repository),
+        "attention.v1": partial(typed, client),
+        "open inference": partial(open_protocol, server),
+    }

@@ -9,11 +9,18 @@ import pytest
 from attention_serving.artifact.manifest import ATTENTION_GRAPHS, GraphKind, Manifest
 from attention_serving.export.signature import Signature, random_inputs, run_eager, signatures
 from attention_serving.server.engine.model import MOST_BLOCK_ROWS
-from tests.parity.test_systems import SYSTEMS, build
+from tests.support.artifacts import cached_repositories
 from tests.support.eager import assert_parity
+from tests.support.systems import MODELS, SYSTEMS, build
 
 # Two blocks, one of which has fewer rows.
 QUERY_LENGTH, KEY_LENGTH = MOST_BLOCK_ROWS + 45, MOST_BLOCK_ROWS + 17
+
+
+@pytest.fixture(scope="module")
+def repository() -> Path:
+    (folder,) = cached_repositories(MODELS)
+    return folder
 
 
 def signature(name: str, kind: GraphKind) -> Signature:

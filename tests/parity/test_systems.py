@@ -1,41 +1,19 @@
 """Every attention system on every path: eager, exported, attention.v1, Open Inference Protocol."""
 
-from functools import cache
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from attention_client import AttentionClient
 
-from attention_serving.model.presets import build_preset
 from attention_serving.model.text import TextAttention
+from scripts.local_server import serving
 from tests.parity import paths
+from tests.support.artifacts import cached_repositories
 from tests.support.eager import assert_parity
+from tests.support.systems import MODELS, SYSTEMS, build
 
-# The numbers are the rows of the list of systems. Other tests cover rows 11, 12, 16 and 17 as well: dropout,
-# masks, intermediate results and cost figures.
-SYSTEMS = {
-    "1 text to vectors": "sentence-self-attention",
-    "2 simple self-attention": "simple-self-attention",
-    "3 scaled dot-product attention": "scaled-dot-product-attention",
-    "4 single-head self-attention": "self-attention",
-    "5 linear layers, fused": "fused-self-attention",
-    "6 concatenated multi-head": "concatenated-multi-head",
-    "7 stacked multi-head": "stacked-multi-head",
-    "8 split multi-head": "multi-head-768x12",
-    "9 causal self-attention": "causal-self-attention",
-    "10 causal multi-head": "causal-768x12",
-    "11 dropout": "dropout-multi-head",
-    "12 padding and full masks": "multi-head-64x4",
-    "13 rotary multi-head": "rotary-768x12",
-    "13 with grouped heads": "grouped-query-768x12x4",
-    "ALiBi, causal": "alibi-768x12",
-    "ALiBi, bidirectional": "alibi-bidirectional-64x4",
-    "sliding window, causal": "sliding-window-768x12",
-    "sliding window, bidirectional": "sliding-window-bidirectional-64x4",
-    "14 single-head cross-attention": "cross-attention",
-    "15 multi-head cross-attention": "cross-768x12",
-}
 BATCH, QUERY_LENGTH, KEY_LENGTH = 3, 9, 14
-build = cache(build_preset)
 
 
 def random_case(name: str, *, masked: bool) -> paths.Case:
@@ -56,6 +34,16 @@ def random_case(name: str, *, masked: bool) -> paths.Case:
     mask = rng.random((BATCH, config.num_heads, QUERY_LENGTH, key_length)) < 0.6
     mask[0, :, 2] = False
     return case | {"attention_mask": mask} if masked else case
+
+
+@pytest.fixture(scope="module")
+def routes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[paths.Routes]:
+    (repository,) = cached_repositories(MODELS)
+    with (
+        serving(repository, tmp_path_factory.mktemp("server") / "log") as server,
+        AttentionClient(server.target) as client,
+    ):
+        yield paths.routes(repository, server, client)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["every key", "masked"])
