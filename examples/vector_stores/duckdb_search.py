@@ -4,7 +4,7 @@ The file has a row for each passage, as docs/enrich.md describes.
 
 ```sh
 pip install duckdb
-python examples/vector_stores/duckdb_search.py passages.parquet 127.0.0.1:8001 my-encoder "what to eat first"
+python examples/vector_stores/duckdb_search.py passages.parquet 127.0.0.1:8001 text-encoder "what to eat"
 ```
 """
 

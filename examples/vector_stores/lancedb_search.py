@@ -4,7 +4,7 @@ The file has a row for each passage, as docs/enrich.md describes.
 
 ```sh
 pip install lancedb
-python examples/vector_stores/lancedb_search.py passages.parquet database 127.0.0.1:8001 my-encoder "dessert"
+python examples/vector_stores/lancedb_search.py passages.parquet database 127.0.0.1:8001 text-encoder "food"
 ```
 """
 

@@ -22,7 +22,7 @@ def test_block(encoder_server: ServerProcess, encoder_http_port: int, block: str
     for documented, here in (
         ("127.0.0.1:8001", encoder_server.target),
         ("127.0.0.1:8000", f"127.0.0.1:{encoder_http_port}"),
-        ("my-encoder", SENTENCE),
+        ("text-encoder", SENTENCE),
         ("dimensions=256", "dimensions=16"),
     ):
         block = block.replace(documented, here)
