@@ -85,7 +85,7 @@ def test_command(server: ServerProcess, tmp_path: Path, command: str) -> None:
     assert result.stdout.strip()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_blocks_of_readme_work_in_their_order(tmp_path: Path) -> None:
     """As a new user pastes them, after `make demo` and beside the server of the second shell."""
     for entry in ROOT.iterdir():
