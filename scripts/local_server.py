@@ -53,7 +53,7 @@ def serving(repository: Path, log: Path, *options: str) -> Iterator[ServerProces
 
 def start(repository: Path, log: Path, *options: str) -> "subprocess.Popen[bytes]":
     """Starts a server and returns at once; the log goes to a file."""
-    command = [sys.executable, "-m", MODULE, "--model-repository", str(repository)]
+    command = [sys.executable, "-m", MODULE, "--model-repository", str(repository.resolve())]
     with log.open("wb") as file:
         return subprocess.Popen(  # noqa: S603 - this very interpreter and this very repository
             [*command, "--port=0", "--metrics-port=0", *options],
