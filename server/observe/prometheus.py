@@ -6,15 +6,16 @@ import os
 import socket
 import threading
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from socketserver import TCPServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Gauge, Histogram, Metric, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.process_collector import ProcessCollector
@@ -187,11 +188,10 @@ class BulkHistogram(Histogram):
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         """Observes values."""
-        counts = np.bincount(np.searchsorted(self._upper_bounds, amounts))
+        counts = Counter(map(partial(bisect_left, self._upper_bounds), amounts))
         self._sum.inc(sum(amounts))
-        for bucket, count in zip(self._buckets, counts.tolist(), strict=False):
-            if count:
-                bucket.inc(count)
+        for at, count in counts.items():
+            self._buckets[at].inc(count)
 
 
 # In the files of several processes, from which the library cannot remove a value. It is the least of all: the

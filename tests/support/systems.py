@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ SYSTEMS = {
 
 def _narrowed(config: AttentionConfig) -> AttentionConfig:
     width = config.num_heads * HEAD_WIDTH
-    sizes = dict.fromkeys(WIDTHS, width) | dict.fromkeys(("d_k", "d_v"), HEAD_WIDTH)
+    sizes: dict[str, Any] = dict.fromkeys(WIDTHS, width) | dict.fromkeys(("d_k", "d_v"), HEAD_WIDTH)
     if config.window:
         sizes["window"] = WINDOW
     return replace(config, **sizes, scale=HEAD_WIDTH**-0.5)
