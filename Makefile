@@ -18,13 +18,16 @@ BUILD_OPTIONS ?=
 TAG ?= latest
 DOCKER_BUILD = DOCKER_BUILDKIT=1 $(DOCKER) build --file deploy/Dockerfile
 
-.PHONY: demo test serve bench chaos drill interop images sbom lock wheels-check lint format protos env clean
+.PHONY: demo test test-all serve bench chaos drill interop images sbom lock wheels-check lint format protos env clean
 
 demo: env ## install, export, serve, send requests, compare with PyTorch
 	$(PYTHON) -m scripts.demo --repository $(REPOSITORY)
 
-test: env ## run the whole test suite
-	$(PYTHON) -m pytest
+test: env ## run the tests that show that it works, in five minutes on two cores
+	$(PYTHON) -m pytest -m "not chaos and not thorough"
+
+test-all: env ## run the tests that `test` leaves out: large models, every encoder, other programs; in 15 minutes
+	$(PYTHON) -m pytest -m "thorough and not chaos" --durations=30
 
 serve: env ## serve the models of model_repository/, exporting the demo models first
 	$(PYTHON) -m scripts.export_demo_models --repository $(REPOSITORY)
