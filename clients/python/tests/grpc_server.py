@@ -1,12 +1,14 @@
 """A gRPC server in this process, whose answers a test chooses."""
 
+import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from attention_client._generated.attention.v1 import attention_pb2 as pb
@@ -15,44 +17,82 @@ from attention_client._generated.attention.v1 import attention_pb2_grpc as pb_gr
 Behaviour = Callable[[grpc.ServicerContext], None]
 
 
+HEADS = 3
+READY = pb.Model(name="m", version="3", state=pb.Model.STATE_READY)
+
+
 class Service(pb_grpc.AttentionServiceServicer):
-    """Returns the query as the context vectors; records each attempt; `before` may abort it.
+    """Returns the query, or zeros, as the context vectors; records each attempt; `before` may abort it.
+
+    The words and commas of a text are its tokens. Weights count up by 0.01; the model `mute` has none.
 
     Attributes:
         attempts: The metadata of each attempt that arrived.
+        requests: The requests of Attend.
     """
 
-    def __init__(self, before: Behaviour = lambda _: None) -> None:
+    def __init__(self, before: Behaviour = lambda _: None, models: Sequence[pb.Model] = (READY,)) -> None:
         self.attempts: list[dict[str, Any]] = []
-        self._before = before
+        self.requests: list[pb.AttendRequest] = []
+        self._before, self._models = before, {model.name: model for model in models}
 
     def ListModels(self, request: pb.ListModelsRequest, context: grpc.ServicerContext):  # noqa: ARG002, N802
         self._begin(context)
-        return pb.ListModelsResponse(models=[pb.Model(name="m", version="1", state=pb.Model.STATE_READY)])
+        return pb.ListModelsResponse(models=self._models.values())
 
     def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext):  # noqa: N802
         self._begin(context)
-        return pb.GetModelResponse(model=pb.Model(name=request.name, version=request.version))
+        found = self._models.get(request.name)
+        if found is None or request.version not in ("", found.version):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name} {request.version}")
+        return pb.GetModelResponse(model=found)
 
     def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext):  # noqa: N802
         self._begin(context)
-        return pb.AttendResponse(
-            model_name=request.model_name, model_version=request.model_version, context_vectors=request.query
-        )
+        self.requests.append(request)
+        return answer(request)
 
     def AttendStream(  # noqa: N802
         self, requests: Iterator[pb.AttendStreamRequest], context: grpc.ServicerContext
     ):
         self._begin(context)
         for item in requests:
-            response = pb.AttendResponse(
-                model_version=item.request.model_version, context_vectors=item.request.query
-            )
-            yield pb.AttendStreamResponse(id=item.id, response=response)
+            yield pb.AttendStreamResponse(id=item.id, response=answer(item.request))
 
     def _begin(self, context: grpc.ServicerContext) -> None:
         self.attempts.append(dict(context.invocation_metadata()))
         self._before(context)
+
+
+def answer(request: pb.AttendRequest) -> pb.AttendResponse:
+    """See Service."""
+    vectors = request.query
+    tokens = [[found.span() for found in re.finditer(r",|[^\s,]+", text)] for text in request.text.texts]
+    if not request.HasField("query"):
+        lengths = list(map(len, tokens)) or list(request.token_ids.lengths)
+        data = bytes(28 * sum(lengths))
+        vectors = pb.VectorSequences(data_type=pb.DATA_TYPE_FP32, width=7, lengths=lengths, data=data)
+    found = pb.AttendResponse(
+        model_name="m", model_version=request.model_version or "3", context_vectors=vectors
+    )
+    if request.return_offsets:
+        spans = [span for own in tokens for span in own]
+        found.token_offsets.lengths.extend(map(len, tokens))
+        found.token_offsets.starts.extend(start for start, _ in spans)
+        found.token_offsets.ends.extend(end for _, end in spans)
+    if request.return_weights and request.model_name != "mute":
+        keys = request.key.lengths or vectors.lengths
+        count = sum(HEADS * tq * tk for tq, tk in zip(vectors.lengths, keys, strict=True))
+        found.attention_weights.CopyFrom(
+            pb.AttentionWeights(
+                data_type=pb.DATA_TYPE_FP32,
+                num_heads=HEADS,
+                query_lengths=vectors.lengths,
+                key_lengths=keys,
+                data=(np.arange(count, dtype="<f4") / 100).tobytes(),
+            )
+        )
+    return found
 
 
 def unavailable(times: int) -> Behaviour:

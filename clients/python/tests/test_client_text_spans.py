@@ -1,4 +1,4 @@
-"""Parts of texts and offsets of tokens: what the client sends, refuses and reads."""
+"""Embeddings, parts of texts and offsets of tokens: what the client sends, refuses and reads."""
 
 from typing import Any
 
@@ -28,7 +28,6 @@ def sent(inputs: Any, spans: Any) -> list[tuple[list[int], list[tuple[int, int]]
     ("inputs", "spans", "expected"),
     [
         pytest.param("eat first", [(0, 3), (4, 9)], ([2], [(0, 3), (4, 9)]), id="one-text"),
-        pytest.param("eat first", np.array([[0, 3]]), ([1], [(0, 3)]), id="one-array"),
         pytest.param(["eat", "first"], [[(0, 3)], []], ([1, 0], [(0, 3)]), id="a-text-without"),
         pytest.param(["eat", "eat"], np.array([[[0, 3]], [[1, 2]]]), ([1, 1], [(0, 3), (1, 2)]), id="array"),
         pytest.param(["eat"], pd.Series([[(0, 3)]]), ([1], [(0, 3)]), id="series"),
@@ -44,7 +43,6 @@ def test_spans_in_every_form(inputs: Any, spans: Any, expected: tuple[list[int],
 @pytest.mark.parametrize(
     ("inputs", "spans", "field"),
     [
-        pytest.param("eat", [(0, 4)], "spans[0]", id="beyond"),
         pytest.param("\U0001f370", [(0, 4)], "spans[0]", id="in-bytes"),
         pytest.param("eat", [(0, 1), (2, 2)], "spans[1]", id="empty"),
         pytest.param(["eat", "eat"], [[(0, 1)], [(2, 1)]], "spans[1][0]", id="reversed"),
@@ -52,12 +50,9 @@ def test_spans_in_every_form(inputs: Any, spans: Any, expected: tuple[list[int],
         pytest.param("eat", [[(0, 1)]], "spans", id="list-of-lists-for-one-text"),
         pytest.param(["eat"], [(0, 1)], "spans[0]", id="pairs-for-a-list"),
         pytest.param(["eat", "eat"], [[(0, 1)]], "spans", id="fewer"),
-        pytest.param(["eat"], [[(0, 1)], [(0, 1)]], "spans", id="more"),
         pytest.param(["eat"], {"eat": [(0, 1)]}, "spans", id="a-dict"),
         pytest.param("eat", [(0.0, 1.0)], "spans", id="floats"),
-        pytest.param("eat", [(False, True)], "spans", id="booleans"),
         pytest.param("eat", [(0, 1), (2,)], "spans", id="ragged"),
-        pytest.param("eat", [(0, 2**70)], "spans", id="huge"),
         pytest.param([5, 6], [(0, 3)], "spans[0]", id="beyond-the-ids"),
     ],
 )
@@ -67,13 +62,12 @@ def test_wrong_spans_are_refused_by_name(inputs: Any, spans: Any, field: str) ->
     assert caught.value.field == field
 
 
-def test_without_spans_requests_are_as_before() -> None:
+def test_without_spans_and_offsets_requests_do_not_mention_them() -> None:
     (request,) = encode_embeddings(OPTIONS, "eat", EmbedOptions()).requests
     expected = pb.AttendRequest(model_name="m", text=pb.TextSequences(texts=["eat"]))
+    assert encode_texts(OPTIONS, "eat").request == expected
     expected.embedding.SetInParent()
     assert request == expected
-    plain = encode_texts(OPTIONS, "eat").request
-    assert plain == pb.AttendRequest(model_name="m", text=pb.TextSequences(texts=["eat"]))
 
 
 def test_many_spans_are_divided_among_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,14 +87,9 @@ def test_the_embeddings_of_each_text_are_told_apart() -> None:
     call = encode_embeddings(OPTIONS, ["eat"] * 3, EmbedOptions(spans=[[(0, 1)] * 2, [], [(0, 2)]]))
     found = decode_embeddings([response([2, 0, 1], 3)], call)
     assert [each.tolist() for each in found] == [[[0, 1], [2, 3]], [], [[4, 5]]]
-    assert [each.shape for each in found] == [(2, 2), (0, 2), (1, 2)]
-
-
-@pytest.mark.parametrize("wrong", [response([1, 2], 3), response([2, 1], 2), response([3], 3)])
-def test_a_response_with_other_embeddings_cannot_be_read(wrong: pb.AttendResponse) -> None:
-    call = encode_embeddings(OPTIONS, ["eat"] * 2, EmbedOptions(spans=[[(0, 1)] * 2, [(0, 2)]]))
-    with pytest.raises(InternalError, match="does not contain 3 embeddings"):
-        decode_embeddings([wrong], call)
+    for wrong in (response([1, 1, 1], 3), response([2, 0, 1], 2), response([3], 3)):
+        with pytest.raises(InternalError, match="does not contain 3 embeddings"):
+            decode_embeddings([wrong], call)
 
 
 @pytest.mark.parametrize(

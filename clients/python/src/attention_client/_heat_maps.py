@@ -81,10 +81,9 @@ def draw(maps: HeatMaps) -> Figure:
 def _label(axes: Axes, labels: Sequence[str]) -> None:
     """Puts the words on both axes and white lines between the cells; removes the frame."""
     ticks = np.arange(len(labels))
-    axes.set_xticks(ticks, labels, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(ticks, labels)
-    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        label.set(fontsize=9, parse_math=False)  # a word with dollar signs is not a formula
+    words = [label.replace("$", r"\$") for label in labels]  # a word with dollar signs is not a formula
+    axes.set_xticks(ticks, words, fontsize=9, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(ticks, words, fontsize=9)
     axes.set_xticks(ticks[1:] - 0.5, minor=True)
     axes.set_yticks(ticks[1:] - 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=1)
