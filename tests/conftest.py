@@ -17,9 +17,9 @@ from xdist.remote import Producer
 
 from scripts.local_server import ServerProcess, serving
 from tests.server import samples
-from tests.support.artifacts import ModelSet, cached_repositories, link_tree
+from tests.support import systems
+from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.prometheus import required
-from tests.support.repository import SETS
 from tests.support.scheduling import SharedServerScheduling, start_order
 
 torch.set_num_threads(1)
@@ -41,12 +41,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedS
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository of every preset, worked example and reference. Tests must not write to it."""
-    folder = tmp_path_factory.mktemp("repository")
-    for models in cached_repositories(*SETS):
-        for model in models.iterdir():
-            link_tree(model, folder / model.name)
+def repository() -> Path:
+    """A model repository of every attention system at a small width. Tests must not write to it."""
+    (folder,) = cached_repositories(systems.MODELS)
     return folder
 
 

@@ -10,6 +10,7 @@ import pytest
 from scripts.local_server import ROOT, serving
 from tests.test_structure import PARTS
 
+pytestmark = pytest.mark.thorough
 IMPORTED = re.compile(r"^import time:.*\| +([\w.]+)$", re.MULTILINE)
 
 

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -19,7 +18,7 @@ from attention_serving.model.config import AttentionConfig
 from attention_serving.model.presets import build_preset
 from scripts.local_server import ServerProcess, serving
 from tests.end_to_end.test_live_repository import ask
-from tests.server.observe.test_metrics import Samples, scrape
+from tests.server.observe.test_metrics import scrape
 from tests.server.test_canary import wait_until
 from tests.support.artifacts import ModelSet, cached_repositories
 from tests.support.eager import assert_parity, attend
@@ -29,10 +28,10 @@ MAPPED, NEIGHBOUR = "mapped", "self-attention"
 WIDTH = 320
 RATIO, FAILURES = "attention_canary_error_ratio", "attention_canary_failures_total"
 READY = "attention_model_ready"
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 QUERY = np.random.default_rng(3).standard_normal((5, WIDTH), np.float32)
-SMALL_QUERY = QUERY[:, :16]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 def mapped_module() -> MultiHeadAttention:
@@ -68,8 +67,8 @@ def flip_signs(content: bytes) -> bytes:
     return values.tobytes()
 
 
-def of(samples: Samples, name: str, model: str) -> float | None:
-    return samples.get((name, frozenset({("model", model), ("version", "1")})))
+def sample(server: ServerProcess, name: str, model: str) -> float:
+    return scrape(server.metrics_port).get((name, frozenset({("model", model), ("version", "1")})), -1.0)
 
 
 def health(server: ServerProcess, model: str) -> int:
@@ -82,64 +81,37 @@ def health(server: ServerProcess, model: str) -> int:
 def test_a_model_damaged_in_memory_is_taken_out_of_service_and_its_neighbour_goes_on(
     folder: Path, workers: int
 ) -> None:
-    log = folder.parent / "log"
-    weights = folder / MAPPED / "1" / "weights.bin"
+    log, weights = folder.parent / "log", folder / MAPPED / "1" / "weights.bin"
     healthy = weights.read_bytes()
     mode = ("--model-control=explicit", "--load-model=*") if workers == 1 else ()
     options = ("--canary-seconds=0.5", f"--workers={workers}", *mode)
     with serving(folder, log, *options) as server, AttentionClient(server.target) as client:
 
-        def sample(name: str, model: str) -> float:
-            found = of(scrape(server.metrics_port), name, model)
-            return -1.0 if found is None else found
+        def both_answer() -> None:
+            for name, query, module in (
+                (MAPPED, QUERY, mapped_module()),
+                (NEIGHBOUR, QUERY[:, :16], build_preset(NEIGHBOUR)),
+            ):
+                assert_parity(client.attend(name, query).context_vectors, attend(module, query)[0])
+                assert health(server, name) == SERVING
+                wait_until(lambda name=name: 0 < sample(server, RATIO, name) <= 1)  # type: ignore[misc]
 
-        def neighbour_answers() -> None:
-            vectors = client.attend(NEIGHBOUR, SMALL_QUERY).context_vectors
-            assert_parity(vectors, attend(build_preset(NEIGHBOUR), SMALL_QUERY)[0])
-            assert health(server, NEIGHBOUR) == health_pb2.HealthCheckResponse.SERVING
-
-        wait_until(lambda: 0 < sample(RATIO, MAPPED) <= 1 and 0 < sample(RATIO, NEIGHBOUR) <= 1)
-        assert_parity(client.attend(MAPPED, QUERY).context_vectors, attend(mapped_module(), QUERY)[0])
-        assert (sample(FAILURES, MAPPED), sample(READY, MAPPED)) == (0, 1)
-        assert health(server, MAPPED) == health_pb2.HealthCheckResponse.SERVING
-        neighbour_answers()
+        both_answer()
+        assert (sample(server, FAILURES, MAPPED), sample(server, READY, MAPPED)) == (0, 1)
 
         overwrite(weights, flip_signs)
-        wait_until(lambda: log.read_text().count(" model taken out of service ") == workers)
-        assert sample(RATIO, MAPPED) > 1
-        assert sample(READY, MAPPED) == 0
-        assert sample(FAILURES, MAPPED) >= workers
-        assert health(server, MAPPED) == health_pb2.HealthCheckResponse.NOT_SERVING
-        with pytest.raises(FailedPreconditionError, match="was taken out of service: ") as refused:
+        wait_until(lambda: log.read_text().count(" ERROR model taken out of service ") == workers)
+        assert sample(server, RATIO, MAPPED) > 1
+        assert sample(server, READY, MAPPED) == 0
+        assert sample(server, FAILURES, MAPPED) >= workers
+        assert (health(server, MAPPED), health(server, NEIGHBOUR)) == (NOT_SERVING, SERVING)
+        with pytest.raises(FailedPreconditionError, match="differs from eager PyTorch by ") as refused:
             client.attend(MAPPED, QUERY)
-        assert "differs from eager PyTorch by " in str(refused.value)
         assert str(folder) not in str(refused.value)
-        (state,) = [model for model in client.models() if model.name == MAPPED]
-        assert state.state == "failed"
-        assert state.state_reason in str(refused.value)
-        neighbour_answers()
-        assert (sample(FAILURES, NEIGHBOUR), sample(READY, NEIGHBOUR)) == (0, 1)
+        assert (sample(server, FAILURES, NEIGHBOUR), sample(server, READY, NEIGHBOUR)) == (0, 1)
 
         if workers == 1:  # several are not told to load
             assert "SHA-256" in ask(server, "load_model", MAPPED)
             overwrite(weights, lambda _: healthy)
             assert ask(server, "load_model", MAPPED) is None
-            assert_parity(client.attend(MAPPED, QUERY).context_vectors, attend(mapped_module(), QUERY)[0])
-            assert health(server, MAPPED) == health_pb2.HealthCheckResponse.SERVING
-            wait_until(lambda: 0 < sample(RATIO, MAPPED) <= 1)
-            neighbour_answers()
-    errors = [line for line in log.read_text().splitlines() if " ERROR model taken out of service " in line]
-    assert len(errors) == workers
-    assert all(f"model={MAPPED} version=1 reason=" in line for line in errors)
-
-
-def test_without_a_period_nothing_is_replayed(folder: Path) -> None:
-    with serving(folder, folder.parent / "log", "--canary-seconds=0") as server:
-        names = {name for name, _ in scrape(server.metrics_port)}
-        threads = []
-        for task in Path(f"/proc/{server.process.pid}/task").iterdir():
-            with suppress(FileNotFoundError):  # it ended since the folder was listed
-                threads.append((task / "comm").read_text().strip())
-    assert RATIO not in names
-    assert "canary" not in threads
-    assert "scheduler" in threads
+            both_answer()

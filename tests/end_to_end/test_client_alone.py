@@ -5,6 +5,8 @@ import sys
 import venv
 from pathlib import Path
 
+import pytest
+
 from scripts.local_server import ROOT, ServerProcess
 
 PROGRAM = """
@@ -24,20 +26,19 @@ print(sorted({"torch", "onnxruntime", "onnx"} & set(sys.modules)))
 """
 
 
+@pytest.mark.thorough
 def test_in_an_empty_environment(server: ServerProcess, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv")
     python = str(tmp_path / "venv/bin/python")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
-    package = ROOT / "clients/python"
-    install = [*pip, "install", "--quiet", "--no-compile", f"{package}[enrich]"]
+    install = [*pip, "install", "--quiet", "--no-compile", f"{ROOT / 'clients/python'}[enrich]"]
     subprocess.run(install, check=True, timeout=240)
     asked = subprocess.run(
         [python, "-c", PROGRAM, server.target], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert asked.stdout == "(3, 28) (1, 3, 3)\n(1, 3, 28)\n[]\n"
-    installed = subprocess.run(
-        [*pip, "list", "--format=freeze"], capture_output=True, text=True, check=True
-    ).stdout
+    freeze = [*pip, "list", "--format=freeze"]
+    installed = subprocess.run(freeze, capture_output=True, text=True, check=True).stdout
     assert "attention-client==" in installed
     assert "torch" not in installed
     assert "onnx" not in installed

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from scripts.local_server import ROOT, ServerProcess, serving
 from tests.support.artifacts import ModelSet, cached_repositories, link_tree
 from tests.support.eager import assert_parity
 
-DOCUMENTS = (
+PAGES = (
     "clients/python/README.md",
     "docs/attention-weights.md",
     "docs/deploy-elsewhere.md",
@@ -23,100 +24,75 @@ DOCUMENTS = (
 )
 REPOSITORY = "model_repository"
 DOCUMENTED_TARGET = "127.0.0.1:8001"
+# Commands of the pages that other tests run, with what they need.
+ELSEWHERE = ("-m server", "-m clients.enrich", "enrich ", "--target torchserve", "--query q.npy")
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
-    """Returns (document, text) of every fenced block of a language."""
-    found = []
-    for document in DOCUMENTS:
-        text = (ROOT / document).read_text()
-        found += [(document, block) for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
-    return found
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and text of every block of a page."""
+    return re.findall(r"```(sh|python)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-def commands() -> list[str]:
-    """Returns the commands of the project's environment, except those that other tests run."""
-    lines = [line for _, block in blocks("sh") for line in block.splitlines()]
-    elsewhere = (
-        "-m server",
-        "-m clients.enrich",  # their tables are made by README's blocks
-        "--weights bert.safetensors",  # in tests/export/test_checkpoint_command.py
-        "--target torchserve",  # in tests/export/test_targets_torchserve.py
-        "--query q.npy",  # in clients/python/tests/test_client_commands.py
-    )
-    return [
-        line
-        for line in lines
-        if line.startswith((".venv/bin/", "attention-client "))
-        and not any(command in line for command in elsewhere)
+def programs() -> list[str]:
+    """The blocks of Python of the pages, and those commands of them that the project's environment has."""
+    found = [block for page in PAGES for block in blocks(page)]
+    lines = [line for language, text in found if language == "sh" for line in text.splitlines()]
+    own = [line for line in lines if line.startswith((".venv/bin/", "attention-client "))]
+    return [text for language, text in found if language == "python"] + [
+        line for line in own if not any(each in line for each in ELSEWHERE)
     ]
 
 
-def run(code: str) -> None:
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The server of the second shell, after `make demo`, in a folder that looks like the checkout."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for entry in ROOT.iterdir():
+        if entry.name not in (REPOSITORY, "build", ".git"):
+            (folder / entry.name).symlink_to(entry)
+    (models,) = cached_repositories(ModelSet("demo", [export_demo_models]))
+    link_tree(models, folder / REPOSITORY)
+    options = ("--model-control=poll", "--repository-poll-seconds=1")
+    with serving(folder / REPOSITORY, folder / "server.log", *options) as server:
+        yield server
+
+
+def run(server: ServerProcess, text: str, *, is_python: bool) -> str:
+    """Runs a block in the folder of the server; returns what it prints."""
+    text = text.replace(DOCUMENTED_TARGET, server.target)
+    text = text.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", text] if is_python else ["/bin/sh", "-ec", text],
+        cwd=server.log.parent,
+        env={**os.environ, "ATTENTION_SERVER": server.target},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
-    assert result.returncode == 0, result.stderr
-
-
-def test_there_is_something_to_run() -> None:
-    assert blocks("python")
-    assert commands()
-
-
-@pytest.mark.parametrize(("document", "block"), blocks("python"), ids=lambda value: value[:16])
-def test_python_block(server: ServerProcess, tmp_path: Path, document: str, block: str) -> None:
-    assert document in DOCUMENTS
-    code = block.replace(DOCUMENTED_TARGET, server.target)
-    code = code.replace(f'out="{REPOSITORY}"', f'out="{tmp_path}"')
-    run(code)
-
-
-@pytest.mark.parametrize("command", commands())
-def test_command(server: ServerProcess, tmp_path: Path, command: str) -> None:
-    command = f"{Path(sys.executable).parent}/{command.removeprefix('.venv/bin/')}"
-    command = command.replace("attention-client ", f"attention-client --server {server.target} ")
-    command = command.replace(f"--out {REPOSITORY}", f"--out {tmp_path}")
-    command = command.replace("--plot ", f"--plot {tmp_path}/")
-    result = subprocess.run(
-        ["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
+    assert result.returncode == 0, f"{text}\n{result.stderr}"
+    return result.stdout
 
 
 @pytest.mark.timeout(1200)
-def test_the_blocks_of_readme_work_in_their_order(tmp_path: Path) -> None:
-    """As a new user pastes them, after `make demo` and beside the server of the second shell."""
-    for entry in ROOT.iterdir():
-        if entry.name not in (REPOSITORY, "build", ".git"):
-            (tmp_path / entry.name).symlink_to(entry)
-    (demo,) = cached_repositories(ModelSet("demo", [export_demo_models]))
-    models = tmp_path / REPOSITORY
-    link_tree(demo, models)
-    found = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_blocks_of_readme_work_in_their_order(demo: ServerProcess) -> None:
+    """As a new user pastes them."""
+    found = blocks("README.md")
     assert len(found) > 8
-    options = ("--model-control=poll", "--repository-poll-seconds=1")
-    with serving(models, tmp_path / "log", *options) as server:
-        environment = {**os.environ, "ATTENTION_SERVER": server.target}
-        for language, block in found:
-            if block.startswith("make ") or "-m server" in block:
-                continue
-            text = block.replace(DOCUMENTED_TARGET, server.target)
-            text = text.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
-            program = [sys.executable, "-c", text] if language == "python" else ["/bin/sh", "-ec", text]
-            result = subprocess.run(
-                program,
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            assert result.returncode == 0, f"{block}\n{result.stderr}"
-    served, here = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("served", "here"))
-    for one, other in zip(
-        served["context_vectors"].to_pylist(), here["context_vectors"].to_pylist(), strict=True
-    ):
-        assert_parity(np.array(one), np.array(other))
+    for language, text in found:
+        if not text.startswith("make ") and "-m server" not in text:
+            run(demo, text, is_python=language == "python")
+    served, here = (
+        pq.read_table(demo.log.parent / f"{name}.parquet")["context_vectors"].to_pylist()
+        for name in ("served", "here")
+    )
+    assert_parity([np.array(rows) for rows in served], [np.array(rows) for rows in here])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("text", programs())
+def test_a_block_or_command_of_a_page(demo: ServerProcess, text: str) -> None:
+    is_python = "\n" in text
+    if text.startswith("attention-client "):
+        text = f".venv/bin/{text}"
+    assert run(demo, text, is_python=is_python).strip() or is_python

@@ -1,12 +1,11 @@
 """Traces of real processes, read back from a collector: from the client through the server to the run."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,7 +17,6 @@ from scripts.local_server import ROOT, ServerProcess, serving
 from tests.server.api.messages import attend_request
 from tests.server.http.clients import ask, http_port
 from tests.server.samples import SELF
-from tests.server.watched import watched
 from tests.support.collector import QUICKLY, Collector, Seen, collecting
 
 ATTEND = "attention.v1.AttentionService/Attend"
@@ -69,23 +67,13 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def traced(artifacts: Path, folder: Path, *options: str) -> Iterator[tuple[ServerProcess, Collector]]:
+    """A server that traces, and its collector."""
     with (
         collecting() as collector,
-        exporting_to(collector.url),
+        patch.dict(os.environ, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}),
         serving(artifacts, folder / "log", *options) as server,
     ):
         yield server, collector
-
-
-def exporting_to(url: str) -> AbstractContextManager[object]:
-    """Has the servers that start within the block trace."""
-    return patch.dict(os.environ, {"OTEL_EXPORTER_OTLP_ENDPOINT": url})
-
-
-def sample(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
-    """Has the servers that start from now on sample a part of the calls whose callers do not decide."""
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", str(ratio))
 
 
 def run_application(target: str, collector: str) -> None:
@@ -131,10 +119,11 @@ def test_a_trace_leads_from_the_client_through_the_server_to_the_run(artifacts: 
         assert server.stop() == 0
 
 
+@pytest.mark.thorough
 def test_http_has_a_span_whose_child_is_that_of_grpc(
     artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample(monkeypatch, 0)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     parent = f"00-{7:032x}-{9:016x}-01"
     with traced(artifacts, tmp_path, "--http-port=0") as (server, collector):
         port, path = http_port(server.log), f"/v2/models/{SELF}/infer"
@@ -144,8 +133,7 @@ def test_http_has_a_span_whose_child_is_that_of_grpc(
         (request,) = collector.wait_for(ROUTE)
         collector.wait_for(INFER)
         assert server.stop() == 0
-    assert request.trace_id == f"{7:032x}"
-    assert request.parent_id == f"{9:016x}"
+    assert (request.trace_id, request.parent_id) == (f"{7:032x}", f"{9:016x}")
     assert request.attributes["http.route"] == "/v2/models/{model}/infer"
     assert request.attributes["url.path"] == path
     assert request.attributes["http.response.status_code"] == 200
@@ -153,60 +141,37 @@ def test_http_has_a_span_whose_child_is_that_of_grpc(
     called = below(collector, request, INFER)
     assert called.attributes["attention.request_id"] == request.attributes["attention.request_id"]
     assert below(collector, called, "run").attributes["attention.model"] == SELF
-    assert (
-        len(collector.named(ROUTE)) == len(collector.named(INFER)) == 1
-    )  # those that are not sampled have none
+    assert len(collector.named(ROUTE)) == len(collector.named(INFER)) == 1  # the others are not sampled
     (refused,) = collector.named("GET /v2/models/{model}/ready")
     assert refused.attributes["http.response.status_code"] == 400
 
 
-def test_every_request_over_http_is_sampled_by_both_processes_or_by_none(
-    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sample(monkeypatch, 0.5)
-    with traced(artifacts, tmp_path, "--http-port=0") as (server, collector):
-        port = http_port(server.log)
-        for _ in range(40):
-            assert ask(port, f"/v2/models/{SELF}/infer", BODY).status == 200
-        assert server.stop() == 0
-    requests, calls = collector.named(ROUTE), collector.named(INFER)
-    assert {span.trace_id for span in requests} == {span.trace_id for span in calls}
-    assert 0 < len(requests) < 40  # with a probability of 1 - 2 ** -39
-
-
+@pytest.mark.thorough
 def test_each_of_two_workers_exports_its_spans(artifacts: Path, tmp_path: Path) -> None:
-    with (
-        collecting() as collector,
-        exporting_to(collector.url),
-        watched(artifacts, tmp_path, "--workers=2") as service,
-    ):
-        port, _ = service.ports()
+    with traced(artifacts, tmp_path, "--workers=2") as (server, collector):
         for _ in range(32):  # all of them reach the same worker with a probability of 1 in 2 ** 31
-            options = [("grpc.use_local_subchannel_pool", 1)]
-            with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
-                AttentionServiceStub(channel).Attend(attend_request([2]), timeout=60)
-        service.stop(signal.SIGTERM)
-        assert service.process.wait(timeout=60) == 0
+            call(server.target)
+        assert server.stop() == 0
         spans = collector.wait_for(ATTEND, 32)
     assert len(spans) == 32
     assert len({span.resource["process.pid"] for span in spans}) == 2
-    assert {span.attributes["server.port"] for span in spans} == {port}
+    assert {span.attributes["server.port"] for span in spans} == {server.port}
 
 
-@pytest.mark.parametrize("listens", [True, False], ids=["slow", "absent"])
+@pytest.mark.thorough
 def test_a_collector_that_does_not_answer_affects_neither_calls_nor_the_end(
-    artifacts: Path, tmp_path: Path, listens: bool
+    artifacts: Path, tmp_path: Path
 ) -> None:
-    with collecting() as collector:
-        collector.held = None if not listens else threading.Event()
-        endpoint = collector.url if listens else "http://127.0.0.1:1"
-        with exporting_to(endpoint), serving(artifacts, tmp_path / "log") as server:
-            with grpc.insecure_channel(server.target) as channel:
-                attend = AttentionServiceStub(channel).Attend
-                for _ in range(5):
-                    attend(attend_request([2]), timeout=60)
-                if listens:
-                    assert collector.exporting.wait(60)
-                attend(attend_request([2]), timeout=60)
-            assert server.stop() == 0  # it would be ended with status 1 some seconds after the grace
-        assert "traces lost" in (tmp_path / "log").read_text()
+    with traced(artifacts, tmp_path) as (server, collector):
+        collector.held = threading.Event()
+        call(server.target)
+        assert collector.exporting.wait(60)
+        call(server.target)
+        assert server.stop() == 0  # it would be ended with status 1 some seconds after the grace
+    assert "traces lost" in server.log.read_text()
+
+
+def call(target: str) -> None:
+    """Makes one call on a connection of its own."""
+    with grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        AttentionServiceStub(channel).Attend(attend_request([2]), timeout=60)

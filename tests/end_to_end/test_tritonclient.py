@@ -1,94 +1,198 @@
-"""An unmodified tritonclient receives the same outputs as attention_client."""
+"""An unmodified tritonclient: every public method works, or is refused with a reason."""
+
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from attention_client import AttentionClient
 
-from attention_serving.model.presets import SENTENCE, build_preset
-from scripts.local_server import ServerProcess
-from tests.support import triton
+from attention_serving.model.presets import SENTENCE
+from scripts.local_server import ServerProcess, serving
+from tests.support import triton, triton_methods
+from tests.support.artifacts import link_tree
 from tests.support.eager import assert_parity, attend
+from tests.support.systems import build
+from tests.support.triton import Array, in_another_process
 
-QUERY = np.random.default_rng(3).standard_normal((2, 7, 768), dtype=np.float32)
-KEY = np.random.default_rng(4).standard_normal((2, 12, 768), dtype=np.float32)
-
-
-def test_self_attention_with_weights(server: ServerProcess, client: AttentionClient) -> None:
-    names = ["attention_weights", "context_vectors"]
-    found = triton.infer(server.target, "multi-head-768x12", {"query": QUERY}, names)
-    ours = client.attend("multi-head-768x12", QUERY, return_weights=True)
-    np.testing.assert_array_equal(found["context_vectors"], ours.context_vectors)
-    np.testing.assert_array_equal(found["attention_weights"], ours.attention_weights)
+MODEL, TEXT = "multi-head-64x4", "sentence-self-attention"
 
 
-def test_inputs_in_any_order_and_default_outputs(server: ServerProcess, client: AttentionClient) -> None:
-    found = triton.infer(server.target, "cross-768x12", {"value": KEY + 1, "key": KEY, "query": QUERY})
-    assert list(found) == ["context_vectors"]
-    ours = client.attend("cross-768x12", QUERY, KEY, KEY + 1)
-    np.testing.assert_array_equal(found["context_vectors"], ours.context_vectors)
+@pytest.fixture
+def ask(server: ServerProcess) -> Callable[..., Any]:
+    """Calls a method of the client."""
+    return lambda method, *arguments, **options: in_another_process(
+        triton_methods.ask, server.target, method, *arguments, **options
+    )
 
 
-def test_lengths_and_masks(server: ServerProcess) -> None:
-    module = build_preset("multi-head-768x12")
-    mask = np.random.default_rng(5).random((2, 12, 7, 7)) < 0.6
-    inputs = {"query": QUERY, "key_lengths": np.array([7, 4]), "attention_mask": mask}
-    found = triton.infer(server.target, "multi-head-768x12", inputs)["context_vectors"]
-    assert_parity(found[0], attend(module, QUERY[0], mask=mask[0])[0])
-    assert_parity(found[1, :4], attend(module, QUERY[1, :4], mask=mask[1, :, :4, :4])[0])
-    assert not found[1, 4:].any()
+def query(length: int, seed: int = 0, width: int = 64, batch: int = 1) -> Array:
+    return np.random.default_rng(seed).standard_normal((batch, length, width), np.float32)
+
+
+def test_weights_lengths_and_masks(server: ServerProcess, client: AttentionClient) -> None:
+    given = query(7, batch=2)
+    found = triton.infer(
+        server.target, MODEL, {"query": given}, names := ["attention_weights", "context_vectors"]
+    )
+    ours = client.attend(MODEL, given, return_weights=True)
+    for name in names:
+        np.testing.assert_array_equal(found[name], getattr(ours, name))
+    mask = np.random.default_rng(5).random((2, 4, 7, 7)) < 0.6
+    inputs = {"query": given, "key_lengths": np.array([7, 4]), "attention_mask": mask}
+    masked = triton.infer(server.target, MODEL, inputs)["context_vectors"]
+    assert_parity(masked[0], attend(build(MODEL), given[0], mask=mask[0])[0])
+    assert_parity(masked[1, :4], attend(build(MODEL), given[1, :4], mask=mask[1, :, :4, :4])[0])
+    assert not masked[1, 4:].any()
 
 
 def test_text(server: ServerProcess, client: AttentionClient) -> None:
-    texts = np.array([SENTENCE.encode(), b"eat dessert"], dtype=object)
-    found = triton.infer(server.target, "sentence-self-attention", {"text": texts})
-    ours = client.attend_text("sentence-self-attention", [SENTENCE, "eat dessert"]).context_vectors
+    texts = [SENTENCE, "eat dessert"]
+    given = np.array([text.encode() for text in texts], dtype=object)
+    found = triton.infer(server.target, TEXT, {"text": given})
+    ours = client.attend_text(TEXT, texts).context_vectors
     np.testing.assert_array_equal(found["lengths"], [6, 2])
     np.testing.assert_array_equal(found["context_vectors"][0], ours[0])
     np.testing.assert_array_equal(found["context_vectors"][1, :2], ours[1])
-    assert not found["context_vectors"][1, 2:].any()
 
 
-def test_describes_server_and_model(server: ServerProcess) -> None:
+@pytest.mark.parametrize(
+    ("model", "inputs", "error"),
+    [
+        (MODEL, {"query": query(2, width=7)}, "INVALID_ARGUMENT: query: rows are 7 wide; the model takes 64"),
+        ("nonesuch", {"query": query(2)}, "NOT_FOUND: model 'nonesuch' does not exist"),
+    ],
+)
+def test_a_refusal_states_its_reason(
+    server: ServerProcess, model: str, inputs: dict[str, Array], error: str
+) -> None:
+    with pytest.raises(triton.TritonError, match=rf"StatusCode\.{error}"):
+        triton.infer(server.target, model, inputs)
+
+
+def test_streams_and_asynchronous_requests(server: ServerProcess, client: AttentionClient) -> None:
+    queries = [query(3), query(5, width=7), query(400), query(2)]
+    expected = [client.attend(MODEL, queries[at]).context_vectors for at in (0, 2, 3)]
+    found = in_another_process(triton_methods.stream, server.target, MODEL, queries, wants_final=True)
+    assert "rows are 7 wide; the model takes 64" in found.pop(1)
+    assert [(request_id, final) for request_id, _, final in found] == [("0", True), ("2", True), ("3", True)]
+    for (_, context, _), ours in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(context, ours)
+    _, context, _ = in_another_process(triton_methods.asynchronous, server.target, MODEL, queries[0])
+    np.testing.assert_array_equal(context, expected[0])
+
+
+def test_the_client_of_asyncio(server: ServerProcess, client: AttentionClient) -> None:
+    queries = [query(3), query(5, width=7), query(2)]
+    found = in_another_process(triton_methods.in_asyncio, server.target, MODEL, queries)
+    expected = client.attend(MODEL, queries[0]).context_vectors
+    np.testing.assert_array_equal(found.pop("single"), expected)
+    first, wrong, _ = found.pop("streamed")
+    np.testing.assert_array_equal(first[1], expected)
+    assert "rows are 7 wide; the model takes 64" in wrong
+    assert found.pop("index") > 1
+    assert found == {
+        "live": True,
+        "ready": True,
+        "unknown": False,
+        "versions": ["1"],
+        "config": MODEL,
+        "statistics": MODEL,
+        "logging": {"bool_param": True},
+    }
+
+
+def test_the_server_and_its_models_are_described(server: ServerProcess, ask: Callable[..., Any]) -> None:
     found = triton.describe(server.target, "cross-768x12")
-    assert found["live"]
-    assert found["ready"]
-    assert found["model_ready"]
+    assert (found["live"], found["ready"], found["model_ready"]) == (True, True, True)
     assert found["server"]["name"] == "attention-serving"
     assert [tensor["name"] for tensor in found["model"]["inputs"]] == ["query", "key", "value"]
-    assert found["model"]["inputs"][0] == {"name": "query", "datatype": "FP32", "shape": ["-1", "-1", "768"]}
-    assert found["model"]["versions"] == ["1"]
+    assert found["model"]["inputs"][0] == {"name": "query", "datatype": "FP32", "shape": ["-1", "-1", "48"]}
+    config = ask("get_model_config", MODEL, as_json=True)["config"]
+    assert (config["max_batch_size"], config["backend"]) == (4096, "onnxruntime")
+    assert config["input"] == [{"name": "query", "data_type": "TYPE_FP32", "dims": ["-1", "64"]}]
+    assert ask("is_model_ready", MODEL, "2") is False
+    models = ask("get_model_repository_index", as_json=True)["models"]
+    assert {"name": MODEL, "version": "1", "state": "READY"} in models
 
 
-REFUSALS = {
-    "wrong rank": ({"query": QUERY[0]}, [], "query: has 2 axes; the model takes 3"),
-    "wrong width": ({"query": QUERY[..., :7]}, [], "query: rows are 7 wide; the model takes 768"),
-    "no tokens": ({"query": QUERY[:, :0]}, [], "every size must be 1 or more"),
-    "no sequences": ({"query": QUERY[:0]}, [], "every size must be 1 or more"),
-    "wrong type": ({"query": QUERY.astype(np.float64)}, [], "query: is float64; the model takes float32"),
-    "unknown input": (
-        {"query": QUERY, "other": QUERY},
-        [],
-        "other: is not an input; model 'multi-head-768x12' takes query",
-    ),
-    "unknown output": ({"query": QUERY}, ["logits"], "outputs[logits]: is unknown"),
-    "lengths too long": ({"query": QUERY, "key_lengths": np.array([7, 8])}, [], "must lie in 1..7"),
-    "mask of another shape": (
-        {"query": QUERY, "attention_mask": np.ones((2, 7, 6), bool)},
-        [],
-        "must be bool (2, 7), (2, 7, 7)",
-    ),
-}
+def test_statistics_count_what_was_done(server: ServerProcess, ask: Callable[..., Any]) -> None:
+    def statistics() -> dict[str, int]:
+        (model,) = ask("get_inference_statistics", MODEL, as_json=True)["model_stats"]
+        stats = model["inference_stats"]
+        found = {name: int(model[name]) for name in ("inference_count", "execution_count", "last_inference")}
+        found |= {name: int(stats[name]["count"]) for name in ("success", "queue", "compute_infer")}
+        runs = [(int(run["batch_size"]), int(run["compute_infer"]["count"])) for run in model["batch_stats"]]
+        return found | {
+            "sequences": sum(size * count for size, count in runs),
+            "runs": sum(count for _, count in runs),
+            "nanoseconds": int(stats["compute_infer"]["ns"]),
+        }
+
+    in_another_process(triton_methods.stream, server.target, MODEL, [query(5)])
+    before = statistics()
+    in_another_process(triton_methods.stream, server.target, MODEL, [query(4) for _ in range(7)])
+    after = statistics()
+    for name in ("success", "inference_count", "compute_infer"):
+        assert after[name] - before[name] == 7
+    assert after["sequences"] == after["inference_count"] == after["queue"]
+    assert after["runs"] == after["execution_count"]
+    assert before["execution_count"] < after["execution_count"] <= before["execution_count"] + 7
+    assert after["nanoseconds"] > before["nanoseconds"]
+    assert after["last_inference"] >= before["last_inference"] > 1_600_000_000_000
+    everything = ask("get_inference_statistics", as_json=True)["model_stats"]
+    assert {MODEL, "cross-768x12"} <= {model["name"] for model in everything}
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "text"), REFUSALS.values(), ids=REFUSALS.keys())
-def test_refused_with_the_reason(
-    server: ServerProcess, inputs: dict[str, triton.Array], outputs: list[str], text: str
-) -> None:
-    with pytest.raises(triton.TritonError, match=r"StatusCode\.INVALID_ARGUMENT") as caught:
-        triton.infer(server.target, "multi-head-768x12", inputs, outputs)
-    assert text in str(caught.value)
+def test_log_settings_change_the_level(server: ServerProcess, ask: Callable[..., Any]) -> None:
+    def change(**changes: Any) -> Any:
+        return ask("update_log_settings", changes, as_json=True)["settings"]
+
+    assert ask("get_log_settings", as_json=True)["settings"]["log_verbose_level"] == {"uint32_param": 0}
+    assert change(log_verbose_level=1)["log_verbose_level"] == {"uint32_param": 1}
+    ask("is_server_live")
+    assert "call ended" in server.log.read_text()
+    assert change(log_verbose_level=0, log_info=False)["log_info"] == {"bool_param": False}
+    assert change(log_info=True)["log_info"] == {"bool_param": True}
+    refused = ask("update_log_settings", {"log_file": "/tmp/x"})  # noqa: S108
+    assert "settings[log_file]: cannot be changed while the server runs" in refused
 
 
-def test_unknown_model_is_not_found(server: ServerProcess) -> None:
-    with pytest.raises(triton.TritonError, match=r"StatusCode\.NOT_FOUND: model 'nonesuch' does not exist"):
-        triton.infer(server.target, "nonesuch", {"query": QUERY})
+def test_what_is_switched_off_says_so(ask: Callable[..., Any]) -> None:
+    for method in ("load_model", "unload_model"):
+        assert "start the server with --model-control explicit" in ask(method, MODEL)
+    assert ask("get_trace_settings", as_json=True)["settings"]["trace_level"] == {"value": ["OFF"]}
+    refused = ask("update_trace_settings", settings={"trace_level": ["TIMESTAMPS"]})
+    assert "settings[trace_level]: cannot be changed" in refused
+    assert ask("get_system_shared_memory_status", as_json=True) == {}
+    refused = ask("register_system_shared_memory", "r", "/r", 8)
+    assert refused.startswith("StatusCode.UNIMPLEMENTED: shared memory is switched off")
+    assert ask("get_cuda_shared_memory_status", as_json=True) == {}
+    refused = ask("register_cuda_shared_memory", "r", b64encode(b"handle"), 0, 8)
+    assert refused.startswith("StatusCode.UNIMPLEMENTED: CUDA shared memory is not supported")
+
+
+@pytest.mark.thorough
+def test_tensors_in_shared_memory(repository: Path, tmp_path: Path) -> None:
+    link_tree(repository / MODEL, tmp_path / "models" / MODEL)
+    with serving(tmp_path / "models", tmp_path / "log", "--allow-shared-memory") as server:
+        found = in_another_process(triton_methods.shared, server.target, MODEL, query(9), 64)
+        with AttentionClient(server.target) as client:
+            expected = client.attend(MODEL, query(9)).context_vectors
+        described = in_another_process(triton_methods.ask, server.target, "get_server_metadata", as_json=True)
+    np.testing.assert_array_equal(found["found"], expected)
+    assert found["raw"] == [b""]
+    assert (found["regions"], found["left"]) == (["in", "out"], ["out"])
+    assert "system_shared_memory" in described["extensions"]
+
+
+def test_every_public_method_is_tried() -> None:
+    """Also those that are used inside, such as `start_stream`."""
+    files = [Path(__file__), *(Path(module.__file__ or "") for module in (triton_methods, triton))]
+    used = set(re.findall(r"\w+", "".join(file.read_text() for file in files)))
+    methods = in_another_process(triton_methods.public_methods)
+    assert "infer" in methods
+    assert set(methods) - used == set()

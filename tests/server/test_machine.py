@@ -31,50 +31,38 @@ def tree(root: Path, groups: str, files: dict[str, str]) -> Path:
     return root
 
 
-V1 = "sys/fs/cgroup/cpu/cpu.cfs_"
-V1_DEEP = "sys/fs/cgroup/cpu,cpuacct/docker/a/cpu.cfs_"
+GROUPS = "sys/fs/cgroup"
+
+
+def v1(quota: int, folder: str = "cpu") -> dict[str, str]:
+    """A quota of version 1 in hundredths of a core."""
+    path = f"{GROUPS}/{folder}/cpu.cfs_"
+    return {f"{path}quota_us": str(quota * 500), f"{path}period_us": "50000"}
+
+
+def v2(**quotas: int) -> dict[str, str]:
+    """Quotas of version 2 in hundredths of a core, by the group's path with _ for /; `root` is the root."""
+    paths = {name: "" if name == "root" else f"/{name.replace('_', '/')}" for name in quotas}
+    return {f"{GROUPS}{paths[name]}/cpu.max": f"{quota * 1000} 100000" for name, quota in quotas.items()}
+
+
+NONE = {f"{GROUPS}/cpu.max": "max 100000"}
 CORES = {
-    "v2, none": ("0::/", {"sys/fs/cgroup/cpu.max": "max 100000"}, ALLOWED),
-    "v2, whole": ("0::/", {"sys/fs/cgroup/cpu.max": "300000 100000"}, 3),
-    "v2, a fraction counts as one": ("0::/", {"sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
-    "v2, a fraction is rounded up": ("0::/", {"sys/fs/cgroup/cpu.max": "150000 100000"}, 2),
-    "v2, no rounding error": ("0::/", {"sys/fs/cgroup/cpu.max": "30000 10000"}, 3),
-    "v2, more than available": ("0::/", {"sys/fs/cgroup/cpu.max": "6400000 100000"}, ALLOWED),
-    "v2, of parent groups": (
-        "0::/pods/a/b",
-        {
-            "sys/fs/cgroup/pods/a/b/cpu.max": "max 100000",
-            "sys/fs/cgroup/pods/a/cpu.max": "500000 100000",
-            "sys/fs/cgroup/pods/cpu.max": "200000 100000",
-        },
-        2,
-    ),
-    "v2, the minimum of all": (
-        "0::/pods/a",
-        {"sys/fs/cgroup/pods/a/cpu.max": "200000 100000", "sys/fs/cgroup/cpu.max": "400000 100000"},
-        2,
-    ),
-    "v2, not of a neighbour": ("0::/pods/a", {"sys/fs/cgroup/pods/b/cpu.max": "100000 100000"}, ALLOWED),
-    "v2, the path is the host's": ("0::/kubepods/x", {"sys/fs/cgroup/cpu.max": "200000 100000"}, 2),
-    "v2, the path is outside": ("0::/../../x", {"sys/fs/cgroup/cpu.max": "200000 100000"}, 2),
-    "v2 beside v1": ("1:name=systemd:/\n0::/", {"sys/fs/cgroup/unified/cpu.max": "200000 100000"}, 2),
-    "v1": ("4:cpu:/", {f"{V1}quota_us": "250000", f"{V1}period_us": "100000"}, 3),
-    "v1, none": ("4:cpu:/", {f"{V1}quota_us": "-1", f"{V1}period_us": "100000"}, ALLOWED),
-    "v1, several controllers": (
-        "4:cpu,cpuacct:/docker/a/b\n3:memory:/other",
-        {f"{V1_DEEP}quota_us": "200000", f"{V1_DEEP}period_us": "50000"},
-        4,
-    ),
-    "v1, in another order": (
-        "4:cpuacct,cpu:/docker/a",
-        {f"{V1}quota_us": "200000", f"{V1}period_us": "50000"},
-        4,
-    ),
-    "v1, not of other controllers": (
-        "4:cpuset:/",
-        {f"{V1}quota_us": "100000", f"{V1}period_us": "100000"},
-        ALLOWED,
-    ),
+    "v2, none": ("0::/", NONE, ALLOWED),
+    "v2, whole": ("0::/", v2(root=300), 3),
+    "v2, a fraction counts as one": ("0::/", v2(root=50), 1),
+    "v2, a fraction is rounded up": ("0::/", v2(root=150), 2),
+    "v2, more than available": ("0::/", v2(root=6400), ALLOWED),
+    "v2, of parent groups": ("0::/pods/a/b", NONE | v2(pods_a=500, pods=200), 2),
+    "v2, not of a neighbour": ("0::/pods/a", v2(pods_b=100), ALLOWED),
+    "v2, the path is the host's": ("0::/kubepods/x", v2(root=200), 2),
+    "v2, the path is outside": ("0::/../../x", v2(root=200), 2),
+    "v2 beside v1": ("1:name=systemd:/\n0::/", v2(unified=200), 2),
+    "v1": ("4:cpu:/", v1(250), 3),
+    "v1, none": ("4:cpu:/", v1(250) | {f"{GROUPS}/cpu/cpu.cfs_quota_us": "-1"}, ALLOWED),
+    "v1, several controllers": ("4:cpu,cpuacct:/x/a/b\n3:memory:/other", v1(400, "cpu,cpuacct/x/a"), 4),
+    "v1, in another order": ("4:cpuacct,cpu:/docker/a", v1(400), 4),
+    "v1, not of other controllers": ("4:cpuset:/", v1(100), ALLOWED),
 }
 
 
@@ -91,22 +79,6 @@ def test_affinity_applies_without_control_groups(tmp_path: Path) -> None:
     assert machine.available_cores(tmp_path) == ALLOWED
 
 
-@pytest.mark.parametrize(
-    ("allowed", "workers", "expected"),
-    [
-        ([3, 4], 1, [[3, 4]]),
-        ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
-        ([0, 1, 2, 3, 4], 2, [[0, 1], [2, 3, 4]]),
-        ([5, 7], 2, [[5], [7]]),
-        ([5, 7], 4, [[5], [5], [7], [7]]),
-        ([2], 3, [[2], [2], [2]]),
-    ],
-    ids=["one worker", "even", "one left over", "one each", "two for each core", "one core"],
-)
-def test_cores_are_divided_among_workers(allowed: list[int], workers: int, expected: list[list[int]]) -> None:
-    assert [machine.share_of_cores(allowed, workers, worker) for worker in range(workers)] == expected
-
-
 @given(count=st.integers(1, 256), workers=st.integers(1, 64))
 def test_every_core_is_used_and_shares_differ_by_at_most_one(count: int, workers: int) -> None:
     parts = [machine.share_of_cores(range(count), workers, worker) for worker in range(workers)]
@@ -121,22 +93,14 @@ def test_every_core_is_used_and_shares_differ_by_at_most_one(count: int, workers
 
 
 MACHINE = 24 << 30
+V2 = "memory.max"
 MEMORY = {
     "other groups only": ("4:cpu:/", {}, MACHINE),
-    "v2, none": ("0::/", {"sys/fs/cgroup/memory.max": "max"}, MACHINE),
-    "v2": ("0::/", {"sys/fs/cgroup/memory.max": str(2 << 30)}, 2 << 30),
-    "v2, of a parent": (
-        "0::/pods/a",
-        {"sys/fs/cgroup/pods/a/memory.max": "max", "sys/fs/cgroup/pods/memory.max": str(3 << 30)},
-        3 << 30,
-    ),
-    "v2, more than the machine": ("0::/", {"sys/fs/cgroup/memory.max": str(1 << 50)}, MACHINE),
-    "v1": ("4:memory:/a", {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(1 << 30)}, 1 << 30),
-    "v1, none": (
-        "4:memory:/",
-        {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"},
-        MACHINE,
-    ),
+    "v2, none": ("0::/", {V2: "max"}, MACHINE),
+    "v2, of a parent": ("0::/pods/a", {f"pods/a/{V2}": "max", f"pods/{V2}": str(3 << 30)}, 3 << 30),
+    "v2, more than the machine": ("0::/", {V2: str(1 << 50)}, MACHINE),
+    "v1": ("4:memory:/a", {"memory/a/memory.limit_in_bytes": str(1 << 30)}, 1 << 30),
+    "v1, none": ("4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, MACHINE),
 }
 
 
@@ -145,12 +109,34 @@ def test_memory_is_the_minimum_of_machine_and_groups(
     tmp_path: Path, groups: str, files: dict[str, str], expected: int
 ) -> None:
     meminfo = f"MemFree: 1 kB\nMemTotal:       {MACHINE // 1024} kB"
-    root = tree(tmp_path, groups, {"proc/meminfo": meminfo, **files})
-    assert machine.available_bytes(root) == expected
+    limits = {f"{GROUPS}/{name}": text for name, text in files.items()}
+    assert machine.available_bytes(tree(tmp_path, groups, {"proc/meminfo": meminfo, **limits})) == expected
 
 
-def test_this_machine_has_memory() -> None:
-    assert machine.available_bytes() > 1 << 28
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("4:cpu:/", {}, 2 << 30),
+        ("0::/", {V2: "5000", "memory.current": "3000", "memory.stat": "anon 9\ninactive_file 100"}, 2100),
+        ("0::/", {V2: "5000", "memory.current": "6000", "memory.stat": "anon 0"}, 0),
+        (
+            "4:memory:/",
+            {
+                "memory/memory.limit_in_bytes": "5000",
+                "memory/memory.usage_in_bytes": "3000",
+                "memory/memory.stat": "total_inactive_file 50",
+            },
+            2050,
+        ),
+    ],
+    ids=["machine", "v2", "v2, exceeded", "v1"],
+)
+def test_free_memory_is_what_machine_and_groups_leave(
+    tmp_path: Path, groups: str, files: dict[str, str], expected: int
+) -> None:
+    limits = {f"{GROUPS}/{name}": text for name, text in files.items()}
+    root = tree(tmp_path, groups, {"proc/meminfo": f"MemAvailable: {2 << 20} kB", **limits})
+    assert machine.free_bytes(root) == expected
 
 
 @pytest.fixture

@@ -14,54 +14,27 @@ HOST = "127.0.0.1"
 Status = health_pb2.HealthCheckResponse
 
 
-class HealthServer:
-    """A gRPC server with nothing but the health service."""
-
-    def __init__(self) -> None:
-        self._service = health.HealthServicer()
-        self._server = grpc.server(ThreadPoolExecutor(1))
-        health_pb2_grpc.add_HealthServicer_to_server(self._service, self._server)
-        self.port = self._server.add_insecure_port(f"{HOST}:0")
-        self._server.start()
-
-    def report(self, status: int) -> None:
-        self._service.set("", status)
-
-    def close(self) -> None:
-        self._server.stop(0).wait()
-
-
 @pytest.fixture
-def server() -> Iterator[HealthServer]:
-    server = HealthServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture(autouse=True)
-def no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[health.HealthServicer]:
+    """The health service of a server whose port is that of the variable."""
+    servicer, server = health.HealthServicer(), grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    monkeypatch.setenv("ATTENTION_PORT", str(server.add_insecure_port(f"{HOST}:0")))
     monkeypatch.setattr("sys.argv", ["probe"])
+    server.start()
+    yield servicer
+    server.stop(0).wait()
 
 
-@pytest.mark.parametrize("by_variable", [True, False], ids=["variable", "argument"])
-def test_a_serving_server_is_healthy(
-    server: HealthServer, monkeypatch: pytest.MonkeyPatch, by_variable: bool
+@pytest.mark.parametrize(
+    ("status", "said"), [(Status.SERVING, ""), (Status.NOT_SERVING, "the server reports NOT_SERVING\n")]
+)
+def test_a_server_is_healthy_if_it_serves(
+    service: health.HealthServicer, status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.report(Status.SERVING)
-    if by_variable:
-        monkeypatch.setenv("ATTENTION_PORT", str(server.port))
-    else:
-        monkeypatch.setattr("sys.argv", ["probe", f"{HOST}:{server.port}"])
-    assert probe.main() == 0
-
-
-def test_a_server_that_drains_is_not_healthy(
-    server: HealthServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.report(Status.NOT_SERVING)
-    monkeypatch.setenv("ATTENTION_PORT", str(server.port))
-    assert probe.main() == 1
-    assert capsys.readouterr().err == f"error: {HOST}:{server.port}: the server reports NOT_SERVING\n"
+    service.set("", status)
+    assert probe.main() == (1 if said else 0)
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_a_port_without_a_server_is_not_healthy(
@@ -69,6 +42,6 @@ def test_a_port_without_a_server_is_not_healthy(
 ) -> None:
     with socket.socket() as bound:
         bound.bind((HOST, 0))  # bound, so that no other process listens on it
-        monkeypatch.setenv("ATTENTION_PORT", str(bound.getsockname()[1]))
+        monkeypatch.setattr("sys.argv", ["probe", f"{HOST}:{bound.getsockname()[1]}"])
         assert probe.main() == 1
     assert "UNAVAILABLE" in capsys.readouterr().err

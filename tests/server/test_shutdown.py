@@ -1,52 +1,63 @@
-"""The last step of a process, also without standard output or error."""
+"""How a process ends: signals, the last step, and its end by force."""
 
 import subprocess
 import sys
 
 import pytest
 
-from tests.test_structure import ROOT
+from tests.server.samples import ROOT
 
 
-@pytest.mark.parametrize("closed", ["", ">&-", "2>&-", ">&- 2>&-"])
+def run(program: str, redirections: str = "") -> "subprocess.CompletedProcess[str]":
+    program = (
+        f"import ctypes, signal, threading, time\nfrom attention_serving.server import shutdown\n{program}"
+    )
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+
+
 @pytest.mark.parametrize(
-    ("code", "status"),
+    ("program", "status", "said"),
     [
-        ("shutdown.end(3)", 3),
-        ("shutdown.end_after(0.1); time.sleep(60)", 1),
-        ("shutdown.end_after(1e30); shutdown.end(0)", 0),
+        # A thread that does not return is left.
+        ("threading.Thread(target=time.sleep, args=[60]).start(); print(7); shutdown.end(3)", 3, "7\n"),
+        ("shutdown.end_after(1e30); shutdown.end(0)", 0, ""),
+        ("shutdown.end_after(0.1); time.sleep(60)", 1, "ended: calls or runs did not end in time"),
+        # Native code that keeps the interpreter: no thread of Python can run.
+        ("shutdown.end_after(0.1); ctypes.PyDLL(None).sleep(50)", 1, "Timeout (0:00:02.100000)!"),
     ],
-    ids=["at once", "after a time", "after a time without end"],
+    ids=["at once", "never", "after a time", "native code"],
 )
-def test_the_process_ends_with_its_status(code: str, status: int, closed: str) -> None:
-    program = f"import time; from attention_serving.server import shutdown; {code}"
-    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=50, check=False)
+def test_the_process_ends_with_its_status(program: str, status: int, said: str) -> None:
+    ended = run(program)
     assert ended.returncode == status
-    assert b"Traceback" not in ended.stderr
+    assert said in ended.stdout + ended.stderr
 
 
-def test_what_was_printed_is_written_first() -> None:
-    program = "from attention_serving.server import shutdown; print(7); shutdown.end(0)"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
-    assert ended.stdout == b"7\n"
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_stream_does_not_hold_up_the_end(closed: str) -> None:
+    assert run("shutdown.end_after(0.1); time.sleep(60)", closed).returncode == 1
+    assert run("print(7); shutdown.end(3)", closed).returncode == 3
 
 
-def test_a_thread_that_does_not_return_is_left() -> None:
-    program = """\
-import threading, time
-from attention_serving.server import shutdown
-threading.Thread(target=time.sleep, args=[60]).start()
-shutdown.end(0)
+@pytest.mark.parametrize(
+    ("hangup", "expected"), [("SIG_IGN", "['SIGTERM']"), ("SIG_DFL", "['SIGHUP', 'SIGTERM']")]
+)
+def test_a_hangup_that_was_ignored_at_startup_stays_ignored(hangup: str, expected: str) -> None:
+    program = f"""
+requests = []
+signal.signal(signal.SIGHUP, signal.{hangup})
+shutdown.handle_signals(requests.append)
+signal.raise_signal(signal.SIGHUP)
+signal.raise_signal(signal.SIGTERM)
+print([request.fields["signal"] for request in requests])
 """
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=50, check=True)
+    assert run(program).stdout == f"{expected}\n"
 
 
 def test_a_signal_that_does_not_wake_the_main_thread_is_handled() -> None:
     """It is given to another thread; one that arrives just before the thread sleeps has the same effect."""
-    program = """\
-import signal, threading, time
-from attention_serving.server import shutdown
+    program = """
 inbox = shutdown.Inbox()
 shutdown.handle_signals(inbox.put)
 def send():
@@ -56,4 +67,4 @@ def send():
 threading.Thread(target=send, daemon=True).start()
 assert isinstance(inbox.get(), shutdown.StopRequest)
 """
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=50, check=True)
+    assert run(program).returncode == 0

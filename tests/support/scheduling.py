@@ -4,15 +4,15 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-# The tests of these folders share one server, so that one worker runs all of them.
-SERVER_FOLDERS = ("tests/parity/", "tests/end_to_end/")
+# The tests of each of these folders share one server, so that one worker runs all of them.
+SERVER_FOLDERS = ("tests/end_to_end/", "tests/parity/")
 # These tests wait for processes or export models. They start early, so that no worker is left with a long
 # test when the other has finished.
 SLOW_FOLDERS = ("tests/clients/enrich/", "tests/export/", "tests/server/workers/")
 
 
 class SharedServerScheduling(LoadFileScheduling):  # type: ignore[misc]
-    """Gives each file to one worker, and all files that use the shared server to the same one."""
+    """Gives each file to one worker, and all files that use one shared server to the same one."""
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         super().__init__(config, log)
@@ -20,7 +20,7 @@ class SharedServerScheduling(LoadFileScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         """Returns the group of a test; xdist runs a group in one worker."""
         scope: str = super()._split_scope(nodeid)
-        return "server" if scope.startswith(SERVER_FOLDERS) else scope
+        return next((folder for folder in SERVER_FOLDERS if scope.startswith(folder)), scope)
 
 
 def start_order(item: pytest.Item) -> int:

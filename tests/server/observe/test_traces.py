@@ -1,8 +1,11 @@
-"""Which calls are sampled, how contexts arrive and leave, and the end of an exporter."""
+"""What switches traces on, which calls are sampled, how contexts arrive and leave, the end of an exporter."""
 
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,8 +14,10 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from attention_serving.server.observe.logs import Recorder, are_traces_on
 from attention_serving.server.observe.records import PARENT, STATE, callers_trace
 from attention_serving.server.observe.traces import Traces
+from tests.server.samples import ROOT
 from tests.support.collector import PATIENCE_SECONDS, QUICKLY, Collector, collecting
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -20,21 +25,7 @@ GOOD = f"00-{TRACE}-{SPAN}-01"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 NOBODY = "http://127.0.0.1:1"
 CALLS = 2000
-MALFORMED = [
-    "",
-    "garbage",
-    GOOD.upper(),
-    GOOD[:-1],
-    f"{GOOD}-more",
-    f"ff-{TRACE}-{SPAN}-01",
-    f"00-{'0' * 32}-{SPAN}-01",
-    f"00-{TRACE}-{'0' * 16}-01",
-    f"00-{TRACE}-{SPAN}-0g",
-    f"00_{TRACE}_{SPAN}_01",
-    f" {GOOD}",
-    f"{GOOD}\n",
-    "00-" + "a" * 10_000,
-]
+MALFORMED = ["", "garbage", GOOD.upper(), GOOD[:-1], f" {GOOD}", f"{GOOD}\n", "00-" + "a" * 10_000]
 PIECES = ("00", "01", "cc", "ff", TRACE, "0" * 32, SPAN, "0" * 16, "0g", "more", "")
 
 
@@ -61,14 +52,14 @@ def begun(traces: Traces, *metadata: tuple[str, str | bytes]) -> Span | None:
     return None if traces.skips(metadata) else traces.begin("/a/B", metadata)
 
 
-@pytest.mark.parametrize("value", MALFORMED)
-def test_a_malformed_context_is_ignored(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert callers_trace([(PARENT, value)]) is None
+def test_a_malformed_context_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     with sampling(monkeypatch, 1) as traces:
-        span = begun(traces, (PARENT, value), (STATE, "vendor=1"))
-    assert span is not None
-    context = span.get_span_context()
-    assert (len(context.trace_state), f"{context.trace_id:032x}" == TRACE) == (0, False)
+        for value in MALFORMED:
+            assert callers_trace([(PARENT, value)]) is None
+            span = begun(traces, (PARENT, value), (STATE, "vendor=1"))
+            assert span is not None
+            context = span.get_span_context()
+            assert (len(context.trace_state), f"{context.trace_id:032x}" == TRACE) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -122,15 +113,12 @@ def test_a_sampler_that_follows_no_caller_decides_itself(
 def test_a_ratio_samples_about_that_share_of_new_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     with sampling(monkeypatch, 0.1) as traces:
         sampled = [span for span in (begun(traces) for _ in range(CALLS)) if span is not None]
+    with sampling(monkeypatch, 0) as none, sampling(monkeypatch, 1) as every:
+        assert [begun(none) for _ in range(50)] == [None] * 50
+        assert None not in [begun(every) for _ in range(50)]
     # Outside with a probability of 1 in 10 ** 9: the standard deviation is 13.4.
     assert abs(len(sampled) - CALLS / 10) < 6.2 * 13.4
     assert len({span.get_span_context().trace_id for span in sampled}) == len(sampled)
-
-
-@pytest.mark.parametrize(("ratio", "count"), [(0.0, 0), (1.0, 50)])
-def test_the_ends_of_the_ratio_are_exact(ratio: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sampling(monkeypatch, ratio) as traces:
-        assert sum(begun(traces) is not None for _ in range(50)) == count
 
 
 def test_a_request_over_http_that_is_not_sampled_is_not_sampled_by_the_grpc_server_either(
@@ -168,22 +156,19 @@ def closes(traces: Traces) -> bool:
     return not closing.is_alive()
 
 
-def test_a_slow_collector_delays_neither_calls_nor_the_end(
+def test_a_slow_or_absent_collector_delays_neither_calls_nor_the_end(
     slow: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(ENDPOINT, NOBODY)
+    absent = Traces()
+    add(absent)
+    assert closes(absent)
     monkeypatch.setenv(ENDPOINT, slow.url)
     traces = Traces()
     add(traces)
     assert slow.exporting.wait(PATIENCE_SECONDS)
     for _ in range(10_000):  # more than the queue holds
         add(traces)
-    assert closes(traces)
-
-
-def test_an_absent_collector_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENDPOINT, NOBODY)
-    traces = Traces()
-    add(traces)
     assert closes(traces)
 
 
@@ -202,3 +187,62 @@ def test_what_is_queued_is_sent_before_the_end_with_opentelemetrys_variables(
     assert span.resource["service.name"] == "mine"
     assert span.resource["deployment.environment.name"] == "test"
     assert span.resource["attention.process"] == "http"
+
+
+URL = "http://127.0.0.1:4317"
+ON = {"OTEL_EXPORTER_OTLP_ENDPOINT": URL}
+
+
+@pytest.mark.parametrize(
+    ("environment", "are_on"),
+    [
+        ({}, False),
+        ({"OTEL_SERVICE_NAME": "attention", "OTEL_TRACES_SAMPLER": "always_on"}, False),
+        ({**ON, "OTEL_SDK_DISABLED": " True "}, False),
+        ({**ON, "OTEL_TRACES_EXPORTER": "none, otlp"}, False),
+        ({**ON, "OTEL_TRACES_EXPORTER": "zipkin"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
+        (ON, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": URL}, True),
+        ({"OTEL_TRACES_EXPORTER": "console, otlp"}, True),
+        ({**ON, "OTEL_SDK_DISABLED": "false"}, True),
+    ],
+)
+def test_variables_switch_traces_on_and_off(environment: dict[str, str], are_on: bool) -> None:
+    assert are_traces_on(environment) is are_on
+
+
+def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
+    code = (
+        "import sys\n"
+        "from attention_serving.server import application\n"
+        "from attention_serving.server.observe.logs import Recorder\n"
+        "from attention_serving.server.http import app as http\n"
+        "assert Recorder('all').is_on\n"
+        "print(*[name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
+
+
+class Broken:
+    """Traces that fail at every step."""
+
+    def skips(self, _metadata: object) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def step(*_arguments: object) -> object:
+            raise RuntimeError(name)
+
+        return step
+
+
+def test_a_fault_of_the_traces_breaks_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder("none")
+    monkeypatch.setattr(recorder, "_traces", Broken())
+    call = SimpleNamespace(method="/a/B", metadata=())
+    is_stream = True
+    assert recorder(call, is_stream) is None  # type: ignore[arg-type]
+    scope = {"method": "GET", "path": "/", "scheme": "http", "headers": []}
+    recorder.http_ended(recorder.http_request(scope, "/"), 200)

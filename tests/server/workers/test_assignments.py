@@ -18,34 +18,30 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_cores", lambda: 4)
 
 
-def settings(**options: object) -> Settings:
-    return Settings.model_validate({"model_repository": "models", **options})
-
-
-def test_each_worker_has_its_own_cores_and_its_share_of_the_quota_in_threads() -> None:
-    found = list(assignments(settings(workers=2), Path("metrics")))
-    assert [one.worker for one in found] == [0, 1]
-    assert [one.cores for one in found] == [{0, 1}, {4, 5, 6}]
-    assert [one.settings.threads for one in found] == [2, 2]
-
-
-def test_a_given_number_of_threads_applies_to_each_worker() -> None:
-    found = assignments(settings(workers=3, threads=7), Path("metrics"))
-    assert [one.settings.threads for one in found] == [7, 7, 7]
-
-
-def test_more_workers_than_cores_have_one_each() -> None:
-    found = list(assignments(settings(workers=7), Path("metrics")))
-    assert {len(one.cores) for one in found} == {1}
-    assert {one.settings.threads for one in found} == {1}
-
-
 @pytest.mark.parametrize(
-    "repository", ["with space=and\nnewline", os.fsdecode(b"not \xff UTF-8")], ids=["odd", "bytes"]
+    ("options", "cores", "threads"),
+    [
+        ({"workers": 2}, [{0, 1}, {4, 5, 6}], [2, 2]),
+        ({"workers": 3, "threads": 7}, [{0}, {1, 4}, {5, 6}], [7, 7, 7]),
+        ({"workers": 7}, [{0}, {0}, {1}, {4}, {4}, {5}, {6}], [1] * 7),
+    ],
+    ids=["divided", "given threads", "more than cores"],
 )
-def test_settings_arrive_unchanged(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = settings(model_repository=Path(repository), grace_seconds=float("inf"), host="::1", workers=2)
+def test_each_worker_has_its_own_cores_and_its_share_of_the_quota_in_threads(
+    options: dict[str, int], cores: list[set[int]], threads: list[int]
+) -> None:
+    found = list(assignments(Settings.model_validate({"model_repository": "m", **options}), Path("metrics")))
+    assert [one.worker for one in found] == list(range(options["workers"]))
+    assert [one.cores for one in found] == cores
+    assert [one.settings.threads for one in found] == threads
+
+
+def test_settings_arrive_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Path(os.fsdecode(b"not \xff UTF-8, with space=and\nnewline"))
+    given = Settings.model_validate(
+        {"model_repository": repository, "grace_seconds": float("inf"), "host": "::1", "workers": 2}
+    )
     one, _ = assignments(given, Path("metrics"))
     monkeypatch.setenv("ATTENTION_HOST", "elsewhere")
     assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - bytes of this test
-    assert one.settings.model_repository == Path(repository)
+    assert one.settings.model_repository == repository

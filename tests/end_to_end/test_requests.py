@@ -1,0 +1,112 @@
+"""Requests over attention.v1 to a live server: answers in order, clear refusals, no neighbour disturbed."""
+
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
+
+import numpy as np
+import pytest
+from attention_client import (
+    AsyncAttentionClient,
+    AttendInputs,
+    AttentionClient,
+    AttentionClientError,
+    InvalidArgumentError,
+    LimitExceededError,
+    NotFoundError,
+)
+
+from scripts.local_server import ServerProcess
+from tests.support.eager import Array, assert_parity, attend
+from tests.support.systems import build
+
+MODEL, CROSS, TEXT = "self-attention", "cross-attention", "sentence-self-attention"
+Ask = Callable[[AttentionClient], object]
+
+
+def queries(count: int) -> list[Array]:
+    rng = np.random.default_rng(7)
+    return [rng.standard_normal((index % 40 + 1, 16), dtype=np.float32) for index in range(count)]
+
+
+REFUSALS: dict[str, tuple[Ask, type[AttentionClientError], str, str]] = {
+    "width": (
+        lambda client: client.attend(MODEL, np.ones((3, 17), np.float32)),
+        InvalidArgumentError,
+        "query",
+        "rows are 17 wide; the model takes 16",
+    ),
+    "limit": (
+        lambda client: client.attend(MODEL, np.ones((9000, 16), np.float32)),
+        LimitExceededError,
+        "query",
+        "9000 rows; the limit is 8192",
+    ),
+    "text": (
+        lambda client: client.attend_text(TEXT, "Life is cheese"),
+        InvalidArgumentError,
+        "text",
+        "cheese",
+    ),
+    "model": (
+        lambda client: client.attend("nonesuch", queries(1)[0]),
+        NotFoundError,
+        "model_name",
+        "nonesuch",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ask", "error", "field", "text"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_names_its_field(
+    client: AttentionClient, ask: Ask, error: type[AttentionClientError], field: str, text: str
+) -> None:
+    with pytest.raises(error, match=text) as refused:
+        ask(client)
+    assert refused.value.field == field
+
+
+def test_bad_requests_do_not_affect_good_ones(client: AttentionClient) -> None:
+    query = queries(5)[4]
+    eager, _ = attend(build(MODEL), query)
+    with ThreadPoolExecutor(8) as pool:
+        refused = [pool.submit(ask, client) for ask, *_ in list(REFUSALS.values()) * 5]
+        served = [pool.submit(client.attend, MODEL, query) for _ in range(40)]
+        for answer in served:
+            assert_parity(answer.result().context_vectors, eager)
+        assert all(isinstance(answer.exception(), AttentionClientError) for answer in refused)
+
+
+def test_a_stream_answers_in_order_and_a_refused_request_keeps_its_position(client: AttentionClient) -> None:
+    asked = queries(100)
+    asked[11] = np.ones((3, 5), np.float32)
+    answers = list(client.attend_stream(MODEL, asked, max_in_flight=16, return_exceptions=True))
+    assert isinstance(answers[11], InvalidArgumentError)
+    assert answers[11].field == "query"
+    found = [each.context_vectors for each in answers if not isinstance(each, AttentionClientError)]
+    assert_parity(found, [attend(build(MODEL), query)[0] for query in asked if query.shape[1] == 16])
+
+
+def test_the_server_answers_after_a_client_leaves_an_endless_stream(client: AttentionClient) -> None:
+    stream = client.attend_stream(MODEL, cycle(queries(5)))
+    assert len(list(islice(stream, 40))) == 40
+    stream.close()
+    assert client.attend(MODEL, queries(1)[0]).context_vectors.shape == (1, 28)
+
+
+async def test_the_asynchronous_client(server: ServerProcess) -> None:
+    asked, key = queries(50), np.ones((4, 24), np.float32)
+
+    async def items() -> AsyncIterator[AttendInputs]:
+        for query in asked:
+            yield AttendInputs(query, key=key)
+
+    async with AsyncAttentionClient(server.target) as client:
+        answers = [answer async for answer in client.attend_stream(CROSS, items())]
+        one = await client.attend(CROSS, asked[0], key, return_weights=True)
+    module = build(CROSS)
+    assert_parity(
+        [each.context_vectors for each in answers], [attend(module, each, key)[0] for each in asked]
+    )
+    assert one.attention_weights is not None
+    assert_parity(one.attention_weights, attend(module, asked[0], key)[1])
